@@ -7,7 +7,7 @@ from collections.abc import Callable
 import optax
 
 import topologies
-from algorithms import dropcompute, kimad
+from algorithms import dropcompute, kimad, optimizers
 from algorithms.asynchronous import delays, on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
@@ -27,13 +27,21 @@ from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
-from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
+from algorithms.decentralized.gradient_tracking import (
+    atc_tracking,
+    aug_dgm,
+    gradient_tracking,
+    momentum_tracking,
+)
 from algorithms.decentralized.k_gt import k_gt
 from algorithms.decentralized.lead import lead
 from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
 from algorithms.decentralized.lt_admm import lt_admm
+from algorithms.decentralized.nids import nids
 from algorithms.decentralized.opapc import opapc
+from algorithms.decentralized.pg_extra import pg_extra
 from algorithms.decentralized.prox_skip import prox_skip
+from algorithms.decentralized.proximal_tracking import proximal_tracking
 from algorithms.decentralized.push_diging import push_diging
 from algorithms.decentralized.push_pull import ab, push_pull
 from algorithms.decentralized.relay_sgd import relay_sgd
@@ -64,6 +72,7 @@ from algorithms.synchronous.minibatch_sgd import (
     model_averaging_sgd,
     parameter_server_sgd,
 )
+from algorithms.synchronous.proximal_gradient import proximal_gradient, proximal_sgd
 from algorithms.synchronous.sgd import sgd
 from algorithms.with_diagnostics import with_diagnostics
 from algorithms.with_local_work import with_local_work
@@ -85,6 +94,8 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "sgd": lambda optimizer, workers: sgd(optimizer),
     "mb-sgd": lambda optimizer, workers: minibatch_sgd(optimizer),
     "mb-sgd-model": lambda optimizer, workers: model_averaging_sgd(optimizer),
+    "prox-gd": lambda optimizer, workers: proximal_gradient(optimizers.step_size(optimizer)),
+    "prox-sgd": lambda optimizer, workers: proximal_sgd(optimizers.step_size(optimizer)),
     "mb-sgd-server": lambda optimizer, workers: parameter_server_sgd(optimizer),
     "csgd": lambda optimizer, workers: compressed_sgd(
         optimizer, whole_model(random_quantization(4))
@@ -140,12 +151,25 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "gradient-tracking": lambda optimizer, workers: gradient_tracking(
         optimizer, topologies.ring(workers)
     ),
+    "nids": lambda optimizer, workers: nids(
+        optimizers.step_size(optimizer), topologies.ring(workers)
+    ),
+    "pg-extra": lambda optimizer, workers: pg_extra(
+        optimizers.step_size(optimizer), topologies.ring(workers)
+    ),
+    "prox-tracking": lambda optimizer, workers: proximal_tracking(
+        optimizers.step_size(optimizer), topologies.ring(workers)
+    ),
     "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
     "k-gt": lambda optimizer, workers: k_gt(optimizer, topologies.ring(workers), 4),
     "led": lambda optimizer, workers: local_exact_diffusion(
         optimizer, topologies.ring(workers, topologies.lazy), 4
     ),
     "prox-skip": lambda optimizer, workers: prox_skip(optimizer, topologies.ring(workers), 0.5),
+    "aug-dgm": lambda optimizer, workers: aug_dgm(optimizer, topologies.ring(workers)),
+    "momentum-tracking": lambda optimizer, workers: momentum_tracking(
+        optimizer, topologies.ring(workers)
+    ),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -221,6 +245,7 @@ __all__ = [
     "asynchronous_server",
     "asynchronous_sgd",
     "atc_tracking",
+    "aug_dgm",
     "backup_workers_sgd",
     "beer",
     "c_gt",
@@ -269,16 +294,22 @@ __all__ = [
     "mime_lite",
     "minibatch_sgd",
     "model_averaging_sgd",
+    "momentum_tracking",
     "motef",
     "muloco",
+    "nids",
     "noloco",
     "on_ray",
     "opapc",
     "parameter_server_sgd",
+    "pg_extra",
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
     "prox_skip",
+    "proximal_gradient",
+    "proximal_sgd",
+    "proximal_tracking",
     "push_diging",
     "push_pull",
     "relay_sgd",

@@ -347,7 +347,8 @@ class Constants(NamedTuple):
     Args:
         smoothness: L, a Lipschitz constant of f', of every f_n' and of every w_n f_n'.
         strong_convexity: mu.
-        minimum: f*; a lower bound of f if f is not convex.
+        minimum: f*, the minimum of f, or of f + r if the problem has a regularizer; a lower bound
+            if it is not convex.
         minimizer: x*, a pytree like the parameters.
         noise: sigma, with E|g_n - f_n'|^2 <= sigma^2.
         heterogeneity: varsigma, with (1/N) sum |f_n' - f'|^2 <= varsigma^2. It holds everywhere,
@@ -467,11 +468,30 @@ class Evaluation(sameness.Compared):
     statistics: Callable | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Regularizer(sameness.Compared):
+    r"""A convex function r that is added to the objective, and that methods use by its proximal
+    step.
+
+    `dsgd.problems.regularized` adds it to a problem; `dsgd.problems.l1` and others construct it.
+
+    Args:
+        value: params -> r(x), a scalar; inf outside of the domain of r.
+        prox: (params, step s > 0, a scalar) -> $\mathrm{prox}_{s r}(x) = \arg\min_z r(z) +
+            \frac1{2 s} |z - x|^2$, a tree like the parameters.
+        name: name in tables and error messages.
+    """
+
+    value: Callable
+    prox: Callable
+    name: str
+
+
 class Problem(NamedTuple):
     r"""A distributed problem $\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, in which worker n accesses
-    only its own data.
+    only its own data; with a regularizer r, $\min_x f(x) + r(x)$.
 
-    With all $w_n = 1$ this is problem (5.1) of the survey.
+    With all $w_n = 1$ and no regularizer this is problem (5.1) of the survey.
 
     Args:
         init: key -> params, all floating-point leaves of which are trained; or a `Parameters`,
@@ -487,8 +507,10 @@ class Problem(NamedTuple):
         weights: w, `[N]`, at least 0 and with mean 1; None: all are 1. Workers compute gradients of
             $w_n f_n$, except in methods that call `round.weighted_mean`, `average` or `aggregate`:
             these compute gradients of $f_n$ and apply the weights in the mean.
-        constants: known constants of f.
+        constants: known constants of f; minimum and minimizer are those of f + r.
         name: name in tables and error messages.
+        regularizer: r, known to all workers; None: r = 0. Set it by `dsgd.problems.regularized`. A
+            run refuses methods that do not call `round.prox`.
     """
 
     init: Callable
@@ -499,6 +521,7 @@ class Problem(NamedTuple):
     weights: Any = None
     constants: Constants = Constants()
     name: str = "problem"
+    regularizer: Regularizer | None = None
 
     @property
     def workers(self) -> int:

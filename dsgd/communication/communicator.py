@@ -537,6 +537,26 @@ class Communicator(Round):
 
     # Calls that send nothing.
 
+    def prox(self, model: PyTree, step: Any) -> PyTree:
+        r"""Returns $\mathrm{prox}_{s r}(x) = \arg\min_z r(z) + \frac1{2 s} |z - x|^2$ for the
+        problem's regularizer r; x itself if it has none.
+
+        `jax.vmap(round.prox, (0, None))(models, step)` is the same for each of several models.
+
+        Args:
+            model: x, one model, leaves `[...]`.
+            step: s, a positive scalar.
+        """
+        self.record.proximal = True
+        regularizer = self.problem and self.problem.regularizer
+        if regularizer is None:
+            return model
+        after = regularizer.prox(model, step)
+        checks.require_same(
+            f"{self.record.method}: prox of {regularizer.name} returns a tree", after, model
+        )
+        return jax.tree.map(lambda after, x: after.astype(x.dtype), after, model)
+
     def log(self, **metrics: Any) -> None:
         """Records numbers in the history, by name: scalars, or `[N]` (one for each worker), the
         same on every device.

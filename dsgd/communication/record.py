@@ -147,6 +147,7 @@ class Record:
     def __init__(self, method: str, key: jax.Array, step: jax.Array) -> None:
         self.method: str = method
         self.weighs: bool = False  # whether a mean was weighted by the workers' weights
+        self.proximal: bool = False  # whether the regularizer's proximal step was applied
         self._key, self._keys = key, 0
         self._frames = [Frame(step, 1)]
         self._times: dict[str, jax.Array] = {}

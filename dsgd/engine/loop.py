@@ -130,6 +130,7 @@ class Description(NamedTuple):
     Args:
         sendings: its exchanges; their arrays belong to the trace.
         uses_timings, weighs: as in `Plan`.
+        proximal: whether the update applies the proximal step of the problem's regularizer.
         asks_some: whether only some workers are asked for gradients, which the simulation then
             sends between devices.
         micro_batches: M, the number of micro-batches of a round's local work (of several queries,
@@ -139,6 +140,7 @@ class Description(NamedTuple):
     sendings: tuple[Sending, ...]
     uses_timings: bool
     weighs: bool
+    proximal: bool
     asks_some: bool
     micro_batches: int
 
@@ -363,7 +365,9 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
         asks_some = any(query.workers is not None for query in every)
         M = max(queries.micro_batches(query, 1) for query in every)
         descriptions.append(
-            Description(record.sendings(), uses_timings, record.weighs, asks_some, M)
+            Description(
+                record.sendings(), uses_timings, record.weighs, record.proximal, asks_some, M
+            )
         )
         return state.step
 

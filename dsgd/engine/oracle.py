@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from dsgd import checks, sameness, workers
+from dsgd import checks, sameness, workers, xla
 from dsgd.base import Constants, LocalWork, Loss, Params, Problem, PyTree
 from dsgd.engine import accumulate, leaves, pooled, protocol, queries, units
 from dsgd.engine.queries import AllAsked, Asked
@@ -24,6 +25,8 @@ RESERVED = {
     "clock",
     "bits",
     "grad_sqnorm",
+    "objective",
+    "prox_grad_sqnorm",
     "consensus",
     "train_loss",
     "evaluated",
@@ -478,12 +481,35 @@ def mean_loss(
 def evaluate(
     problem: Problem, params: Params, data: PyTree, shared: PyTree
 ) -> tuple[dict[str, jax.Array], Params | None]:
-    """Returns scalars by name, with "loss" = f(params), and the gradient f' with respect to the
+    r"""Returns scalars by name, with "loss" = f(params), and the gradient f' with respect to the
     trained leaves or None, both the same on every device. `params` are all leaves.
+
+    With a regularizer r the scalars include "objective" = f + r, and "prox_grad_sqnorm" = $|x -
+    \mathrm{prox}_r(x - f'(x))|^2$, which is 0 at the minimizers only, and $|f'(x)|^2$ if r = 0.
     """
     if problem.statistics is not None:
         params = problem.statistics(params, data)
     trained, fixed = leaves.split(leaves.flags(problem), params)
+    scalars, slope = _loss_and_slope(problem, params, trained, fixed, data, shared)
+    r = problem.regularizer
+    if r is None:
+        return scalars, slope
+    sqnorm = jnp.asarray(jnp.nan)
+    if slope is not None:
+        after = r.prox(optax.tree.sub(trained, slope), 1.0)
+        sqnorm = xla.sqnorm(optax.tree.sub(trained, after))
+    objective = scalars["loss"] + r.value(trained)
+    return {**scalars, "objective": objective, "prox_grad_sqnorm": sqnorm}, slope
+
+
+def _loss_and_slope(
+    problem: Problem,
+    params: Params,
+    trained: Params,
+    fixed: leaves.Fixed,
+    data: PyTree,
+    shared: PyTree,
+) -> tuple[dict[str, jax.Array], Params | None]:
     if problem.evaluation.function is not None:
         result = _evaluated(problem, params, data, shared)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):

@@ -170,7 +170,7 @@ THIRD = {
     **dict.fromkeys(("noloco", "k-gt"), "lossy"),
     **dict.fromkeys(("led", "prox-skip"), "changing"),
     "sparta": "sampled",
-    "atc-tracking": "lossy",
+    **dict.fromkeys(("atc-tracking", "aug-dgm", "momentum-tracking"), "lossy"),
     **dict.fromkeys(("push-diging", "push-pull"), "lossy"),
     "ab": "changing",
 }

@@ -19,6 +19,7 @@ import topologies
 from algorithms import (
     asynchronous_gossip_sgd,
     atc_tracking,
+    aug_dgm,
     choco_sgd,
     d2,
     decentralized_sgd,
@@ -31,6 +32,7 @@ from algorithms import (
     local_exact_diffusion,
     local_sgd,
     lt_admm,
+    momentum_tracking,
     opapc,
     prox_skip,
     stochastic_gradient_push,
@@ -114,7 +116,7 @@ def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(factory
     assert history["grad_sqnorm"][2:].max() < 1e-12
 
 
-@pytest.mark.parametrize("factory", [gradient_tracking, atc_tracking])
+@pytest.mark.parametrize("factory", [gradient_tracking, atc_tracking, aug_dgm])
 def test_in_float32_gradient_tracking_stays_at_the_optimum(factory, mesh):
     """The mean of its trackers is that of the gradients up to rounding, which must not accumulate:
     after 20,000 rounds a drift of a tenth of a rounding in each would be visible. Gradients are
@@ -216,6 +218,8 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "k_gt": lambda graph: k_gt(STEP, graph, 2),
     "local_exact_diffusion": lambda graph: local_exact_diffusion(STEP, graph, 2),
     "prox_skip": lambda graph: prox_skip(STEP, graph, 0.5),
+    "aug_dgm": lambda graph: aug_dgm(STEP, graph),
+    "momentum_tracking": lambda graph: momentum_tracking(STEP, graph),
     "d2": lambda graph: d2(STEP, graph),
     "extra": lambda graph: extra(STEP, graph),
     "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
@@ -227,7 +231,8 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "asynchronous_gossip_sgd": lambda graph: asynchronous_gossip_sgd(STEP, graph),
 }
 ANY_DOUBLY_STOCHASTIC = (
-    *("decentralized_sgd", "local_sgd", "gradient_tracking", "atc_tracking", "k_gt"),
+    *("decentralized_sgd", "local_sgd", "gradient_tracking", "k_gt"),
+    *("atc_tracking", "aug_dgm", "momentum_tracking"),
 )
 SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")
 
@@ -249,6 +254,15 @@ def test_a_graph_that_a_method_cannot_use_is_refused(name):
             ON_GRAPHS[name](graph)
     with pytest.raises(ValueError, match=r"on ring\(7\): .* 7 nodes .* 6 workers"):
         ON_GRAPHS[name](topologies.ring(7)).init(jnp.zeros(D), N)
+
+
+def test_factors_of_steps_are_one_positive_number_for_each_worker():
+    for factors, words in (
+        ([1.0] * 5, "5 numbers, but .* has 6 nodes"),
+        ([1.0] * 5 + [0.0], "0.0"),
+    ):
+        with pytest.raises(ValueError, match=f"^aug_dgm: step_factors .*{words}"):
+            aug_dgm(STEP, RING, factors)
 
 
 def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():

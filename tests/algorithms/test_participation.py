@@ -296,11 +296,12 @@ def decentralized(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X}, bits
 
 
-def tracked(topology: dsgd.Topology) -> tuple[dict, float]:
+def tracked(topology: dsgd.Topology, beta: float = 0.0) -> tuple[dict, float]:
+    """Returns the final states of gradient tracking, or of momentum tracking."""
     X, Y, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
     for t in range(T):
         W, messages = gossip(t, topology)
-        g = np.where(HERE[t][:, None], slopes(X), last)
+        g = np.where(HERE[t][:, None], beta * last + slopes(X), last)
         Y, last, bits = W @ Y + g - last, g, bits + 2 * messages * WORD
         X = W @ X - GAMMA * np.where(HERE[t][:, None], Y, 0)
         np.testing.assert_allclose(Y.mean(axis=0), g.mean(axis=0))
@@ -337,6 +338,18 @@ def tracked_locally(topology: dsgd.Topology) -> tuple[dict, float]:
             y = np.where(there, x, y)
             np.testing.assert_allclose(c.sum(axis=0), 0, atol=1e-12)
     return {"params": y, "start": x, "correction": -H * GAMMA * c}, bits
+
+
+def tracked_in_two_exchanges(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final states of Aug-DGM."""
+    X, Y, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        g = np.where(HERE[t][:, None], slopes(X), last)
+        Y, last, bits = W @ (Y + g - last), g, bits + 2 * messages * WORD
+        X = W @ (X - GAMMA * np.where(HERE[t][:, None], Y, 0))
+        np.testing.assert_allclose(Y.mean(axis=0), g.mean(axis=0))
+    return {"params": X, "tracker": Y, "gradient": last}, bits
 
 
 def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
@@ -517,6 +530,11 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         lambda: tracked_after_the_step(MATCHED),
     ),
     "k-gt": (algorithms.k_gt(SGD, RING, H), lambda: tracked_locally(RING)),
+    "aug-dgm": (algorithms.aug_dgm(SGD, MATCHED), lambda: tracked_in_two_exchanges(MATCHED)),
+    "momentum-tracking": (
+        algorithms.momentum_tracking(SGD, MATCHED, BETA),
+        lambda: tracked(MATCHED, BETA),
+    ),
     "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
     "push-diging": (
         algorithms.push_diging(SGD, PUSHES),

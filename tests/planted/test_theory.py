@@ -56,6 +56,18 @@ METHODS = [
         holds("ATC tracking, schedule, every round"),
     ),
     Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "reshape(-1, *[1] * (leaf.ndim - 1)) * leaf",
+        "mean() * leaf",
+        holds("Aug-DGM, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "jnp.asarray(momentum, u.dtype) * u + g",
+        "jnp.asarray(momentum, u.dtype) * (u + g)",
+        holds("momentum tracking, every round"),
+    ),
+    Mistake(
         "algorithms/decentralized/push_diging.py",
         "Query(divided(state.workers))",
         "Query(state.workers.params)",

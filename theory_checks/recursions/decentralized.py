@@ -81,6 +81,35 @@ def adapt_then_combine_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: 
         y = mixed + g - last
 
 
+def augmented_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Aug-DGM: Xu, Zhu, Soh and Xie, 2015. The first trackers are mixed, too. `step` gives the
+    changes of all workers, whose step sizes may differ.
+    """
+    g, t = G(0, X), 0
+    y = W(0) @ g
+    while True:
+        X = W(t) @ (X + step(y))
+        t += 1
+        yield {"params": X, "tracker": y, "gradient": g}
+        last, g = g, G(t, X)
+        y = W(t) @ (y + g - last)
+
+
+def momentum_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step, beta: float) -> Rounds:
+    """MT-DSGDm: Takezawa et al., 2023. Momenta and corrections start at 0. The corrections of a
+    round are mixed in the next, together with its models.
+    """
+    u, c, t = np.zeros_like(X), np.zeros_like(X), 0
+    while True:
+        last = u
+        u = beta * u + G(t, X)
+        # of the paper's previous round: C = (C - U) W + U
+        c = W(t) @ (c - last) + last
+        X = W(t) @ X + step(u - c)
+        t += 1
+        yield {"params": X, "tracker": u - c, "gradient": u}
+
+
 def suda(
     X: np.ndarray, G: Gradients, step: Step, A: np.ndarray, B: np.ndarray, C: np.ndarray
 ) -> Rounds:

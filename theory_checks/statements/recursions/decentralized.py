@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 import algorithms
 from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
 from theory_checks.machinery.statement import Method
 from theory_checks.machinery.trajectories import LAYERS, D
 from theory_checks.recursions import compressed, decentralized, local_gossip, synchronous
 from theory_checks.recursions.compressed import clipped, largest_half, mean_size_times_sign, packed
+from theory_checks.recursions.shared import Step
 from theory_checks.statements.recursions.shared import (
     BITS,
     DOUBLE,
@@ -23,11 +26,12 @@ from theory_checks.statements.recursions.shared import (
     matrices,
 )
 
-ETA, K, P, CHI = 0.3, 3, 0.5, 0.75
+ETA, BETA, K, P, CHI = 0.3, 0.7, 3, 0.5, 0.75
 # Deterministic compressors in the place of unbiased ones: the recursions hold for any map.
 HALF_FOR_LEAD, SHORT_FOR_DCD = (
     C._replace(delta=None, omega=lambda d: 1.0) for C in (HALF, SHORT_OF_ALL)
 )
+FACTORS = [0.5, 1.0, 1.5, 0.7, 1.2, 0.9]  # of the workers' steps
 
 
 def _gossip(
@@ -98,6 +102,11 @@ def _lossy_gossip(
     )
 
 
+def _scaled(step: Step) -> Step:
+    """Returns the step of workers whose step sizes differ by `FACTORS`."""
+    return lambda y: np.array(FACTORS)[:, None] * step(y)
+
+
 def _largest(k: int, d: int) -> int:
     """Returns the bits of k of d elements with their indices."""
     return k * DOUBLE + packed((d - 1).bit_length(), k)
@@ -107,7 +116,7 @@ def _prox_skip(inputs: Inputs) -> Iterator[Symbols]:
     """Yields the rounds with the coins of the method, and the bits of all messages if it sends
     any.
     """
-    coins = inputs.found.sent.any(axis=1)
+    coins = np.asarray(inputs.found.sent.any(axis=1))
     rounds = local_gossip.prox_skip(
         inputs.X, inputs.G, matrices("irregular"), inputs.gamma, P, CHI, coins
     )
@@ -249,6 +258,35 @@ CASES = (
         "one peer",
         "momentum",
         2 * BITS,
+    ),
+    Case(
+        "Aug-DGM",
+        "Xu et al. 2015",
+        lambda optimizer, of: algorithms.aug_dgm(optimizer, graph("irregular"), FACTORS),
+        lambda inputs: between_neighbours(
+            decentralized.augmented_tracking(
+                inputs.X, inputs.G, matrices("irregular"), _scaled(inputs.step)
+            ),
+            "irregular",
+            2 * BITS,
+        ),
+        on_workers,
+        "on irregular; step sizes differ",
+        "momentum",
+    ),
+    Case(
+        "momentum tracking",
+        "Takezawa et al. 2023",
+        lambda optimizer, of: algorithms.momentum_tracking(optimizer, graph("one peer"), BETA),
+        lambda inputs: between_neighbours(
+            decentralized.momentum_tracking(
+                inputs.X, inputs.G, matrices("one peer"), inputs.step, BETA
+            ),
+            "one peer",
+            2 * BITS,
+        ),
+        on_workers,
+        "on one peer",
     ),
     _gossip(
         "SGP",
