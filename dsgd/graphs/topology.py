@@ -551,7 +551,7 @@ def _repeated(names: tuple[Any, ...]) -> bool:
 
 
 def _check_connected(name: str, matrices: Sequence[csr_array], label: Label, role: Role) -> None:
-    links = _all_links(matrices)
+    links: Any = _all_links(matrices)
     if spectra.circulant(links) and np.gcd.reduce(links[[0]].indices, initial=links.shape[0]) == 1:
         return  # A circulant graph is connected if its offsets have no common divisor with n.
     component = _components(links)
