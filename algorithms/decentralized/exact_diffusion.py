@@ -42,9 +42,9 @@ def start_corrected(models: optimizers.Model) -> Corrected:
     return Corrected(*models, *[optax.tree.zeros_like(models.params)] * 2)
 
 
-def add_up(models: Corrected, increment: Params) -> tuple[Params, Params]:
+def add_up(models: Any, increment: Params) -> tuple[Params, Params]:
     """Returns the correction increased by `increment`, leaves `[n, ...]`, and the new rounding
-    error (Kahan's sum).
+    error (Kahan's sum). `models` is a state with the fields `correction` and `lost`.
     """
     step = optax.tree.sub(increment, models.lost)
     total = optax.tree.add(models.correction, step)

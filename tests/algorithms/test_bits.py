@@ -86,7 +86,7 @@ def chunked(k: int, chunk: int, d: int) -> int:
 FORMS: dict[str, Form] = {
     "gd": all_reduce,
     "sgd": lambda N, d: 0,
-    "mb-sgd": all_reduce,
+    **dict.fromkeys(("mb-sgd", "prox-gd", "prox-sgd"), all_reduce),
     "mb-sgd-model": all_reduce,
     "mb-sgd-server": lambda N, d: d * FLOAT,
     "csgd": _parts(quantized),
@@ -99,7 +99,8 @@ FORMS: dict[str, Form] = {
     "local-sgd": all_reduce,
     "scaffold": lambda N, d: all_reduce(N, 2 * d),
     "d2": _models(),
-    "extra": _models(),
+    **dict.fromkeys(("extra", "pg-extra", "nids"), _models()),
+    "prox-tracking": _models(2),  # tracker and model, one after the other
     "exact-diffusion": _models(),
     # model and tracker
     **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
@@ -133,6 +134,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
     "noloco": (4, {3}),
+    "nids": (PERIOD, {1, 2, 3}),  # nothing in the run's first round
     "mime": (3, {0, 2}),
 }
 # number of sending workers of N, if not all; the first round that sends is tested

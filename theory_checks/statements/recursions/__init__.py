@@ -23,6 +23,7 @@ from theory_checks.statements.recursions import (
     federated,
     kimad,
     outer,
+    proximal,
     slow_links,
     synchronous,
 )
@@ -38,6 +39,7 @@ CASES: dict[str, Case] = {
         compressed,
         kimad,
         decentralized,
+        proximal,
         asynchronous,
     )
     for case in family.CASES
