@@ -167,6 +167,11 @@ THIRD = {
     "noloco": "lossy",
     "sparta": "sampled",
     "atc-tracking": "lossy",
+    "prox-gd": "sampled",
+    "prox-sgd": "lossy",
+    "nids": "changing",
+    "pg-extra": "changing",
+    "prox-tracking": "lossy",
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.

@@ -27,6 +27,9 @@ from algorithms import (
     extra,
     gradient_tracking,
     local_sgd,
+    nids,
+    pg_extra,
+    proximal_tracking,
     stochastic_gradient_push,
 )
 from algorithms.decentralized.exact_diffusion import add_up, start_corrected
@@ -142,6 +145,10 @@ LAZY = topologies.ring(8, topologies.lazy)
 SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
     "d2": lambda number: d2(optax.sgd(number), LAZY),
     "extra": lambda number: extra(optax.sgd(number), LAZY),
+    "nids": lambda number: nids(number, LAZY),
+    "nids, coupling": lambda number: nids(0.1, LAZY, number),
+    "pg-extra": lambda number: pg_extra(number, LAZY),
+    "proximal tracking": lambda number: proximal_tracking(number, LAZY),
     "push": lambda number: stochastic_gradient_push(optax.sgd(number), LAZY),
     "choco, consensus step": lambda number: choco_sgd(
         optax.sgd(0.1), LAZY, compressors.sign, number
@@ -194,12 +201,17 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "atc_tracking": lambda graph: atc_tracking(STEP, graph),
     "d2": lambda graph: d2(STEP, graph),
     "extra": lambda graph: extra(STEP, graph),
+    "nids": lambda graph: nids(GAMMA, graph),
+    "pg_extra": lambda graph: pg_extra(GAMMA, graph),
+    "proximal_tracking": lambda graph: proximal_tracking(GAMMA, graph),
     "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
     "choco_sgd": lambda graph: choco_sgd(STEP, graph, compressors.sign, 0.1),
     "deepsqueeze": lambda graph: deepsqueeze(STEP, graph, compressors.sign, 0.1),
     "asynchronous_gossip_sgd": lambda graph: asynchronous_gossip_sgd(STEP, graph),
 }
-ANY_DOUBLY_STOCHASTIC = ("decentralized_sgd", "local_sgd", "gradient_tracking", "atc_tracking")
+ANY_DOUBLY_STOCHASTIC = (
+    *("decentralized_sgd", "local_sgd", "gradient_tracking", "atc_tracking", "proximal_tracking"),
+)
 SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")
 
 

@@ -313,6 +313,21 @@ def tracked_after_the_step(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X, "tracker": mixed, "gradient": last}, bits
 
 
+def tracked_with_two_exchanges(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final states of proximal tracking without a regularizer, which are scaled with
+    the step size.
+    """
+    X, Y, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        g = np.where(HERE[t][:, None], slopes(X), last)
+        Y, last, bits = W @ Y + g - last, g, bits + 2 * messages * WORD
+        X = W @ (X - GAMMA * np.where(HERE[t][:, None], Y, 0))
+        np.testing.assert_allclose(Y.mean(axis=0), g.mean(axis=0))
+    scaled = {"tracker": GAMMA * Y, "change": -GAMMA * last, "shift": np.zeros((N, D))}
+    return {"params": X, **scaled}, bits
+
+
 def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
     X, mass, bits = np.zeros((N, D)), np.ones(N), 0.0
     for t in range(T):
@@ -399,6 +414,10 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "atc-tracking": (
         algorithms.atc_tracking(SGD, MATCHED),
         lambda: tracked_after_the_step(MATCHED),
+    ),
+    "prox-tracking": (
+        algorithms.proximal_tracking(GAMMA, MATCHED),
+        lambda: tracked_with_two_exchanges(MATCHED),
     ),
     "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
     "deepsqueeze": (
@@ -498,6 +517,7 @@ def test_a_worker_that_does_not_participate_has_no_work():
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
+    *("nids", "pg-extra"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 
@@ -533,6 +553,7 @@ UNFIT = [
     (algorithms.decentralized_sgd(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.gradient_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.atc_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
+    (algorithms.proximal_tracking(GAMMA, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),
     (
         algorithms.stochastic_gradient_push(SGD, NEGATIVE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ def _case(
     on: str,
     vectors: int = 1,
     first: int = 0,
-    **more: Callable[[Draws], np.ndarray],
+    more: Callable[[Draws], Any] = lambda draws: (),
 ) -> Case:
     """Returns a case on a graph: from round `first` on each worker sends vectors to each
     neighbour.
@@ -52,7 +53,7 @@ def _case(
         on_workers,
         f"on {on}; l1",
         regularizer=problems.l1(PENALTY),
-        **more,
+        more=more,
     )
 
 
