@@ -246,13 +246,17 @@ class Analysis:
         _require_small(basis, self.reader.steps)
         assembly = Assembly(points, basis, vectors, units, self.delta)
         stated = assembly.program(self.measure, self.over)
-        bounds = sizes.sizes(points, vectors, self.delta)
-        found = solution.solve(
-            stated,
-            bounds.trace(basis, units),
-            assembly.value_bounds(bounds, self.measure, self.over),
-        )
+        found = solution.solve(stated, *self._limits(assembly))
         return Solved(points, basis, vectors, units, stated, found)
+
+    def limits(self, solved: Solved) -> tuple[float, np.ndarray]:
+        """Returns a bound on the trace of G and bounds on |F|, for `solution.certified`."""
+        return self._limits(solved.assembly(self.delta, solved.vectors))
+
+    def _limits(self, assembly: Assembly) -> tuple[float, np.ndarray]:
+        bounds = sizes.sizes(assembly.layout, assembly.vectors, self.delta)
+        trace = bounds.trace(assembly.basis, assembly.units)
+        return trace, assembly.value_bounds(bounds, self.measure, self.over)
 
     def slope(self, solved: Solved, values: Values, name: str) -> float:
         r"""Returns the derivative of the worst case by a hyperparameter, from the multipliers l:

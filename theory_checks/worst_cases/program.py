@@ -77,8 +77,8 @@ class Assembly:
         units: np.ndarray,
         delta: float | None,
     ) -> None:
-        self.layout, self.basis, self._vectors = layout, basis, vectors
-        self._units, self._delta = units, delta
+        self.layout, self.basis, self.vectors, self.units = layout, basis, vectors, units
+        self._delta = delta
         self._products = sum(n * (n + 1) // 2 for n in basis.sizes)
         self._upper = [np.tril_indices(n) for n in basis.sizes]
         self._places, self.values = _value_places(layout, basis)
@@ -153,7 +153,7 @@ class Assembly:
         return self._input(self.layout.points[n][point].gradient)
 
     def _input(self, number: int) -> np.ndarray:
-        unit = np.zeros(self._vectors.shape[1])
+        unit = np.zeros(self.vectors.shape[1])
         unit[number] = 1
         return unit
 
@@ -175,7 +175,7 @@ class Assembly:
     def _interpolate(self, n: int) -> None:
         """Adds the interpolation conditions of worker n's function."""
         of, points = self.layout.of, self.layout.points[n]
-        x = self._vectors[[point.row for point in points]]
+        x = self.vectors[[point.row for point in points]]
         g = np.stack([self._input(point.gradient) for point in points])
         f = np.stack([self.value(n, number) for number in range(len(points))])
         if of.convex:
@@ -222,7 +222,7 @@ class Assembly:
         """Adds the condition for one point of each worker."""
         L, points = self.layout.of.L, self.layout.points
         gradients = np.stack([self._gradient(n, i) for n, i in enumerate(numbers)])
-        x = self._vectors[[points[n][i].row for n, i in enumerate(numbers)]]
+        x = self.vectors[[points[n][i].row for n, i in enumerate(numbers)]]
         lowest = x - gradients / L
         variance = self._square(lowest - lowest.mean(axis=0)).mean(axis=0)
         squares = self._square(gradients).mean(axis=0) / (2 * L)
@@ -245,8 +245,8 @@ class Assembly:
         r"""Adds $|e|^2 \le (1 - \delta) |v|^2$."""
         assert self._delta is not None
         error = self._square(self._input(message.error))
-        vector = self._square(self._vectors[message.row])
-        scale = self._units[message.error] ** 2
+        vector = self._square(self.vectors[message.row])
+        scale = self.units[message.error] ** 2
         self._add_products(error - (1 - self._delta) * vector, 0.0, scale)
 
     # --- The measure.
@@ -269,7 +269,7 @@ class Assembly:
         else:
             squares = []
             for t in rounds:
-                local = self._vectors[[self.layout.rows.local_model(t, n) for n in range(N)]]
+                local = self.vectors[[self.layout.rows.local_model(t, n) for n in range(N)]]
                 squares.append(self._square(local - local.mean(axis=0)).mean(axis=0))
         return unit, np.stack(squares), np.zeros((len(rounds), self.values))
 
@@ -280,7 +280,7 @@ class Assembly:
         return self._height if measure == "gap" else length**2
 
     def _model(self, t: int) -> np.ndarray:
-        return self._vectors[self.layout.rows.model(t)]
+        return self.vectors[self.layout.rows.model(t)]
 
     def _smallest(self, unit: float, products: np.ndarray, values: np.ndarray) -> Program:
         """Returns the program for the smallest of several measures, with one more variable that is

@@ -21,7 +21,8 @@ from theory_checks.worst_cases.measures import Measure, Over
 Range = tuple[float, float]
 _FIRST = {1: 6}  # values of each hyperparameter that are tried first, by their number; else 3
 _ACCURACY = 1e-6  # relative, of the worst case
-_STEPS = 30
+_STEPS = 30  # of the search after the grid
+_NARROW = 1e-4  # radius at which the search ends, as a share of the range
 
 
 class BestStep(NamedTuple):
@@ -56,9 +57,8 @@ def best_step(
 
     A grid of 6 values (for several hyperparameters, 3 of each) is followed by a search with
     derivatives, which follow from the multipliers of each solution: each step minimizes the maximum
-    of the tangents at all points that were tried, within a distance from the best one. The search
-    is local, and ends after 30 steps, or if the tangents exclude an improvement of more than 1e-6
-    nearby (for a worst case that is convex there).
+    of the tangents at the points near the best one. The search is local, and ends after 30 steps,
+    or if the tangents predict no improvement of more than 1e-6.
 
     Args:
         method, functions, steps, measure, over, workers, delta, key: as in `worst_case`.
@@ -173,11 +173,13 @@ class _Search:
 
 def _descend(search: _Search, radius: float) -> None:
     """Minimizes the maximum of tangents, within a radius that follows from their quality."""
-    for _ in range(_STEPS):
+    most = len(search.tried) + _STEPS
+    while len(search.tried) < most and radius > _NARROW:
         height = search.best[1]
         new, predicted = _lowest(search, radius)
         if height - predicted <= _ACCURACY * abs(height):
-            return
+            radius /= 4  # tangents at points that are nearer may predict an improvement
+            continue
         gained = height - search.evaluate(new)
         radius *= 2 if gained > 0.5 * (height - predicted) else 0.5
 
@@ -185,14 +187,14 @@ def _descend(search: _Search, radius: float) -> None:
 def _lowest(search: _Search, radius: float) -> tuple[np.ndarray, float]:
     """Returns the minimum of the maximum of tangents within the radius, and its value.
 
-    Tangents that exceed the smallest value at its point are left out: the worst case is not convex
-    between the two points.
+    The worst case need not be convex: tangents at points farther than twice the radius, and those
+    that exceed the smallest value at its point, are left out.
     """
     best, height = search.best
     tangents = [
         (one.slope, one.height + one.slope @ (best - np.array(point)))
         for point, one in search.tried.items()
-        if math.isfinite(one.height)
+        if math.isfinite(one.height) and np.abs(np.array(point) - best).max() <= 2 * radius
     ]
     slopes, at_best = map(np.array, zip(*(t for t in tangents if t[1] <= height), strict=True))
     # Variables are the step and the height z >= at_best + slope . step.
@@ -203,4 +205,4 @@ def _lowest(search: _Search, radius: float) -> tuple[np.ndarray, float]:
         b_ub=-at_best,
         bounds=[*bounds, (None, None)],
     )
-    return best + solved.x[:-1], float(solved.x[-1])
+    return np.clip(best + solved.x[:-1], 0, 1), float(solved.x[-1])
