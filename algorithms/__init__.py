@@ -7,7 +7,7 @@ from collections.abc import Callable
 import optax
 
 import topologies
-from algorithms import dropcompute, kimad
+from algorithms import dropcompute, kimad, optimizers
 from algorithms.asynchronous import delays, on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
@@ -18,13 +18,33 @@ from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
+from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
+from algorithms.decentralized.dcd_sgd import dcd_sgd, ecd_sgd
 from algorithms.decentralized.decentralized_sgd import decentralized_sgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
+from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
-from algorithms.decentralized.gradient_tracking import gradient_tracking
+from algorithms.decentralized.gradient_tracking import (
+    atc_tracking,
+    aug_dgm,
+    gradient_tracking,
+    momentum_tracking,
+)
+from algorithms.decentralized.k_gt import k_gt
+from algorithms.decentralized.lead import lead
+from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
+from algorithms.decentralized.lt_admm import lt_admm
+from algorithms.decentralized.nids import nids
+from algorithms.decentralized.opapc import opapc
+from algorithms.decentralized.pg_extra import pg_extra
+from algorithms.decentralized.prox_skip import prox_skip
+from algorithms.decentralized.proximal_tracking import proximal_tracking
+from algorithms.decentralized.push_diging import push_diging
+from algorithms.decentralized.push_pull import ab, push_pull
+from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
@@ -52,13 +72,16 @@ from algorithms.synchronous.minibatch_sgd import (
     model_averaging_sgd,
     parameter_server_sgd,
 )
+from algorithms.synchronous.proximal_gradient import proximal_gradient, proximal_sgd
 from algorithms.synchronous.sgd import sgd
 from algorithms.with_diagnostics import with_diagnostics
 from algorithms.with_local_work import with_local_work
 from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.compressors import (
+    buckets,
     chunked_top_k,
+    qsgd,
     random_quantization,
     sign,
     top_k,
@@ -71,6 +94,8 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "sgd": lambda optimizer, workers: sgd(optimizer),
     "mb-sgd": lambda optimizer, workers: minibatch_sgd(optimizer),
     "mb-sgd-model": lambda optimizer, workers: model_averaging_sgd(optimizer),
+    "prox-gd": lambda optimizer, workers: proximal_gradient(optimizers.step_size(optimizer)),
+    "prox-sgd": lambda optimizer, workers: proximal_sgd(optimizers.step_size(optimizer)),
     "mb-sgd-server": lambda optimizer, workers: parameter_server_sgd(optimizer),
     "csgd": lambda optimizer, workers: compressed_sgd(
         optimizer, whole_model(random_quantization(4))
@@ -126,14 +151,62 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "gradient-tracking": lambda optimizer, workers: gradient_tracking(
         optimizer, topologies.ring(workers)
     ),
+    "nids": lambda optimizer, workers: nids(
+        optimizers.step_size(optimizer), topologies.ring(workers)
+    ),
+    "pg-extra": lambda optimizer, workers: pg_extra(
+        optimizers.step_size(optimizer), topologies.ring(workers)
+    ),
+    "prox-tracking": lambda optimizer, workers: proximal_tracking(
+        optimizers.step_size(optimizer), topologies.ring(workers)
+    ),
+    "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
+    "k-gt": lambda optimizer, workers: k_gt(optimizer, topologies.ring(workers), 4),
+    "led": lambda optimizer, workers: local_exact_diffusion(
+        optimizer, topologies.ring(workers, topologies.lazy), 4
+    ),
+    "prox-skip": lambda optimizer, workers: prox_skip(optimizer, topologies.ring(workers), 0.5),
+    "aug-dgm": lambda optimizer, workers: aug_dgm(optimizer, topologies.ring(workers)),
+    "momentum-tracking": lambda optimizer, workers: momentum_tracking(
+        optimizer, topologies.ring(workers)
+    ),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
+    "push-diging": lambda optimizer, workers: push_diging(
+        optimizer, topologies.one_peer_exponential(workers)
+    ),
+    "push-pull": lambda optimizer, workers: push_pull(
+        optimizer, *[topologies.exponential(workers)] * 2
+    ),
+    "ab": lambda optimizer, workers: ab(optimizer, *[topologies.exponential(workers)] * 2),
     "choco-sgd": lambda optimizer, workers: choco_sgd(
         optimizer, topologies.ring(workers), whole_model(sign), 0.5
     ),
     "deepsqueeze": lambda optimizer, workers: deepsqueeze(
         optimizer, topologies.ring(workers), whole_model(sign), 0.3
+    ),
+    "dlm": lambda optimizer, workers: dlm(optimizer, topologies.ring(workers)),
+    "lt-admm": lambda optimizer, workers: lt_admm(optimizer, topologies.ring(workers), 4),
+    "relay-sgd": lambda optimizer, workers: relay_sgd(optimizer, topologies.chain(workers)),
+    "opapc": lambda optimizer, workers: opapc(topologies.ring(workers), 1.0, 0.1),
+    "dcd-sgd": lambda optimizer, workers: dcd_sgd(
+        optimizer, topologies.ring(workers), whole_model(random_quantization(8))
+    ),
+    "ecd-sgd": lambda optimizer, workers: ecd_sgd(
+        optimizer, topologies.ring(workers), whole_model(random_quantization(8))
+    ),
+    "lead": lambda optimizer, workers: lead(
+        optimizer, topologies.ring(workers), whole_model(buckets(qsgd(2, "linf"), 512))
+    ),
+    "beer": lambda optimizer, workers: beer(
+        optimizer, topologies.ring(workers), whole_model(top_k(0.1)), 0.1
+    ),
+    "c-gt": lambda optimizer, workers: c_gt(
+        optimizer, topologies.ring(workers), whole_model(qsgd(2, "linf")), 0.2, 0.2
+    ),
+    "motef": lambda optimizer, workers: motef(
+        optimizer, topologies.ring(workers), whole_model(top_k(0.1)), 0.1, 0.2
     ),
     "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(
         optimizer, topologies.ring(workers)
@@ -167,13 +240,19 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
 
 __all__ = [
     "ALGORITHMS",
+    "ab",
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
+    "atc_tracking",
+    "aug_dgm",
     "backup_workers_sgd",
+    "beer",
+    "c_gt",
     "choco_sgd",
     "compressed_sgd",
     "d2",
+    "dcd_sgd",
     "decentralized_sgd",
     "deepsqueeze",
     "delayed_diloco",
@@ -182,10 +261,12 @@ __all__ = [
     "des_loc",
     "diloco",
     "dion",
+    "dlm",
     "drop_compute",
     "dropcompute",
     "eager_diloco",
     "easgd",
+    "ecd_sgd",
     "ef21",
     "error_compensated_sgd",
     "exact_diffusion",
@@ -201,21 +282,37 @@ __all__ = [
     "fed_yogi",
     "gradient_descent",
     "gradient_tracking",
+    "k_gt",
     "kimad",
     "kimad_sgd",
+    "lead",
+    "local_exact_diffusion",
     "local_sgd",
+    "lt_admm",
     "make",
     "mime",
     "mime_lite",
     "minibatch_sgd",
     "model_averaging_sgd",
+    "momentum_tracking",
+    "motef",
     "muloco",
+    "nids",
     "noloco",
     "on_ray",
+    "opapc",
     "parameter_server_sgd",
+    "pg_extra",
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
+    "prox_skip",
+    "proximal_gradient",
+    "proximal_sgd",
+    "proximal_tracking",
+    "push_diging",
+    "push_pull",
+    "relay_sgd",
     "scaffnew",
     "scaffold",
     "sgd",

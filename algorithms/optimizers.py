@@ -157,6 +157,14 @@ def update_local(
     return jax.tree.map(lambda update, x: update.astype(x.dtype), updates, models.params), memory
 
 
+def step_size(optimizer: optax.GradientTransformation) -> jax.Array:
+    r"""Returns the length of the optimizer's first step for a gradient of 1, $\gamma$ for
+    `optax.sgd`.
+    """
+    start = init(optimizer, jnp.zeros(()))
+    return -update(optimizer, jnp.ones(()), start.optimizer, start.params)[0]
+
+
 def require_descent(optimizer: optax.GradientTransformation) -> float:
     r"""Validates that the optimizer's first step for a gradient of 1 is a descent step. An
     optimizer that fails on a scalar is not checked.

@@ -32,18 +32,24 @@ def with_diagnostics(method: Algorithm) -> Algorithm:
     second round, for workers that computed nothing, and for methods with their own clock.
 
     Args:
-        method: any method; its own metrics are kept.
+        method: any method with one query in a round; its own metrics are kept.
 
     Raises:
-        ValueError: if it is not a method.
+        ValueError: if it is not a method. During a run: if it has several queries in a round.
 
     Source: Nie et al., "Cannikin", section 4.4, for the gradient noise scale.
     """
 
-    def update(state, gradients, round):
-        after = method.update(state, gradients, round)
+    def update(state, answer, round):
+        after = method.update(state, answer, round)
         with round.unrecorded():
-            seen = _sqnorms(method.query(state, round), gradients, round)
+            query = method.query(state, round)
+            if not isinstance(query, Query):
+                raise ValueError(
+                    f"with_diagnostics: {method.name} has {len(query)} queries in a round; "
+                    "expected a method with one, of which the gradient is measured"
+                )
+            seen = _sqnorms(query, answer[1] if query.loss else answer, round)
         round.log(**seen, **({} if round.timings is None else _by_worker(round.timings)))
         return after
 

@@ -29,6 +29,8 @@ Real = Annotated[float | jax.Array, "a number"]  # traced when a sweep varies it
 Period = Annotated[int | jax.Array, "an integer"]  # in rounds; traced when a sweep varies it
 Gradients = PyTree  # a pytree like the parameters; every leaf has a leading worker axis [n, ...]
 
+_SAMPLES = 0x73616D70  # folded into a round's key for chosen samples, far from small numbers
+
 
 class State(NamedTuple):
     """State that a method carries from round to round.
@@ -133,7 +135,8 @@ class Round(NamedTuple):
         key: JAX key of this round, equal for all workers, for choices that are made before the
             gradients are computed (for example which worker computes).
         now: the cluster, its clock and the participation; None: the run has no cluster.
-        work: in the update, the local work that the query requested; None: one batch per worker.
+        work: in the update, the local work that the query requested; if it is a tuple of queries,
+            their micro-batches one after the other. None: one batch per worker.
         problem: the problem, without its arrays; None: not known.
     """
 
@@ -164,9 +167,35 @@ class Round(NamedTuple):
         """Participation in this round, bool `[N]`; None: all workers participate."""
         return self.now and self.now.present
 
+    def draw_samples(self, count: int = 1) -> jax.Array:
+        """Draws samples of each worker uniformly with replacement, for `Query.samples`. The query
+        and the update of a round receive the same numbers.
+
+        Args:
+            count: number of samples of each worker.
+
+        Returns:
+            Numbers of the samples, int32 `[N, count]`, equal on every device; those of worker n are
+            from 0 to m_n - 1, where m_n is its number of samples.
+
+        Raises:
+            ValueError: if the numbers of samples are not known (`Problem.local_samples`).
+        """
+        sizes = self.problem and self.problem.local_samples
+        if sizes is None:
+            name = self.problem.name if self.problem else "the problem"
+            raise ValueError(
+                f"round.draw_samples: the workers' numbers of samples are not known for {name}; "
+                "expected a problem with a finite number of samples, such as problems.finite_sum, "
+                "or a dsgd.Sampler with local_samples"
+            )
+        key = jax.random.fold_in(self.key, _SAMPLES)
+        limits = np.asarray(sizes, np.int32)[:, None]
+        return jax.random.randint(key, (self.workers, count), 0, limits, jnp.int32)
+
 
 class Query(NamedTuple):
-    """Points at which the workers query the first-order oracle for gradients.
+    """Points at which the workers query the first-order oracle, which answers with gradients.
 
     Args:
         params: one model for all workers, or the workers' models stacked, with leaves `[n, ...]`.
@@ -175,12 +204,23 @@ class Query(NamedTuple):
             gradients are then `[k, ...]`, equal on every device.
         exact: whether to compute the exact gradients f_n'(x) instead of stochastic ones.
         work: local work of each worker; None: one batch per worker, with weight 1.
+        active: workers that compute the gradient in this round, bool `[N]` or a bool scalar, equal
+            on every device; it may be traced. The gradients (and losses) of the other workers are
+            0. If no worker of a device is active, nothing is computed. None: all workers.
+        samples: numbers of the samples in each worker's batch, from 0, integers `[N]` or `[N, b]`,
+            equal on every device: the gradient is that of the mean loss of these samples. None: the
+            problem draws the batches.
+        loss: whether to return the losses at the same batches, too. The answer is then a pair
+            (losses, gradients), where the losses are `[n]`, in JAX's default float type.
     """
 
     params: PyTree
     workers: jax.Array | None = None
     exact: bool = False
     work: LocalWork | None = None
+    active: jax.Array | np.ndarray | bool | None = None
+    samples: jax.Array | np.ndarray | None = None
+    loss: bool = False
 
 
 class Pattern(NamedTuple):
@@ -196,6 +236,9 @@ class Pattern(NamedTuple):
         clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Timing`; None: all
             messages begin when the last worker is ready, and the slowest port determines the
             duration.
+        links: the messages of each round of a schedule, as bytes, for gossip. Exchanges along the
+            same links can be one exchange (`round.joint`), even if they use different weights.
+            None: the name identifies the pattern.
     """
 
     name: str
@@ -203,6 +246,7 @@ class Pattern(NamedTuple):
     volume: Callable
     messages: Callable | None = None
     clock: Callable | None = None
+    links: tuple[bytes, ...] | None = None
 
 
 class Algorithm(NamedTuple):
@@ -212,13 +256,16 @@ class Algorithm(NamedTuple):
         name: name in tables and error messages.
         init: (params, workers: N) -> State, in the global view: leaves of `State.workers` are
             `[N, ...]`.
-        query: (State, Round) -> Query.
-        update: (State, Gradients, Communicator) -> State. It sends all messages by calls of the
-            communicator, which records them.
+        query: (State, Round) -> Query; or a tuple (or named tuple) of queries. All queries of a
+            round draw the same samples.
+        update: (State, answer, Communicator) -> State. The answer to a query is its gradients (a
+            pair (losses, gradients) if `Query.loss`); to a tuple of queries, it is the tuple of
+            their answers. The update sends all messages by calls of the communicator, which records
+            them.
         model: State -> params, the final model; or the local models, with leaves `[n, ...]`. In the
             second case the final model is their mean, and the history records their consensus
             distance. If `model` returns one model, the history records the consensus distance of
-            the query's models, provided that these are stacked.
+            the (first) query's models, provided that these are stacked.
         absent: (`State.workers` before the round, `State.workers` after it) -> the state of workers
             that did not participate, with leaves `[n, ...]`; None: they keep their state from
             before the round.
@@ -304,7 +351,8 @@ class Constants(NamedTuple):
     Args:
         smoothness: L, a Lipschitz constant of f', of every f_n' and of every w_n f_n'.
         strong_convexity: mu.
-        minimum: f*; a lower bound of f if f is not convex.
+        minimum: f*, the minimum of f, or of f + r if the problem has a regularizer; a lower bound
+            if it is not convex.
         minimizer: x*, a pytree like the parameters.
         noise: sigma, with E|g_n - f_n'|^2 <= sigma^2.
         heterogeneity: varsigma, with (1/N) sum |f_n' - f'|^2 <= varsigma^2. It holds everywhere,
@@ -354,8 +402,8 @@ class Sampler(sameness.Compared):
         draw: (key, data[n]) -> a batch of worker n. If `numbered`, (key, data[n], int32 k) -> batch
             k.
         batch_size: number of samples in a batch; None: batches do not consist of samples.
-        max_local_samples: the largest number of samples of any worker, over which exact gradients
-            are computed; None: data do not consist of samples.
+        local_samples: number of samples of each worker, over which exact gradients are computed, a
+            tuple of N ints; None: data do not consist of samples.
         truncate: (batch, int32 b) -> the same batch in which only the first b samples contribute to
             the loss and its gradient, 1 <= b <= batch_size; None: batches cannot be truncated.
         batch_sizes: number of samples in each worker's batch, a tuple of N ints, if some workers
@@ -368,16 +416,19 @@ class Sampler(sameness.Compared):
             the loss, in the form that `draw` returns; None: the loss draws no random numbers.
         batch_error: streamed batches on the host, leaves `[rounds, N, ...]` -> the reason why the
             loss is not defined on them, or "" if it is; None: they are not validated.
+        choose: (data[n], int32 `[b]`) -> the batch of the samples with these numbers; None: methods
+            cannot choose samples (`Query.samples`).
     """
 
     draw: Callable
     batch_size: int | None = None
-    max_local_samples: int | None = None
+    local_samples: tuple[int, ...] | None = None
     truncate: Callable | None = None
     batch_sizes: tuple[int, ...] | None = None
     numbered: bool = False
     keyed: Callable | None = None
     batch_error: Callable | None = None
+    choose: Callable | None = None
 
     def __call__(self, key: jax.Array, data: PyTree, *number: jax.Array) -> PyTree:
         return self.draw(key, data, *number)
@@ -421,11 +472,30 @@ class Evaluation(sameness.Compared):
     statistics: Callable | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Regularizer(sameness.Compared):
+    r"""A convex function r that is added to the objective, and that methods use by its proximal
+    step.
+
+    `dsgd.problems.regularized` adds it to a problem; `dsgd.problems.l1` and others construct it.
+
+    Args:
+        value: params -> r(x), a scalar; inf outside of the domain of r.
+        prox: (params, step s > 0, a scalar) -> $\mathrm{prox}_{s r}(x) = \arg\min_z r(z) +
+            \frac1{2 s} |z - x|^2$, a tree like the parameters.
+        name: name in tables and error messages.
+    """
+
+    value: Callable
+    prox: Callable
+    name: str
+
+
 class Problem(NamedTuple):
     r"""A distributed problem $\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, in which worker n accesses
-    only its own data.
+    only its own data; with a regularizer r, $\min_x f(x) + r(x)$.
 
-    With all $w_n = 1$ this is problem (5.1) of the survey.
+    With all $w_n = 1$ and no regularizer this is problem (5.1) of the survey.
 
     Args:
         init: key -> params, all floating-point leaves of which are trained; or a `Parameters`,
@@ -441,8 +511,10 @@ class Problem(NamedTuple):
         weights: w, `[N]`, at least 0 and with mean 1; None: all are 1. Workers compute gradients of
             $w_n f_n$, except in methods that call `round.weighted_mean`, `average` or `aggregate`:
             these compute gradients of $f_n$ and apply the weights in the mean.
-        constants: known constants of f.
+        constants: known constants of f; minimum and minimizer are those of f + r.
         name: name in tables and error messages.
+        regularizer: r, known to all workers; None: r = 0. Set it by `dsgd.problems.regularized`. A
+            run refuses methods that do not call `round.prox`.
     """
 
     init: Callable
@@ -453,6 +525,7 @@ class Problem(NamedTuple):
     weights: Any = None
     constants: Constants = Constants()
     name: str = "problem"
+    regularizer: Regularizer | None = None
 
     @property
     def workers(self) -> int:
@@ -495,9 +568,14 @@ class Problem(NamedTuple):
         return self.sampler.batch_size
 
     @property
+    def local_samples(self) -> tuple[int, ...] | None:
+        """`Sampler.local_samples`."""
+        return self.sampler.local_samples
+
+    @property
     def max_local_samples(self) -> int | None:
-        """`Sampler.max_local_samples`."""
-        return self.sampler.max_local_samples
+        """The largest number of samples of any worker, or None."""
+        return max(self.local_samples) if self.local_samples else None
 
     @property
     def truncate(self) -> Callable | None:
@@ -523,6 +601,11 @@ class Problem(NamedTuple):
     def batch_error(self) -> Callable | None:
         """`Sampler.batch_error`."""
         return self.sampler.batch_error
+
+    @property
+    def choose(self) -> Callable | None:
+        """`Sampler.choose`."""
+        return self.sampler.choose
 
     @property
     def replicated(self) -> PyTree:

@@ -58,7 +58,7 @@ SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
 MODEL = problems.Model(lambda key: jnp.zeros(2), lambda params, inputs: inputs @ params)
-ADJACENCY = topologies.graphs._one_way(4, np.arange(4), (np.arange(4) + 1) % 4)
+ADJACENCY = topologies.graphs.one_way(4, np.arange(4), (np.arange(4) + 1) % 4)
 SECONDS = clusters.constant(1.0)
 SWEEP = dsgd.Sweep(
     {"x": np.ones(2)},
@@ -326,14 +326,22 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     topologies.erdos_renyi: {"probability": 0.9},
     topologies.hypercube: {"dimension": 2},
     topologies.torus: {"columns": 2},
+    topologies.chebyshev: {"rounds": 2},
+    topologies.fast_mix: {"rounds": 2},
     topologies.uniform: {"adjacency": ADJACENCY},
+    topologies.pull: {"adjacency": ADJACENCY},
+    topologies.push: {"adjacency": ADJACENCY},
     algorithms.powersgd_momentum: {"learning_rate": 0.1},
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
     algorithms.compressed_sgd: {"compressor": compressors.random_k(0.5)},
+    algorithms.ab: {"pull": RING, "push": RING},
+    algorithms.push_pull: {"pull": RING, "push": RING},
     algorithms.d2: {"topology": topologies.ring(4, weights=topologies.lazy)},
     algorithms.fed_adagrad: {"step": 0.1},
     algorithms.fed_adam: {"step": 0.1},
     algorithms.fed_yogi: {"step": 0.1},
+    algorithms.relay_sgd: {"topology": topologies.chain(4)},
+    algorithms.opapc: {"smoothness": 1.0, "strong_convexity": 0.1},
     algorithms.make: {"name": "dsgd", "workers": 4},
     cannikin.efficiency: {"total_batch": [8, 16]},
     cannikin.equal_split: {"total_batch": 8},
@@ -423,6 +431,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "topologies.ring(4, lambda adjacency: np.eye(3))": "(3, 3)",
     "topologies.ring(6, lambda adjacency: np.ones((6, 6)) / 6)": "does not send to",
     "dsgd.Topology('mine', None)": "mine: W: got a NoneType",
+    "topologies.from_matrix(np.eye(1), role='both')": "from_matrix: role = 'both'; expected one of",
     "topologies.exponential(8).smallest_eigenvalue": "not symmetric",
     "topologies.exponential(6).mixing_time(1e-17)": "at least 1e-12",
     "workers.mesh('cpu')": "mesh: devices = 'cpu'",

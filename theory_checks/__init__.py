@@ -17,6 +17,7 @@ from its own code; `best_step` finds the step size with the smallest worst case.
 from theory_checks import bounds
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.search import ReplayableDraws
+from theory_checks.machinery.stability import linear_rate, stable_step
 from theory_checks.machinery.statement import Condition, Outcome, Statement
 from theory_checks.statements import (
     asynchronous_sgd,
@@ -52,8 +53,10 @@ __all__ = [
     "ef21",
     "error_compensated_sgd",
     "gradient_descent",
+    "linear_rate",
     "local_sgd",
     "minibatch_sgd",
     "sgd",
+    "stable_step",
     "worst_case",
 ]

@@ -1,5 +1,6 @@
 """Gossip topologies: static graphs, time-varying schedules, mixing weights and pictures."""
 
+from topologies.acceleration import chebyshev, fast_mix
 from topologies.graphs import (
     chain,
     complete,
@@ -8,22 +9,26 @@ from topologies.graphs import (
     from_graph,
     from_matrix,
     hypercube,
+    random_directed,
     random_regular,
     ring,
+    spanning_tree,
     star,
     torus,
 )
 from topologies.pictures import draw
-from topologies.schedules import one_peer_exponential, random_matchings
-from topologies.weights import WEIGHTS, lazy, max_degree, metropolis, uniform
+from topologies.schedules import one_peer_exponential, random_matchings, random_pushes
+from topologies.weights import WEIGHTS, lazy, max_degree, metropolis, pull, push, uniform
 
 __all__ = [
     "WEIGHTS",
     "chain",
+    "chebyshev",
     "complete",
     "draw",
     "erdos_renyi",
     "exponential",
+    "fast_mix",
     "from_graph",
     "from_matrix",
     "hypercube",
@@ -31,9 +36,14 @@ __all__ = [
     "max_degree",
     "metropolis",
     "one_peer_exponential",
+    "pull",
+    "push",
+    "random_directed",
     "random_matchings",
+    "random_pushes",
     "random_regular",
     "ring",
+    "spanning_tree",
     "star",
     "torus",
     "uniform",

@@ -62,6 +62,7 @@ def choco_sgd(
     estimates start at $x_0$ instead of 0, which requires no message.
     """
     gossip.require_topology("choco_sgd", topology, symmetric=True, fixed=True)
+    topology.require_one_exchange("choco_sgd")
     gossip.require_step("choco_sgd", consensus_step)
 
     def start(x: optimizers.Model):
@@ -69,10 +70,7 @@ def choco_sgd(
         return Estimates(*x, x.params, optax.tree.zeros_like(x.params), last)
 
     def update(state, gradients, round):
-        round.require_all(
-            "each worker keeps the sum of its neighbours' messages, which would be wrong after a "
-            "lost message"
-        )
+        round.require_all(gossip.SUMMED)
         half = optimizers.local_step(optimizer, state, gradients, round)
         sent = round.to_neighbours(
             compressor, optax.tree.sub(half.params, state.x_hat), topology, state.last

@@ -7,7 +7,7 @@ import optax
 
 from algorithms import gossip, methods, optimizers
 from algorithms.decentralized.exact_diffusion import ONE_W, Corrected, add_up, start_corrected
-from dsgd import Algorithm, Topology, checks
+from dsgd import Algorithm, Communicator, Gradients, Topology, checks
 
 
 @checks.arguments
@@ -36,12 +36,23 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
     gossip.require_topology("extra", topology, symmetric=True, fixed=True)
 
     def update(x, gradients, round):
-        round.require_all(ONE_W)
-        change, memory = optimizers.update_local(optimizer, x, gradients)
-        pull = round.laplacian(x.params, topology)  # X (W - I)
-        new = jax.tree.map(lambda x, p, u, c: x + (p + u + c), x.params, pull, change, x.correction)
-        return Corrected(new, memory, *add_up(x, jax.tree.map(lambda pull: pull / 2, pull)))
+        return step(optimizer, topology, x, gradients, round)
 
     return methods.local_models(
         f"extra({topology.name})", optimizer, update, start=start_corrected, topology=topology
     )
+
+
+def step(
+    optimizer: optax.GradientTransformation,
+    topology: Topology,
+    x: Corrected,
+    gradients: Gradients,
+    round: Communicator,
+) -> Corrected:
+    """Returns the workers' states after a round of EXTRA."""
+    round.require_all(ONE_W)
+    change, memory = optimizers.update_local(optimizer, x, gradients)
+    pull = round.laplacian(x.params, topology)  # X (W - I)
+    new = jax.tree.map(lambda x, p, u, c: x + (p + u + c), x.params, pull, change, x.correction)
+    return Corrected(new, memory, *add_up(x, jax.tree.map(lambda pull: pull / 2, pull)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
@@ -74,7 +73,7 @@ def scaffnew(
 
     def update(server, x, gradients, round):
         round.require_all("the control variates of all workers add up to 0")
-        gamma = _step_size(optimizer)
+        gamma = optimizers.step_size(optimizer)
         corrected = optax.tree.sub(gradients, x.control)
         x = optimizers.local_step(optimizer, x, corrected, round)
 
@@ -98,9 +97,3 @@ def scaffnew(
         server=lambda params: (),
         start=lambda y: Controlled(y.params, y.optimizer, optax.tree.zeros_like(y.params)),
     )
-
-
-def _step_size(optimizer: optax.GradientTransformation) -> jax.Array:
-    """Returns the length of the optimizer's first step for a gradient of 1."""
-    start = optimizers.init(optimizer, jnp.zeros(()))
-    return -optimizers.update(optimizer, jnp.ones(()), start.optimizer, start.params)[0]

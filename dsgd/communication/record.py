@@ -144,6 +144,7 @@ class Record:
     def __init__(self, method: str, key: jax.Array, step: jax.Array) -> None:
         self.method: str = method
         self.weighs: bool = False  # whether a mean was weighted by the workers' weights
+        self.proximal: bool = False  # whether the regularizer's proximal step was applied
         self._key, self._keys = key, 0
         self._frames = [Frame(step, 1)]
         self._times: dict[str, jax.Array] = {}
@@ -239,8 +240,8 @@ class Record:
         yield
         if not (parts := frame.sendings[first:]):
             return
-        names = {part.pattern.name for part in parts}
-        if len(names) > 1:
+        if len({part.pattern.links or part.pattern.name for part in parts}) > 1:
+            names = {part.pattern.name for part in parts}
             raise ValueError(
                 f"{self.method}: round.joint contains exchanges of different patterns, "
                 f"{' and '.join(sorted(names))}; expected exchanges of one pattern"

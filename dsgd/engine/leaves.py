@@ -141,7 +141,14 @@ def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
 
 
 def require_all(name: str, problem: Problem) -> None:
-    """Raises ValueError if some leaves of the parameters are not trained."""
+    """Raises ValueError if some leaves of the parameters are not trained, or the problem has a
+    regularizer.
+    """
+    if problem.regularizer is not None:
+        raise ValueError(
+            f"{name}: {problem.name} has the regularizer {problem.regularizer.name}; methods on "
+            "real processes make no proximal steps and need a problem without one"
+        )
     paths = [keystr(path) or "they" for path, _ in tree_leaves_with_path(shapes(problem))]
     fixed = [path for path, flag in zip(paths, flags(problem), strict=True) if not flag]
     if fixed:

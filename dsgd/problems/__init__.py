@@ -10,12 +10,14 @@ from dsgd.problems.data import Dataset, load
 from dsgd.problems.examples import Examples, minibatch
 from dsgd.problems.finite_sum import finite_sum
 from dsgd.problems.language_model import language_model
-from dsgd.problems.logistic_regression import logistic_regression
+from dsgd.problems.logistic_regression import logistic_regression, sparse_logistic_regression
 from dsgd.problems.neural_network import neural_network
 from dsgd.problems.partition import PARTITIONS, split
 from dsgd.problems.per_sample import clipped, per_sample
 from dsgd.problems.quadratic import quadratic, random_quadratic
+from dsgd.problems.regularizers import box, group_lasso, l1, nonnegative, regularized
 from dsgd.problems.robust_regression import robust_regression
+from dsgd.problems.solutions import solved
 from dsgd.problems.sparse import SparseRows, sparse_rows
 
 if TYPE_CHECKING:
@@ -32,17 +34,24 @@ __all__ = [
     "ResNet18",
     "SparseRows",
     "Transformer",
+    "box",
     "clipped",
     "finite_sum",
+    "group_lasso",
+    "l1",
     "language_model",
     "load",
     "logistic_regression",
     "minibatch",
     "neural_network",
+    "nonnegative",
     "per_sample",
     "quadratic",
     "random_quadratic",
+    "regularized",
     "robust_regression",
+    "solved",
+    "sparse_logistic_regression",
     "sparse_rows",
     "split",
 ]

@@ -1,8 +1,8 @@
-"""Multinomial logistic regression: convex, with a known smoothness constant."""
+"""Multinomial and sparse binary logistic regression: convex, with a known smoothness constant."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,6 +22,8 @@ from dsgd.problems.adapters import Model
 from dsgd.problems.data import DataSource, load
 from dsgd.problems.examples import Examples
 from dsgd.problems.finite_sum import finite_sum, right
+from dsgd.problems.quadratic import FromZero
+from dsgd.problems.regularizers import l1, regularized
 from dsgd.problems.sparse import SparseRows
 
 _DENSE = 256  # smaller side of a matrix up to which a dense norm is computed, at negligible cost
@@ -92,10 +94,78 @@ def logistic_regression(
         metrics={"test_accuracy": right},
         name=f"logistic_regression({dataset.name}, {partition})",
     )
-    smoothness = _smoothness(problem, l2)
+    smoothness = _smoothness(problem, l2, 1 / 2, _with_ones)
     return problem._replace(
         constants=problem.constants._replace(smoothness=smoothness, strong_convexity=l2 or None)
     )
+
+
+@checks.arguments
+def sparse_logistic_regression(
+    data: DataSource = "breast-cancer",
+    workers: int = 16,
+    partition: str = "iid",
+    *,
+    penalty: float = 0.01,
+    alpha: float = 0.5,
+    min_samples: int = 1,
+    weights: str | Sequence[float] | np.ndarray = "equal",
+    batch_size: int = 16,
+    replacement: bool | Literal["epoch"] = True,
+    l2: float = 0.0,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+) -> Problem:
+    r"""Returns binary logistic regression with an l1 regularizer, the usual test problem of
+    decentralized proximal methods: $\min_x f(x) + \lambda |x|_1$ with $f_n(x) = \frac1{m_n} \sum_i
+    \log(1 + e^{-y_i a_i^T x}) + \frac{l_2}{2} |x|^2$ over worker n's samples, $y_i = \pm 1$,
+    starting at x = 0.
+
+    There is no bias; to have one, add a constant feature. `solved` computes the minimum.
+
+    Args:
+        data: as in `logistic_regression`, with two classes, such as a file in LIBSVM's format;
+            $y_i = 1$ for the class with the larger label.
+        workers, partition, alpha: as in `logistic_regression`.
+        penalty: $\lambda$, at least 0.
+        min_samples, weights, batch_size, replacement: as in `finite_sum`.
+        l2, seed, data_dir: as in `logistic_regression`.
+
+    Returns:
+        A problem with the regularizer `l1(penalty)`, and known $L = \max_n \max(1, w_n) (|A_n|^2 /
+        (4 m_n) + l_2)$ and $\mu \ge l_2$ of f.
+
+    Raises:
+        ValueError: if the data have more than two classes or the penalty is negative, and as for
+            `logistic_regression`.
+        FileNotFoundError: if a data file does not exist.
+    """
+    dataset = load(data, data_dir)
+    if dataset.classes != 2:
+        raise ValueError(
+            f"sparse_logistic_regression: {dataset.name} has {dataset.classes} classes; expected "
+            "2: use regularized(logistic_regression(...), l1(...)) for more classes"
+        )
+    problem = finite_sum(
+        Model(FromZero(int(np.prod(dataset.train_inputs.shape[1:]))), _products),
+        optax.sigmoid_binary_cross_entropy,
+        (dataset.train_inputs, dataset.train_targets.astype(np.int32)),
+        workers,
+        partition,
+        alpha=alpha,
+        min_samples=min_samples,
+        weights=weights,
+        batch_size=batch_size,
+        replacement=replacement,
+        l2=l2,
+        seed=seed,
+        test=(dataset.test_inputs, dataset.test_targets),
+        metrics={"test_accuracy": _right_sign},
+        name=f"sparse_logistic_regression({dataset.name}, {partition})",
+    )
+    smoothness = _smoothness(problem, l2, 1 / 4, _matrix)
+    constants = problem.constants._replace(smoothness=smoothness, strong_convexity=l2 or None)
+    return regularized(problem._replace(constants=constants), l1(penalty))
 
 
 @dataclass(frozen=True)
@@ -111,12 +181,30 @@ def _logits(params: Linear, inputs: Any) -> jax.Array:
     return _flat(inputs) @ params.kernel + params.bias[None, :]
 
 
+def _products(params: jax.Array, inputs: Any) -> jax.Array:
+    return _flat(inputs) @ params
+
+
+def _right_sign(products: jax.Array, targets: jax.Array) -> jax.Array:
+    return (products > 0) == (targets == 1)
+
+
 def _flat(inputs: Any) -> Any:
     """Flattens samples: `[m, ...]` to `[m, features]`."""
     return inputs if isinstance(inputs, SparseRows) else inputs.reshape(len(inputs), -1)
 
 
-def _smoothness(problem: Problem, l2: float) -> float:
+def _smoothness(
+    problem: Problem, l2: float, curvature: float, matrix: Callable[[Any], Any]
+) -> float:
+    """Returns L.
+
+    Args:
+        problem: the problem.
+        l2: weight of the squared norm.
+        curvature: the largest second derivative of a sample's loss.
+        matrix: a worker's samples `[m, features]` -> the matrix that multiplies the parameters.
+    """
     largest = 0.0
     for n, inputs in zip(
         arrays.own_workers(problem.workers), _own_inputs(problem.data), strict=True
@@ -124,7 +212,7 @@ def _smoothness(problem: Problem, l2: float) -> float:
         rows = _flat(inputs)
         factor = 1.0 if problem.weights is None else max(1.0, problem.weights[n])
         largest = max(
-            largest, factor * (_spectral_norm(_with_ones(rows)) ** 2 / (2 * len(rows)) + l2)
+            largest, factor * (curvature * _spectral_norm(matrix(rows)) ** 2 / len(rows) + l2)
         )
     return agreement.largest("smoothness of logistic_regression", largest)
 
@@ -140,14 +228,17 @@ def _own_inputs(data: Examples | Pooled) -> Iterator[Any]:
         yield jax.tree.map(lambda leaf, i=i, real=weights > 0: leaf[i][real], inputs)
 
 
+def _matrix(rows: Any) -> Any:
+    """Returns the samples as a dense or scipy matrix in float64."""
+    return rows.tocsr().astype(float) if isinstance(rows, SparseRows) else rows.astype(float)
+
+
 def _with_ones(rows: Any) -> Any:
     """Returns the matrix with a column of ones for the bias, in float64."""
-    ones = np.ones((len(rows), 1))
-    return (
-        hstack([rows.tocsr(), ones], format="csr")
-        if isinstance(rows, SparseRows)
-        else np.concatenate([rows, ones], axis=1)
-    )
+    ones, matrix = np.ones((len(rows), 1)), _matrix(rows)
+    if issparse(matrix):
+        return hstack([matrix, ones], format="csr")
+    return np.concatenate([matrix, ones], axis=1)
 
 
 def _spectral_norm(matrix: Any) -> float:

@@ -126,11 +126,12 @@ def run(
         ValueError: if `key` is not a single key or its draws depend on the number of devices;
             `steps`, `seeds`, `record_every` or `evaluate_every` is less than 1; there are 2^31
             rounds or more; the number of devices does not divide N; the method was constructed for
-            another N; no parameter can be trained, or a trained one is complex; streamed batches
-            end early or have wrong shapes; the checkpoint folder is not writable, in use, damaged,
-            or contains another run or more rounds; the cluster has another N, or its clock becomes
-            non-finite or decreases; `start` has other shapes; the processes execute different runs;
-            or the call is inside a JAX transformation (jit, vmap, grad).
+            another N, or does not use the problem's regularizer; no parameter can be trained, or a
+            trained one is complex; streamed batches end early or have wrong shapes; the checkpoint
+            folder is not writable, in use, damaged, or contains another run or more rounds; the
+            cluster has another N, or its clock becomes non-finite or decreases; `start` has other
+            shapes; the processes execute different runs; or the call is inside a JAX transformation
+            (jit, vmap, grad).
         Diverged: if the loss became infinite or NaN. The message reports whether data, batches or
             the start were not finite. JAX's own checks (jax_debug_nans, jax_debug_infs) are
             disabled during a run, because NaN marks entries that a record does not have.

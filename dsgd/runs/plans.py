@@ -22,6 +22,7 @@ from dsgd.workers.axis import automatic
 _ROOM = 1 << 14  # capacity of one chunk in records, over all runs
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
 _MEAN = 1e-5  # tolerance of the mean of the weights, for rounding in float32
+_PROXIMAL = "algorithms.proximal_gradient, proximal_sgd, nids, pg_extra or proximal_tracking"
 MOST_IN_CHUNK = 1 << 30  # rounds; the sum of two such numbers still fits int32
 
 
@@ -61,8 +62,8 @@ def make_plan(
         size: total number of independent runs.
 
     Raises:
-        ValueError: as in `dsgd.run`. On a cluster, or with weights, one update is traced, which
-            also raises its errors.
+        ValueError: as in `dsgd.run`. On a cluster, or with weights or a regularizer, one update is
+            traced, which also raises its errors.
     """
     check_runnable(problem, cluster)
     record_every = checks.positive_int("record_every", record_every, most=None)
@@ -90,7 +91,7 @@ def make_plan(
         bool(train_loss),
         evaluate_every,
     )
-    if cluster is None and problem.weights is None:
+    if cluster is None and problem.weights is None and problem.regularizer is None:
         return plan
     uses_timings, weighs, delayed = _found(sameness.Key((plan, example)))
     return plan._replace(uses_timings=uses_timings, weighs=weighs, delayed=delayed)
@@ -103,7 +104,13 @@ def _found(plan_and_method: sameness.Key) -> tuple[bool, bool, int]:
 
     Equal plans are traced only once.
     """
-    description = loop.describe(*plan_and_method.value)
+    plan, method = plan_and_method.value
+    description = loop.describe(plan, method)
+    if plan.problem.regularizer is not None and not description.proximal:
+        raise ValueError(
+            f"{method.name} does not use the regularizer of {plan.problem.name}, so it would "
+            f"minimize f alone; expected a method that calls round.prox, such as {_PROXIMAL}"
+        )
     delayed = sum(not sending.waits for sending in description.sendings)
     return description.uses_timings, description.weighs, delayed
 

@@ -164,8 +164,15 @@ THIRD = {
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
     "sparse-loco": "blocking",
     "muloco": "none",
-    "noloco": "lossy",
+    "dlm": "changing",
+    **dict.fromkeys(("lt-admm", "relay-sgd"), "lossy"),
+    "opapc": "blocking",
+    **dict.fromkeys(("noloco", "k-gt"), "lossy"),
+    **dict.fromkeys(("led", "prox-skip"), "changing"),
     "sparta": "sampled",
+    **dict.fromkeys(("atc-tracking", "aug-dgm", "momentum-tracking"), "lossy"),
+    **dict.fromkeys(("push-diging", "push-pull"), "lossy"),
+    "ab": "changing",
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.
@@ -316,6 +323,22 @@ ON_QUADRATICS: Table = {
     "sgp of unequal shares": (
         lambda: algorithms.stochastic_gradient_push(SGD, SUMS_KEPT),
         "pipelined partly",
+    ),
+    "push-diging of unequal shares": (
+        lambda: algorithms.push_diging(SGD, SUMS_KEPT),
+        "blocking partly",
+    ),
+    "push-pull on a directed graph": (
+        lambda: algorithms.push_pull(
+            SGD,
+            topologies.random_directed(N, 2, weights=topologies.pull),
+            topologies.random_directed(N, 2),
+        ),
+        "pipelined partly",
+    ),
+    "push-pull on two graphs": (
+        lambda: algorithms.push_pull(SGD, topologies.star(N, topologies.pull), PUSH),
+        "changing",
     ),
     "deepsqueeze on matchings": (
         lambda: algorithms.deepsqueeze(SGD, MATCHED, WHOLE_TOP, 0.4),

@@ -11,7 +11,9 @@ indices of $\lceil \log_2 p \rceil$ bits, in planes of whole bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +22,14 @@ import optax
 import pytest
 
 import algorithms
-from dsgd.base import Round
+from dsgd.base import Query, Round
 from dsgd.communication import communicate
 from dsgd.wire import counts
 from theory_checks.machinery.rounds import on_one_device
 from theory_checks.recursions.compressed import packed
 
 FLOAT, PERIOD = 32, 4
-Form = Callable[[int, int], float]  # (N, d) -> bits
+Form = Callable[[int, int], Any]  # (N, d) -> bits, of all workers or `[N]`
 
 
 def all_reduce(N: int, d: int) -> float:
@@ -38,6 +40,19 @@ def all_reduce(N: int, d: int) -> float:
 def degree(N: int) -> int:
     """Returns the number of neighbours on a ring."""
     return min(2, N - 1)
+
+
+def on_chain(N: int) -> np.ndarray:
+    """Returns the numbers of neighbours on a chain, `[N]`."""
+    return np.minimum(np.arange(N), 1) + np.minimum(np.arange(N)[::-1], 1)
+
+
+def exchanges(N: int) -> int:
+    """Returns OPAPC's number of exchanges on a ring, from the extreme eigenvalues of I - W, which
+    are 2/3 (1 - cos(2 pi k / N)).
+    """
+    gaps = 1 - np.cos(2 * np.pi * np.arange(1, N) / N)
+    return math.floor(math.sqrt(gaps.max() / gaps.min()) + 1e-9)
 
 
 def _parts(message: Callable[[int], int]) -> Form:
@@ -101,8 +116,18 @@ FORMS: dict[str, Form] = {
     "d2": _models(),
     "extra": _models(),
     "exact-diffusion": _models(),
-    "gradient-tracking": _models(2),  # model and tracker
+    # model and tracker
+    **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
+    "k-gt": _models(2),  # model and change
+    **dict.fromkeys(("led", "prox-skip"), _models()),
+    **dict.fromkeys(("aug-dgm", "momentum-tracking"), _models(2)),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
+    "push-diging": lambda N, d: min(1, N - 1) * (2 * d + 1) * FLOAT,  # model, tracker and weight
+    # model and tracker, to the workers that are a power of 2 further
+    **dict.fromkeys(("push-pull", "ab"), lambda N, d: (N - 1).bit_length() * 2 * d * FLOAT),
+    **dict.fromkeys(("dlm", "lt-admm"), _models()),
+    "relay-sgd": lambda N, d: on_chain(N) * (d + 1) * FLOAT,  # model and count
+    "opapc": lambda N, d: exchanges(N) * degree(N) * d * FLOAT,
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),
     "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
@@ -131,7 +156,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
-    "noloco": (4, {3}),
+    **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm"), (4, {3})),
     "mime": (3, {0, 2}),
 }
 # number of sending workers of N, if not all; the first round that sends is tested
@@ -140,7 +165,7 @@ FEW: dict[str, Callable[[int], int]] = {
     "ad-psgd": lambda N: 2,
     "noloco": lambda N: N // 2 * 2,
 }
-BY_CHANCE = {"scaffnew"}  # one draw of each round decides whether all send
+BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether all send
 
 
 def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
@@ -167,9 +192,14 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
         method = algorithms.make(name, optax.sgd(0.1), N)
         state = method.init(jnp.ones(d, jnp.float32), N)
         this = Round(t, N, jax.random.key(0))
+
+        def ones(query):
+            asked = N if query.workers is None else query.workers.shape[0]
+            gradients = jnp.ones((asked, d), jnp.float32)
+            return (jnp.ones(asked), gradients) if query.loss else gradients
+
         query = method.query(state, this)
-        asked = N if query.workers is None else query.workers.shape[0]
-        gradients = jnp.ones((asked, d), jnp.float32)
+        gradients = jax.tree.map(ones, query, is_leaf=lambda node: isinstance(node, Query))
         bits = communicate(method, state, gradients, this, jax.random.key(1))[1].statistics(N).bits
         return bits.up, bits.down
 

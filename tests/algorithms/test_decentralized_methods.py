@@ -18,14 +18,23 @@ import dsgd
 import topologies
 from algorithms import (
     asynchronous_gossip_sgd,
+    atc_tracking,
+    aug_dgm,
     choco_sgd,
     d2,
     decentralized_sgd,
     deepsqueeze,
+    dlm,
     exact_diffusion,
     extra,
     gradient_tracking,
+    k_gt,
+    local_exact_diffusion,
     local_sgd,
+    lt_admm,
+    momentum_tracking,
+    opapc,
+    prox_skip,
     stochastic_gradient_push,
 )
 from algorithms.decentralized.exact_diffusion import add_up, start_corrected
@@ -82,7 +91,17 @@ def side_by_side(many: list[dsgd.Problem]) -> dsgd.Problem:
     )
 
 
-@pytest.mark.parametrize("factory", [d2, extra])
+def led(optimizer: optax.GradientTransformation, topology: dsgd.Topology) -> dsgd.Algorithm:
+    """Returns LED with beta = 1 / 3, which is rounded."""
+    return local_exact_diffusion(optimizer, topology, 3)
+
+
+def tracked(optimizer: optax.GradientTransformation, topology: dsgd.Topology) -> dsgd.Algorithm:
+    """Returns K-GT."""
+    return k_gt(optimizer, topology, 3)
+
+
+@pytest.mark.parametrize("factory", [d2, extra, led, tracked])
 def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(factory):
     """Twelve workers: the mean of equal models is rounded, and the changes of all rounds
     accumulate.
@@ -97,14 +116,15 @@ def test_corrected_methods_do_not_drift_on_the_complete_graph_in_float32(factory
     assert history["grad_sqnorm"][2:].max() < 1e-12
 
 
-def test_in_float32_gradient_tracking_stays_at_the_optimum(mesh):
+@pytest.mark.parametrize("factory", [gradient_tracking, atc_tracking, aug_dgm])
+def test_in_float32_gradient_tracking_stays_at_the_optimum(factory, mesh):
     """The mean of its trackers is that of the gradients up to rounding, which must not accumulate:
     after 20,000 rounds a drift of a tenth of a rounding in each would be visible. Gradients are
     exact up to a few roundings of b, hence the optimum up to that over mu.
     """
     problem = quadratic()
     result = dsgd.run(
-        gradient_tracking(STEP, ONE_PEER),
+        factory(STEP, ONE_PEER),
         problem,
         steps=20_000,
         key=jax.random.key(0),
@@ -140,6 +160,11 @@ LAZY = topologies.ring(8, topologies.lazy)
 SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
     "d2": lambda number: d2(optax.sgd(number), LAZY),
     "extra": lambda number: extra(optax.sgd(number), LAZY),
+    "k_gt, consensus step": lambda number: k_gt(optax.sgd(0.1), LAZY, 2, number),
+    "local_exact_diffusion, correction": lambda number: local_exact_diffusion(
+        optax.sgd(0.1), LAZY, 2, number
+    ),
+    "prox_skip, probability": lambda number: prox_skip(optax.sgd(0.1), LAZY, number),
     "push": lambda number: stochastic_gradient_push(optax.sgd(number), LAZY),
     "choco, consensus step": lambda number: choco_sgd(
         optax.sgd(0.1), LAZY, compressors.sign, number
@@ -189,14 +214,26 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "decentralized_sgd": lambda graph: decentralized_sgd(STEP, graph),
     "local_sgd": lambda graph: local_sgd(STEP, 2, graph),
     "gradient_tracking": lambda graph: gradient_tracking(STEP, graph),
+    "atc_tracking": lambda graph: atc_tracking(STEP, graph),
+    "k_gt": lambda graph: k_gt(STEP, graph, 2),
+    "local_exact_diffusion": lambda graph: local_exact_diffusion(STEP, graph, 2),
+    "prox_skip": lambda graph: prox_skip(STEP, graph, 0.5),
+    "aug_dgm": lambda graph: aug_dgm(STEP, graph),
+    "momentum_tracking": lambda graph: momentum_tracking(STEP, graph),
     "d2": lambda graph: d2(STEP, graph),
     "extra": lambda graph: extra(STEP, graph),
     "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
     "choco_sgd": lambda graph: choco_sgd(STEP, graph, compressors.sign, 0.1),
     "deepsqueeze": lambda graph: deepsqueeze(STEP, graph, compressors.sign, 0.1),
+    "dlm": lambda graph: dlm(STEP, graph),
+    "lt_admm": lambda graph: lt_admm(STEP, graph),
+    "opapc": lambda graph: opapc(graph, 1.0, 0.1),
     "asynchronous_gossip_sgd": lambda graph: asynchronous_gossip_sgd(STEP, graph),
 }
-ANY_DOUBLY_STOCHASTIC = ("decentralized_sgd", "local_sgd", "gradient_tracking")
+ANY_DOUBLY_STOCHASTIC = (
+    *("decentralized_sgd", "local_sgd", "gradient_tracking", "k_gt"),
+    *("atc_tracking", "aug_dgm", "momentum_tracking"),
+)
 SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")
 
 
@@ -217,6 +254,15 @@ def test_a_graph_that_a_method_cannot_use_is_refused(name):
             ON_GRAPHS[name](graph)
     with pytest.raises(ValueError, match=r"on ring\(7\): .* 7 nodes .* 6 workers"):
         ON_GRAPHS[name](topologies.ring(7)).init(jnp.zeros(D), N)
+
+
+def test_factors_of_steps_are_one_positive_number_for_each_worker():
+    for factors, words in (
+        ([1.0] * 5, "5 numbers, but .* has 6 nodes"),
+        ([1.0] * 5 + [0.0], "0.0"),
+    ):
+        with pytest.raises(ValueError, match=f"^aug_dgm: step_factors .*{words}"):
+            aug_dgm(STEP, RING, factors)
 
 
 def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import optax
 import pytest
@@ -47,12 +48,19 @@ CLUSTER = clusters.Cluster(
     clusters.constant(1.0), present=clusters.trace(HERE.T.astype(float), 1.0), delivered=LINKS
 )
 SGD, MOMENTUM = optax.sgd(GAMMA), optax.sgd(GAMMA, momentum=BETA)
-RING, COMPLETE, PUSH, MATCHED = (
+RING, CHAIN, STAR, COMPLETE, PUSH, MATCHED = (
     topologies.ring(N),
+    topologies.chain(N),
+    topologies.star(N),
     topologies.complete(N),
     topologies.one_peer_exponential(N),
     topologies.random_matchings(N),
 )
+PUSHES = topologies.random_pushes(N, 5)
+PULLS = topologies.random_pushes(N, 5, weights=topologies.pull)
+TREE = nx.DiGraph([(n // 2, n) for n in range(N)])  # with a loop, which is ignored
+DOWN = topologies.from_graph(TREE, topologies.pull)
+UP = topologies.from_graph(TREE.reverse(), topologies.push)
 
 
 def slopes(X: np.ndarray) -> np.ndarray:
@@ -288,13 +296,58 @@ def decentralized(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X}, bits
 
 
-def tracked(topology: dsgd.Topology) -> tuple[dict, float]:
+def tracked(topology: dsgd.Topology, beta: float = 0.0) -> tuple[dict, float]:
+    """Returns the final states of gradient tracking, or of momentum tracking."""
+    X, Y, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        g = np.where(HERE[t][:, None], beta * last + slopes(X), last)
+        Y, last, bits = W @ Y + g - last, g, bits + 2 * messages * WORD
+        X = W @ X - GAMMA * np.where(HERE[t][:, None], Y, 0)
+        np.testing.assert_allclose(Y.mean(axis=0), g.mean(axis=0))
+    return {"params": X, "tracker": Y, "gradient": last}, bits
+
+
+def tracked_after_the_step(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final states of ATC tracking. A worker that does not participate keeps its
+    tracker and its last gradient.
+    """
+    X, mixed, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        g = np.where(HERE[t][:, None], slopes(X), last)
+        Y, last, bits = mixed + g - last, g, bits + 2 * messages * WORD
+        X, mixed = W @ (X - GAMMA * np.where(HERE[t][:, None], Y, 0)), W @ Y
+        np.testing.assert_allclose(mixed.mean(axis=0), g.mean(axis=0))
+    return {"params": X, "tracker": mixed, "gradient": last}, bits
+
+
+def tracked_locally(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final models and corrections of K-GT, -H gamma c. A worker that does not
+    participate in an exchange continues from its model.
+    """
+    x, y, c, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        there = HERE[t][:, None]
+        y = np.where(there, y - GAMMA * (slopes(y) + c), y)
+        if (t + 1) % H == 0:
+            W, messages = gossip(t, topology)
+            z = (x - y) / (H * GAMMA)
+            c, bits = c - z + W @ z, bits + messages * 2 * WORD
+            x = np.where(there, W @ y, x)
+            y = np.where(there, x, y)
+            np.testing.assert_allclose(c.sum(axis=0), 0, atol=1e-12)
+    return {"params": y, "start": x, "correction": -H * GAMMA * c}, bits
+
+
+def tracked_in_two_exchanges(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final states of Aug-DGM."""
     X, Y, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
     for t in range(T):
         W, messages = gossip(t, topology)
         g = np.where(HERE[t][:, None], slopes(X), last)
-        Y, last, bits = W @ Y + g - last, g, bits + 2 * messages * WORD
-        X = W @ X - GAMMA * np.where(HERE[t][:, None], Y, 0)
+        Y, last, bits = W @ (Y + g - last), g, bits + 2 * messages * WORD
+        X = W @ (X - GAMMA * np.where(HERE[t][:, None], Y, 0))
         np.testing.assert_allclose(Y.mean(axis=0), g.mean(axis=0))
     return {"params": X, "tracker": Y, "gradient": last}, bits
 
@@ -306,6 +359,41 @@ def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
         X = W @ np.where(HERE[t][:, None], X - GAMMA * slopes(X / mass[:, None]), X)
         mass, bits = W @ mass, bits + messages * (WORD + 32)
     return {"params": X, "weight": mass}, bits
+
+
+def pushed_and_tracked(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final states of Push-DIGing. A sender keeps what does not arrive: the sums of
+    all three vectors are preserved.
+    """
+    U, mixed, last = np.zeros((3, N, D))
+    mass, bits = np.ones(N), 0.0
+    for t in range(T):
+        P, messages = gossip(t, topology, columns=True)
+        there = HERE[t][:, None]
+        g = np.where(there, slopes(U / mass[:, None]), last)
+        Y, last, bits = mixed + g - last, g, bits + messages * (2 * WORD + 32)
+        U, mass, mixed = P @ (U - GAMMA * np.where(there, Y, 0)), P @ mass, P @ Y
+        np.testing.assert_allclose(mixed.sum(axis=0), g.sum(axis=0))
+    return {"params": U, "weight": mass, "tracker": mixed, "gradient": last}, bits
+
+
+def pulled_and_pushed(
+    pull: dsgd.Topology, push: dsgd.Topology, adapt_first: bool
+) -> tuple[dict, float]:
+    """Returns the final states of Push-Pull, or of AB. The rows of R and the columns of P sum to 1
+    in every round.
+    """
+    X, mixed, last = np.zeros((3, N, D))
+    bits = 0.0
+    for t in range(T):
+        (R, pulls), (P, pushes) = gossip(t, pull), gossip(t, push, columns=True)
+        there = HERE[t][:, None]
+        g = np.where(there, slopes(X), last)
+        Y, last, bits = mixed + g - last, g, bits + (pulls + pushes) * WORD
+        change = -GAMMA * np.where(there, Y, 0)
+        X, mixed = R @ (X + change) if adapt_first else R @ X + change, P @ Y
+        np.testing.assert_allclose(mixed.sum(axis=0), g.sum(axis=0))
+    return {"params": X, "tracker": mixed, "gradient": last}, bits
 
 
 def squeezed(topology: dsgd.Topology, eta: float) -> tuple[dict, float]:
@@ -358,6 +446,56 @@ def paired(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X, "slow": slow, "momentum": v}, bits
 
 
+def local_admm(A: np.ndarray, rho: float, beta: float) -> tuple[dict, float]:
+    """Returns the final models of LT-ADMM. A worker keeps its variable of an edge if the message
+    does not arrive, and all of its state if it does not participate.
+    """
+    X, z, correction, bits = np.zeros((N, D)), np.zeros((N, N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        there = HERE[t][:, None]
+        X = np.where(there, X - GAMMA * slopes(X) - beta * correction, X)
+        if (t + 1) % H == 0:
+            message = z - 2 * rho * X[:, None]
+            arrives, sent = along(t, A)
+            z = np.where(arrives[..., None], z / 2 - message.swapaxes(0, 1) / 2, z)
+            after = rho * A.sum(axis=1)[:, None] * X - z.sum(axis=1)
+            correction = np.where(there, after, correction)
+            bits += (sent + arrives.sum()) * WORD
+    return {"params": X, "correction": correction}, bits
+
+
+def relayed(A: np.ndarray) -> tuple[dict, float]:
+    """Returns the final models of RelaySGD. The last message of a neighbour is used again if none
+    arrives.
+    """
+    X, m, c, bits = np.zeros((N, D)), np.zeros((N, N, D)), np.zeros((N, N)), 0.0
+    for t in range(T):
+        Y = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        arrives, sent = along(t, A)
+        message = (Y + m.sum(axis=0))[:, None] - m.swapaxes(0, 1)
+        number = (1 + c.sum(axis=0))[:, None] - c.T
+        m, c = np.where(arrives[..., None], message, m), np.where(arrives, number, c)
+        # x_0 = 0
+        X = np.where(HERE[t][:, None], (Y + m.sum(axis=0)) / N, X)
+        bits += (sent + arrives.sum()) * (WORD + 32)
+    return {"params": X}, bits
+
+
+def neighbours(topology: dsgd.Topology) -> np.ndarray:
+    """Returns the adjacency matrix of an undirected graph."""
+    return np.where(np.eye(N), 0, topology.W != 0)
+
+
+def along(t: int, A: np.ndarray) -> tuple[np.ndarray, int]:
+    """Returns on which links between neighbours messages arrive, bool `[N, N]`, and the number of
+    messages sent.
+    """
+    sent = (A > 0) & HERE[t] & HERE[t][:, None]
+    numbers = np.minimum.outer(np.arange(N), np.arange(N)) * N
+    numbers = numbers + np.maximum.outer(np.arange(N), np.arange(N))
+    return sent & ARRIVES[t, numbers], int(sent.sum())
+
+
 METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "mb-sgd": (algorithms.minibatch_sgd(MOMENTUM), gradients_averaged),
     "local-sgd": (algorithms.local_sgd(SGD, H), lambda: models_averaged(H)),
@@ -376,13 +514,40 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         streamed,
     ),
     "noloco": (algorithms.noloco(SGD, RING, H), lambda: paired(RING)),
+    "lt-admm": (
+        algorithms.lt_admm(SGD, STAR, H, penalty=0.4, correction_step=0.2),
+        lambda: local_admm(neighbours(STAR), 0.4, 0.2),
+    ),
+    "relay-sgd": (algorithms.relay_sgd(SGD, CHAIN), lambda: relayed(neighbours(CHAIN))),
     "sparta": (algorithms.sparta(SGD, 1.0), lambda: models_averaged(1)),
     "dsgd-complete": (
         algorithms.decentralized_sgd(MOMENTUM, COMPLETE),
         lambda: decentralized(COMPLETE),
     ),
     "gradient-tracking": (algorithms.gradient_tracking(SGD, MATCHED), lambda: tracked(MATCHED)),
+    "atc-tracking": (
+        algorithms.atc_tracking(SGD, MATCHED),
+        lambda: tracked_after_the_step(MATCHED),
+    ),
+    "k-gt": (algorithms.k_gt(SGD, RING, H), lambda: tracked_locally(RING)),
+    "aug-dgm": (algorithms.aug_dgm(SGD, MATCHED), lambda: tracked_in_two_exchanges(MATCHED)),
+    "momentum-tracking": (
+        algorithms.momentum_tracking(SGD, MATCHED, BETA),
+        lambda: tracked(MATCHED, BETA),
+    ),
     "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
+    "push-diging": (
+        algorithms.push_diging(SGD, PUSHES),
+        lambda: pushed_and_tracked(PUSHES),
+    ),
+    "push-pull": (
+        algorithms.push_pull(SGD, PULLS, PUSHES),
+        lambda: pulled_and_pushed(PULLS, PUSHES, True),
+    ),
+    "ab": (
+        algorithms.ab(SGD, DOWN, UP),
+        lambda: pulled_and_pushed(DOWN, UP, False),
+    ),
     "deepsqueeze": (
         algorithms.deepsqueeze(SGD, RING, compressors.whole_model(compressors.top_k(0.5)), 0.3),
         lambda: squeezed(RING, 0.3),
@@ -480,6 +645,8 @@ def test_a_worker_that_does_not_participate_has_no_work():
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
+    *("dlm", "opapc"),
+    *("led", "prox-skip"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 
@@ -514,6 +681,8 @@ UNFIT = [
     # directed graphs are for push-sum, whose weights must remain positive
     (algorithms.decentralized_sgd(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.gradient_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
+    (algorithms.atc_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
+    (algorithms.k_gt(SGD, PUSH, H), {"delivered": HALF}, ONE_SIDED),
     (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),
     (
         algorithms.stochastic_gradient_push(SGD, NEGATIVE),

@@ -32,6 +32,7 @@ SERVER, GOSSIP = (
 )
 
 LOCAL = "algorithms/test_local_updates"
+LOCAL_GOSSIP = "algorithms/test_local_gossip"
 SLOW_LINKS = "algorithms/test_slow_links"
 STATEMENTS = "theory_checks/test_statements"
 WEIGHTS = "dsgd/problems/test_weights"
@@ -159,6 +160,33 @@ MISTAKES = [
         history("extra, pipelined"),
     ),
     Mistake(
+        "algorithms/decentralized/k_gt.py",
+        "laplacian((half, change), topology)",
+        "laplacian((half, half), topology)",
+        of(STATEMENTS, "statement_holds[K-GT, schedule, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/local_exact_diffusion.py",
+        "weight=beta",
+        "weight=1 / period",
+        of(STATEMENTS, "statement_holds[LED, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/prox_skip.py",
+        "weight=probability",
+        "weight=1.0",
+        of(STATEMENTS, "statement_holds[ProxSkip on graphs, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/exact_diffusion.py",
+        "round.if_active(models._replace(params=phi, optimizer=memory), models)",
+        "models._replace(params=phi, optimizer=memory)",
+        of(
+            LOCAL_GOSSIP,
+            "workers_that_compute_in_some_rounds_only_do_not_move_the_limit[exact diffusion]",
+        ),
+    ),
+    Mistake(
         "algorithms/asynchronous/asynchronous_sgd.py",
         "maximum(1, staleness)",
         "maximum(1, 1 + staleness)",
@@ -167,8 +195,8 @@ MISTAKES = [
     # Rounding, warm starts, push-sum weights.
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
-        "x + (u + c), x.params",
-        "x + (u - c), x.params",
+        "jnp.asarray(weight, c.dtype) * c",
+        "-c",
         history("exact-diffusion, pipelined"),
     ),
     Mistake(

@@ -45,9 +45,45 @@ METHODS = [
     ),
     Mistake(
         "algorithms/decentralized/gradient_tracking.py",
-        "optax.tree.sub(optax.tree.add(y, gradients), state.gradient)",
-        "optax.tree.add(y, gradients)",
+        "optax.tree.sub(optax.tree.add(tracker, gradients), last)",
+        "optax.tree.add(tracker, gradients)",
         holds("gradient tracking, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "round.mix((half, y), topology)",
+        "half, round.mix(y, topology)",
+        holds("ATC tracking, schedule, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "reshape(-1, *[1] * (leaf.ndim - 1)) * leaf",
+        "mean() * leaf",
+        holds("Aug-DGM, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "jnp.asarray(momentum, u.dtype) * u + g",
+        "jnp.asarray(momentum, u.dtype) * (u + g)",
+        holds("momentum tracking, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/push_diging.py",
+        "Query(divided(state.workers))",
+        "Query(state.workers.params)",
+        holds("Push-DIGing, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/push_pull.py",
+        "round.pull(half, pull)",
+        "optax.apply_updates(round.pull(state.params, pull), change)",
+        holds("Push-Pull, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/push_pull.py",
+        "optax.apply_updates(x, change)",
+        "optax.apply_updates(state.params, change)",
+        holds("AB, every round"),
     ),
     Mistake(
         "algorithms/decentralized/choco_sgd.py",

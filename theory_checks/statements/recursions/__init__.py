@@ -20,6 +20,7 @@ from theory_checks.statements.recursions import (
     compressed,
     decentralized,
     dropcompute,
+    edges,
     federated,
     kimad,
     outer,
@@ -38,6 +39,7 @@ CASES: dict[str, Case] = {
         compressed,
         kimad,
         decentralized,
+        edges,
         asynchronous,
     )
     for case in family.CASES

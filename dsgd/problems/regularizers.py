@@ -1,0 +1,190 @@
+"""Regularizers with a proximal step, as part of a problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dsgd import checks
+from dsgd.base import Params, Problem, Regularizer
+from dsgd.causes import error_context
+from dsgd.engine import protocol
+
+# The mean of feasible local models may violate the constraints by rounding.
+_ROUNDINGS = 1024
+
+
+@checks.arguments
+def regularized(problem: Problem, regularizer: Regularizer) -> Problem:
+    r"""Returns the problem $\min_x f(x) + r(x)$, for a problem $\min_x f(x)$.
+
+    A method uses r by its proximal step, `round.prox`; a run refuses methods that do not. The
+    history then has `objective`, $f(x) + r(x)$, and `prox_grad_sqnorm`, $|x - \mathrm{prox}_r(x -
+    f'(x))|^2$, in addition to `loss`, which remains f(x).
+
+    Args:
+        problem: f.
+        regularizer: r, such as `l1(0.01)`; or a custom `dsgd.Regularizer(value, prox, name)`.
+
+    Returns:
+        The problem without the constants that hold for f only: minimum, minimizer and
+        heterogeneity. `solved` computes minimum and minimizer of f + r.
+
+    Raises:
+        ValueError: if the problem already has a regularizer, or the functions of r do not return a
+            scalar and a tree like the parameters.
+    """
+    if problem.regularizer is not None:
+        raise ValueError(
+            f"regularized: {problem.name} has the regularizer {problem.regularizer.name}; expected "
+            "a problem without one: pass a dsgd.Regularizer of the sum, with its proximal step"
+        )
+    _require_functions(problem, regularizer)
+    return problem._replace(
+        regularizer=regularizer,
+        constants=problem.constants._replace(minimum=None, minimizer=None, heterogeneity=None),
+        name=f"{problem.name} + {regularizer.name}",
+    )
+
+
+def _require_functions(problem: Problem, r: Regularizer) -> None:
+    def both(params):
+        with error_context(f"value of {r.name}"):
+            value = jnp.asarray(r.value(params))
+        with error_context(f"prox of {r.name}"):
+            return value, r.prox(params, 1.0)
+
+    params = protocol.parameters(problem)
+    value, after = jax.eval_shape(both, params)
+    if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError(
+            f"regularized: value of {r.name} returns {checks.typed(value)}; expected a "
+            "floating-point scalar"
+        )
+    checks.require_same(f"regularized: prox of {r.name} returns a tree", after, params)
+
+
+@checks.arguments
+def l1(penalty: float) -> Regularizer:
+    r"""Sum of absolute values, which makes the minimizer sparse.
+
+    $$ r(x) = \lambda \sum_i |x_i|, \qquad \mathrm{prox}_{s r}(x)_i = \mathrm{sign}(x_i) \max(|x_i|
+    - s \lambda, 0) $$
+
+    Args:
+        penalty: $\lambda$, at least 0.
+
+    Raises:
+        ValueError: if the penalty is negative or not finite.
+    """
+    checks.within("l1: penalty", penalty, "[0, inf)")
+    return Regularizer(partial(_l1, penalty), partial(_soft_threshold, penalty), f"l1({penalty})")
+
+
+def _l1(penalty: float, params: Params) -> jax.Array:
+    return penalty * _sum(jax.tree.map(lambda x: jnp.sum(jnp.abs(x)), params))
+
+
+def _soft_threshold(penalty: float, params: Params, step: Any) -> Params:
+    return jax.tree.map(lambda x: jnp.sign(x) * jnp.maximum(jnp.abs(x) - step * penalty, 0), params)
+
+
+@checks.arguments
+def group_lasso(penalty: float, groups: Literal["rows", "leaves"] = "rows") -> Regularizer:
+    r"""Sum of the norms of groups of elements, at whose minimizer whole groups are 0.
+
+    $$ r(x) = \lambda \sum_g \sqrt{d_g}\, |x_g|, \qquad \mathrm{prox}_{s r}(x)_g = \max\Big(1 -
+    \frac{s \lambda \sqrt{d_g}}{|x_g|}, 0\Big) x_g $$
+
+    $d_g$ is the number of elements of group g, and $|x_g|$ its Euclidean norm.
+
+    Args:
+        penalty: $\lambda$, at least 0.
+        groups: "rows": each row of each leaf, that is, of its first axis; an element of a vector is
+            a group. In a linear model with a kernel `[features, classes]` a group is a feature.
+            "leaves": each leaf.
+
+    Raises:
+        ValueError: if the penalty is negative or not finite, or `groups` is unknown.
+
+    Source: Yuan and Lin, "Model selection and estimation in regression with grouped variables",
+    2006.
+    """
+    checks.within("group_lasso: penalty", penalty, "[0, inf)")
+    of = (penalty, groups == "rows")
+    name = f"group_lasso({penalty}, {groups!r})"
+    return Regularizer(partial(_group_norms, *of), partial(_shrink_groups, *of), name)
+
+
+def _groups(rows: bool, x: jax.Array) -> jax.Array:
+    """Returns a leaf as a matrix with one row for each group."""
+    return x.reshape(x.shape[0] if rows and x.ndim else 1, -1)
+
+
+def _group_norms(penalty: float, rows: bool, params: Params) -> jax.Array:
+    def of_leaf(x):
+        groups = _groups(rows, x)
+        return groups.shape[1] ** 0.5 * jnp.sum(optax.safe_norm(groups, 0.0, axis=1))
+
+    return penalty * _sum(jax.tree.map(of_leaf, params))
+
+
+def _shrink_groups(penalty: float, rows: bool, params: Params, step: Any) -> Params:
+    def of_leaf(x):
+        groups = _groups(rows, x)
+        least = step * penalty * groups.shape[1] ** 0.5
+        norm = optax.safe_norm(groups, jnp.finfo(groups.dtype).tiny, axis=1, keepdims=True)
+        return (groups * jnp.maximum(1 - least / norm, 0)).reshape(x.shape)
+
+    return jax.tree.map(of_leaf, params)
+
+
+@checks.arguments
+def box(low: float, high: float) -> Regularizer:
+    r"""Constraints $l \le x_i \le u$ on all elements.
+
+    $$ r(x) = \begin{cases} 0 & l \le x_i \le u \text{ for all } i \\ \infty & \text{otherwise}
+    \end{cases}, \qquad \mathrm{prox}_{s r}(x)_i = \min(\max(x_i, l), u) $$
+
+    In `value`, elements may violate the constraints by the rounding of a mean over workers, 1,024
+    times the precision of the parameters' type.
+
+    Args:
+        low, high: l and u; may be infinite.
+
+    Raises:
+        ValueError: unless $l \le u$.
+    """
+    if not low <= high:
+        raise ValueError(f"box: low = {low}, high = {high}; expected low <= high")
+    return Regularizer(
+        partial(_inside, low, high), partial(_clip, low, high), f"box({low}, {high})"
+    )
+
+
+@checks.arguments
+def nonnegative() -> Regularizer:
+    r"""Constraints $x_i \ge 0$ on all elements: `box(0, inf)`."""
+    return replace(box(0.0, float("inf")), name="nonnegative")
+
+
+def _inside(low: float, high: float, params: Params) -> jax.Array:
+    def of_leaf(x):
+        tolerance = _ROUNDINGS * jnp.finfo(x.dtype).eps * jnp.abs(x)
+        return jnp.all((x >= low - tolerance) & (x <= high + tolerance))
+
+    feasible = jax.tree.map(of_leaf, params)
+    return jnp.where(jnp.all(jnp.stack(jax.tree.leaves(feasible))), 0.0, jnp.inf)
+
+
+def _clip(low: float, high: float, params: Params, step: Any) -> Params:
+    return jax.tree.map(lambda x: jnp.clip(x, low, high), params)
+
+
+def _sum(scalars: Any) -> jax.Array:
+    return jnp.sum(jnp.stack(jax.tree.leaves(scalars)))
