@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from algorithms import gossip
 from algorithms.decentralized.gradient_tracking import aug_dgm, gradient_tracking
 from dsgd import Algorithm, Topology, checks, workers
 from dsgd.base import Gradients, Params, Period, PyTree, Query, Real, Round, State
@@ -59,6 +60,7 @@ def gt_svrg(
     accelerated convergence", 2020.
     """
     period = checks.period("gt_svrg: period", period)
+    gossip.require_topology("gt_svrg", topology)
 
     def renewed(round: Round) -> jax.Array:
         return jnp.broadcast_to(round.step % period == 0, round.workers)
@@ -86,6 +88,7 @@ def gt_vr(
     variance reduction for non-convex optimization", 2022.
     """
     checks.within("gt_vr: probability", probability, "(0, 1]")
+    gossip.require_topology("gt_vr", topology)
 
     def renewed(round: Round) -> jax.Array:
         coins = jax.random.bernoulli(round.key, probability, (round.workers,))
@@ -119,6 +122,7 @@ def gt_sarah(
     variance reduction", 2022.
     """
     period = checks.period("gt_sarah: period", period)
+    gossip.require_topology("gt_sarah", topology)
     inner = gradient_tracking(optimizer, topology)
     return _recursive(
         f"gt_sarah({topology.name})", inner, lambda round: round.step % period == 0, 0.0
@@ -151,6 +155,7 @@ def gt_hsgd(
     non-convex optimization", 2021. Departure: $V_0$ is exact instead of that of a large batch.
     """
     checks.within("gt_hsgd: momentum_step", momentum_step, "[0, 1]")
+    gossip.require_topology("gt_hsgd", topology)
     inner = aug_dgm(optimizer, topology)
     return _recursive(
         f"gt_hsgd({topology.name})", inner, lambda round: round.step == 0, momentum_step
@@ -200,6 +205,7 @@ def gt_saga(optimizer: optax.GradientTransformation, topology: Topology, samples
     nonconvex optimization", 2022.
     """
     checks.positive_int("gt_saga: samples", samples)
+    gossip.require_topology("gt_saga", topology)
     inner = aug_dgm(optimizer, topology)
 
     def init(params, N):
