@@ -237,9 +237,6 @@ class Pattern(NamedTuple):
         clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Timing`; None: all
             messages begin when the last worker is ready, and the slowest port determines the
             duration.
-        links: the messages of each round of a schedule, as bytes, for gossip. Exchanges along the
-            same links can be one exchange (`round.joint`), even if they use different weights.
-            None: the name identifies the pattern.
     """
 
     name: str
@@ -247,7 +244,6 @@ class Pattern(NamedTuple):
     volume: Callable
     messages: Callable | None = None
     clock: Callable | None = None
-    links: tuple[bytes, ...] | None = None
 
 
 class Algorithm(NamedTuple):

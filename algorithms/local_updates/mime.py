@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
-from algorithms.local_updates.outer import Inner, Outer, outer_gradient, replicated
+from algorithms.local_updates.outer import Inner, Outer, outer_gradient, replicated, scaled
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import (
     Gradients,
@@ -19,6 +19,7 @@ from dsgd.base import (
     Period,
     PyTree,
     Query,
+    Real,
     Round,
     State,
 )
@@ -29,6 +30,7 @@ from dsgd.communication import Communicator
 def mime_lite(
     optimizer: optax.GradientTransformation,
     period: Period,
+    server_step: Real = 1.0,
     *,
     via: Pattern = network.star,
 ) -> Algorithm:
@@ -38,30 +40,35 @@ def mime_lite(
     $$ y^{(n)} \leftarrow y^{(n)} - \gamma\, \mathcal U(g_n(y^{(n)}), s_t) \quad H \text{ times from
        } x_t, \qquad c = \frac{1}{|S_t|} \sum_{n \in S_t} g_n(x_t) $$
 
-    $$ x_{t+1} = \frac{1}{|S_t|} \sum_{n \in S_t} y^{(n)}, \qquad s_{t+1} = \mathcal V(c, s_t) $$
+    $$ x_{t+1} = x_t + \eta_s \frac{1}{|S_t|} \sum_{n \in S_t} (y^{(n)} - x_t), \qquad
+       s_{t+1} = \mathcal V(c, s_t) $$
 
     $\mathcal U$ and $\mathcal V$ are the updates and the next state of the optimizer. $g_n(x_t)$ is
     the gradient of the client's first local step of the period; the paper computes that of all
     samples of a client. A client that computes nothing in a period sends its last such gradient. A
     round is one gradient per client; every H-th round sends $y^{(n)}$ and $g_n(x_t)$. Clients
-    participate as in `fed_avg`. If the problem has weights, means are weighted. With H = 1 and
-    momentum the method is mini-batch SGD with momentum; with an optimizer without state it is
-    FedAvg. The limit is biased by $O(\gamma (H - 1))$ if the clients' data differ.
+    participate as in `fed_avg`. If the problem has weights, means are weighted. With $\eta_s = 1$
+    the method is mini-batch SGD with momentum if H = 1 and the optimizer has momentum, and FedAvg
+    if the optimizer has no state. The limit is biased by $O(\gamma (H - 1))$ if the clients' data
+    differ.
 
     Args:
         optimizer: for example `optax.sgd(gamma, momentum=0.9)`. As in fedjax's `mime_lite`, a local
             step is the whole update of the optimizer, and the new state is discarded: Adam's
             moments contain the gradient of that step, which the paper's do not.
         period: H. It may be swept.
+        server_step: $\eta_s$, positive; fedjax has the same. With 1 the server takes the mean of
+            $y^{(n)}$. It may be swept.
         via: communication pattern; by default each client has its own link to the server.
 
     Raises:
-        ValueError: if the period is less than 1 or more than 2^31 - 1.
+        ValueError: if the period is less than 1 or more than 2^31 - 1, or $\eta_s$ is not positive.
 
     Source: Karimireddy et al., "Mime: mimicking centralized stochastic algorithms in federated
     learning", 2020, Algorithm 1 (MimeLite).
     """
     period = checks.period("mime_lite: period", period)
+    checks.within("mime_lite: server_step", server_step, "(0, inf)")
 
     def update(x: Outer, y: Inner, gradients: Gradients, round: Communicator):
         at_start = round.step % period == 0
@@ -74,7 +81,7 @@ def mime_lite(
         def synchronize(x: Outer, y: Inner):
             sent = outer_gradient(x, y), y.memory.gradient
             delta, c = round.weighted_mean(sent, via)
-            return _synchronized(optimizer, x, y, delta, c)
+            return _synchronized(optimizer, x, y, scaled(server_step, delta), c)
 
         return round.every(period, synchronize, x, y)
 
@@ -86,6 +93,7 @@ def mime_lite(
 def mime(
     optimizer: optax.GradientTransformation,
     period: Period,
+    server_step: Real = 1.0,
     *,
     via: Pattern = network.star,
 ) -> Algorithm:
@@ -108,16 +116,18 @@ def mime(
     Args:
         optimizer: as in `mime_lite`.
         period: H, the number of local steps. It may be swept.
-        via: as in `mime_lite`.
+        server_step, via: as in `mime_lite`.
 
     Raises:
-        ValueError: if the period is less than 1 or more than 2^31 - 1. During a run: if the user
-            supplies the batches, of which no exact gradients are known.
+        ValueError: if the period is less than 1 or more than 2^31 - 1, or $\eta_s$ is not
+            positive. During a run: if the user supplies the batches, of which no exact gradients
+            are known.
 
     Source: Karimireddy et al., "Mime: mimicking centralized stochastic algorithms in federated
     learning", 2020, Algorithm 1 (Mime).
     """
     period = checks.period("mime: period", period)
+    checks.within("mime: server_step", server_step, "(0, inf)")
 
     def query(state: State, round: Round) -> tuple[Query, Query, Query]:
         x, y, at_start = state.server.params, state.workers.params, round.step % period == 0
@@ -137,7 +147,7 @@ def mime(
 
         def synchronize(x: Outer, y: Inner):
             delta = round.weighted_mean(outer_gradient(x, y), via)
-            return _synchronized(optimizer, x, y, delta, x.memory)
+            return _synchronized(optimizer, x, y, scaled(server_step, delta), x.memory)
 
         return round.every(period, synchronize, x, y)
 
@@ -187,7 +197,7 @@ def _frozen_step(
 def _synchronized(
     optimizer: optax.GradientTransformation, x: Outer, y: Inner, delta: Params, c: Params
 ) -> tuple[Outer, Inner]:
-    """Returns the states after the averaging, from the mean change `delta` and the mean gradient
+    """Returns the states after the averaging, from the server's step `delta` and the mean gradient
     `c`.
     """
     _, state = optimizers.update(optimizer, c, x.optimizer, x.params)

@@ -159,17 +159,22 @@ THIRD = {
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "mime"), "sampled-4"),
     "scaffnew": "changing",
     "des-loc": "lossy",
-    "easgd": "lossy",
+    **dict.fromkeys(("easgd", "eamsgd"), "lossy"),
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
     "sparse-loco": "blocking",
     "muloco": "none",
+    **dict.fromkeys(("lead", "motef"), "changing"),
+    **dict.fromkeys(("dcd-sgd", "beer"), "blocking"),
+    "ecd-sgd": "none",
+    "c-gt": "noisy",
     "dlm": "changing",
     **dict.fromkeys(("lt-admm", "relay-sgd"), "lossy"),
-    "opapc": "blocking",
+    **dict.fromkeys(("lt-admm-vr", "opapc"), "blocking"),
     **dict.fromkeys(("noloco", "k-gt"), "lossy"),
     **dict.fromkeys(("led", "prox-skip"), "changing"),
     "sparta": "sampled",
     **dict.fromkeys(("atc-tracking", "aug-dgm", "momentum-tracking"), "lossy"),
+    **dict.fromkeys(("dgd", "qg-dsgdm", "decentlam"), "lossy"),
     **dict.fromkeys(("push-diging", "push-pull"), "lossy"),
     "ab": "changing",
 }
@@ -286,6 +291,10 @@ ON_QUADRATICS: Table = {
         "changing partly sampled-2",
     ),
     "dsgd, Adam": (lambda: algorithms.decentralized_sgd(ADAM, RING), "partly"),
+    "dsgd, averaged momenta": (
+        lambda: algorithms.decentralized_sgd(MOMENTUM, RING, average_momentum=True),
+        "changing partly",
+    ),
     "dsgd on a star": (
         lambda: algorithms.decentralized_sgd(MOMENTUM, topologies.star(N)),
         "blocking pipelined changing partly",
@@ -353,6 +362,10 @@ ON_QUADRATICS: Table = {
     ),
     "choco-sgd, low rank": (
         lambda: algorithms.choco_sgd(SGD, RING, WHOLE_LOW_RANK, 0.4),
+        "pipelined",
+    ),
+    "beer, low rank": (
+        lambda: algorithms.beer(MOMENTUM, topologies.star(N), WHOLE_LOW_RANK, 0.2),
         "pipelined",
     ),
     "d2 on a torus": (

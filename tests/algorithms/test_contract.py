@@ -36,7 +36,7 @@ OFFSETS = {"mime": (1, 0)}  # rounds of a period in which exchanges take place, 
 SIMULATED = {
     *("sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"),
     # clients of one server
-    *("easgd", "mime", "mime-lite", *(name for name in NAMES if name.startswith("fed-"))),
+    *("easgd", "eamsgd", "mime", "mime-lite", *(name for name in NAMES if name.startswith("fed-"))),
 }
 CONTRACT = {
     "parameters",

@@ -64,6 +64,9 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "FedNova": lambda of: algorithms.with_local_work(
         algorithms.fed_nova(plain_sgd(of), of.period), partial(first_rounds, of.period)
     ),
+    "FedNova, server momentum": lambda of: algorithms.fed_nova(
+        plain_sgd(of), of.period, optax.sgd(of.step, momentum=of.outer_momentum)
+    ),
     "FedDyn": lambda of: algorithms.fed_dyn(plain_sgd(of), of.period, of.proximal),
     "MimeLite": lambda of: algorithms.mime_lite(sgd(of), of.period),
     "Mime": lambda of: algorithms.mime(sgd(of), of.period),
@@ -71,6 +74,7 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "post-local SGD": lambda of: algorithms.post_local_sgd(sgd(of), of.switch, of.period),
     "AdaComm": lambda of: algorithms.adacomm(sgd(of), of.period, of.switch, minimum=-100.0),
     "EASGD": lambda of: algorithms.easgd(sgd(of), of.period, of.step),
+    "EAMSGD": lambda of: algorithms.eamsgd(plain_sgd(of), of.momentum, of.period, of.step),
     "DES-LOC, momentum": lambda of: algorithms.des_loc(sgd(of), of.period, of.first, of.second),
     "DES-LOC": lambda of: algorithms.des_loc(optax.adam(of.gamma), of.period, of.first, of.second),
 }
@@ -139,6 +143,11 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
         ("mini-batch", Numbers(gamma=0.7 * GAMMA, momentum=0.6)),
     ),
     "FedAvg": (("FedAvg", Numbers()), ("local SGD", Numbers())),
+    "FedNova, server momentum": (
+        ("FedNova, server momentum", Numbers(step=0.7, outer_momentum=0.6)),
+        ("FedAvgM", Numbers(step=0.7, outer_momentum=0.6)),
+    ),
+    "EAMSGD without momentum": (("EAMSGD", Numbers(step=0.9)), ("EASGD", Numbers(step=0.9))),
     "FedProx without its term": (("FedProx", Numbers()), ("FedAvg", Numbers())),
     "FedProx of one step": (
         ("FedProx", Numbers(period=1, proximal=3.0)),
@@ -431,6 +440,14 @@ def test_easgds_center_has_the_limit_of_fedprox_with_exact_solves():
     assert error(best) > 1e-2
 
 
+def test_eamsgds_center_has_that_limit_with_another_parameter():
+    numbers, alpha = Numbers(period=1, step=0.9, momentum=0.5), 0.9 / N
+    path = models("EAMSGD", numbers, instance(0.0))
+    best = limit(0.05, 2_000, 0.5 * alpha / (GAMMA * (1 + 0.5 * alpha)))
+    np.testing.assert_allclose(path[-1], best, rtol=0, atol=1e-6)
+    assert error(best) > 1e-2
+
+
 # --- Sampled clients and weights.
 
 SIZES = np.array([1, 2, 4, 9])
@@ -526,6 +543,7 @@ def test_inclusion_probabilities_that_do_not_fit_are_refused(inclusion, cluster,
 MOMENTUM = optax.sgd(GAMMA, momentum=0.5)
 SWEPT: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "EASGD": lambda number: algorithms.easgd(MOMENTUM, 2, number),
+    "EAMSGD": lambda number: algorithms.eamsgd(optax.sgd(GAMMA), 0.5, 2, number),
     "FedProx": lambda number: algorithms.fed_prox(MOMENTUM, 2, number),
     "FedDyn": lambda number: algorithms.fed_dyn(MOMENTUM, 2, number),
     "FedAdam": lambda number: algorithms.fed_adam(MOMENTUM, 2, 0.1, number),

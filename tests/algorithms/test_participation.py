@@ -321,6 +321,49 @@ def decentralized(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X}, bits
 
 
+def combined_first(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final models of DGD."""
+    X, bits = np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        X = W @ X - np.where(HERE[t][:, None], GAMMA * slopes(X), 0)
+        bits += messages * WORD
+    return {"params": X}, bits
+
+
+def with_averaged_momenta(topology: dsgd.Topology) -> tuple[dict, float]:
+    X, memory, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        there = HERE[t][:, None]
+        memory = np.where(there, BETA * memory + slopes(X), memory)
+        X = W @ np.where(there, X - GAMMA * memory, X)
+        memory, bits = W @ memory, bits + 2 * messages * WORD
+    return {"params": X, "momentum": memory}, bits
+
+
+def quasi_global(topology: dsgd.Topology) -> tuple[dict, float]:
+    X, change, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        there, before = HERE[t][:, None], X
+        X = W @ np.where(there, X - BETA * change - GAMMA * slopes(X), X)
+        change = np.where(there, BETA * change + (1 - BETA) * (before - X), change)
+        bits += messages * WORD
+    return {"params": X, "momentum": change}, bits
+
+
+def heavy_balls(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final models of DecentLaM."""
+    X, V, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        there = HERE[t][:, None]
+        V = np.where(there, BETA * V + X - W @ np.where(there, X - GAMMA * slopes(X), X), V)
+        X, bits = np.where(there, X - V, X), bits + messages * WORD
+    return {"params": X, "momentum": V}, bits
+
+
 def tracked(topology: dsgd.Topology, beta: float = 0.0) -> tuple[dict, float]:
     """Returns the final states of gradient tracking, or of momentum tracking."""
     X, Y, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
@@ -550,6 +593,16 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         algorithms.decentralized_sgd(MOMENTUM, COMPLETE),
         lambda: decentralized(COMPLETE),
     ),
+    "dgd": (algorithms.dgd(SGD, RING), lambda: combined_first(RING)),
+    "dsgd, averaged momenta": (
+        algorithms.decentralized_sgd(MOMENTUM, RING, average_momentum=True),
+        lambda: with_averaged_momenta(RING),
+    ),
+    "qg-dsgdm": (
+        algorithms.quasi_global_momentum(SGD, RING, BETA),
+        lambda: quasi_global(RING),
+    ),
+    "decentlam": (algorithms.decentlam(SGD, RING, BETA), lambda: heavy_balls(RING)),
     "gradient-tracking": (algorithms.gradient_tracking(SGD, MATCHED), lambda: tracked(MATCHED)),
     "atc-tracking": (
         algorithms.atc_tracking(SGD, MATCHED),
@@ -676,7 +729,8 @@ def test_a_worker_that_does_not_participate_has_no_work():
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
-    *("dlm", "opapc"),
+    *("dcd-sgd", "ecd-sgd", "lead", "beer", "c-gt", "motef"),
+    *("dlm", "lt-admm-vr", "opapc"),
     *("led", "prox-skip"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )

@@ -168,6 +168,28 @@ def desynced(X: np.ndarray, G: Gradients, gamma: float, periods: tuple[int, int,
         yield {"params": X, "mu": u, "nu": v}
 
 
+def elastic_momentum(
+    X: np.ndarray,
+    center: np.ndarray,
+    G: Gradients,
+    gamma: float,
+    mu: float,
+    alpha: float,
+    H: int,
+) -> Rounds:
+    """Synchronous EAMSGD.
+
+    Source: Zhang et al., "Deep learning with elastic averaging SGD", 2015.
+    """
+    v, t = np.zeros_like(X), 0
+    while True:
+        v = mu * v - gamma * G(t, X + mu * v)
+        t += 1
+        pull = alpha * (X - center) if t % H == 0 else 0 * X
+        X, center = X + v - pull, center + pull.sum(axis=0)
+        yield {"params": X, "velocity": v, "x": center}
+
+
 def elastic(
     X: np.ndarray, center: np.ndarray, G: Gradients, steps: Steps, alpha: float, H: int
 ) -> Rounds:

@@ -166,6 +166,19 @@ CASES = (
         "adam",
     ),
     Case(
+        "EAMSGD",
+        "Zhang et al. 2015, EAMSGD",
+        lambda optimizer, of: algorithms.eamsgd(optimizer, 0.8, 2, 0.6),
+        lambda inputs: outer.elastic_momentum(
+            inputs.X, inputs.x, inputs.G, inputs.gamma, 0.8, 0.6 / N, 2
+        ),
+        lambda found, papers: {
+            "params": trajectories.rows(found.states.workers.params),
+            "velocity": trajectories.rows(found.states.workers.optimizer[1].trace),
+            "x": trajectories.rows(found.states.server, 1),
+        },
+    ),
+    Case(
         "EASGD",
         "Zhang et al. 2015, (5) and (6)",
         lambda optimizer, of: algorithms.easgd(optimizer, 2, 0.6),
