@@ -82,6 +82,7 @@ def dcd_sgd(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
     )
 
@@ -162,5 +163,6 @@ def ecd_sgd(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
     )
