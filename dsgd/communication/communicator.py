@@ -282,6 +282,7 @@ class Communicator(Round):
                 f"to_each_neighbour on {topology.name}",
                 network.gossip(topology),
                 bits.to_neighbours(size, size, topology, turn),
+                topology=topology,
             )
             return workers.to_each_neighbour(tree, otherwise, topology)
 
@@ -308,7 +309,7 @@ class Communicator(Round):
                 f"to_neighbours on {topology.name} of {compressor.name}",
                 network.gossip(topology),
                 delivery.bits,
-                turns=topology.period,
+                topology=topology,
             )
             return _shaped(delivery, tree, compressor)
 
@@ -748,7 +749,7 @@ class Communicator(Round):
                 pattern,
                 sent,
                 simulated=simulated,
-                turns=topology.period,
+                topology=topology,
             )
             yield turn
 

@@ -140,7 +140,7 @@ def _prox_skip(inputs: Inputs) -> Iterator[Symbols]:
     """Yields the rounds with the coins of the method, and the bits of all messages if it sends
     any.
     """
-    coins = np.asarray(inputs.found.sent.any(axis=1))
+    coins = inputs.found.sent[:, 0] > 0
     rounds = local_gossip.prox_skip(
         inputs.X, inputs.G, matrices("irregular"), inputs.gamma, P, CHI, coins
     )
