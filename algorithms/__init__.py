@@ -80,6 +80,7 @@ from algorithms.synchronous.proximal_gradient import proximal_gradient, proximal
 from algorithms.synchronous.sgd import sgd
 from algorithms.with_diagnostics import with_diagnostics
 from algorithms.with_local_work import with_local_work
+from algorithms.with_starts import with_starts
 from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.compressors import (
@@ -350,4 +351,5 @@ __all__ = [
     "streaming_diloco",
     "with_diagnostics",
     "with_local_work",
+    "with_starts",
 ]

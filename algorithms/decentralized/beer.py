@@ -201,6 +201,7 @@ def _tracked(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
         tracked=True,
     )

@@ -82,5 +82,6 @@ def choco_sgd(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
     )

@@ -99,5 +99,6 @@ def lead(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
     )
