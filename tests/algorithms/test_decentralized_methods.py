@@ -41,8 +41,11 @@ from algorithms import (
     lt_admm,
     momentum_tracking,
     motef,
+    nids,
     opapc,
+    pg_extra,
     prox_skip,
+    proximal_tracking,
     quasi_global_momentum,
     stochastic_gradient_push,
 )
@@ -179,6 +182,10 @@ SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
         optax.sgd(0.1), LAZY, 2, number
     ),
     "prox_skip, probability": lambda number: prox_skip(optax.sgd(0.1), LAZY, number),
+    "nids": lambda number: nids(number, LAZY),
+    "nids, coupling": lambda number: nids(0.1, LAZY, number),
+    "pg-extra": lambda number: pg_extra(number, LAZY),
+    "proximal tracking": lambda number: proximal_tracking(number, LAZY),
     "push": lambda number: stochastic_gradient_push(optax.sgd(number), LAZY),
     "choco, consensus step": lambda number: choco_sgd(
         optax.sgd(0.1), LAZY, compressors.sign, number
@@ -248,6 +255,9 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "momentum_tracking": lambda graph: momentum_tracking(STEP, graph),
     "d2": lambda graph: d2(STEP, graph),
     "extra": lambda graph: extra(STEP, graph),
+    "nids": lambda graph: nids(GAMMA, graph),
+    "pg_extra": lambda graph: pg_extra(GAMMA, graph),
+    "proximal_tracking": lambda graph: proximal_tracking(GAMMA, graph),
     "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
     "choco_sgd": lambda graph: choco_sgd(STEP, graph, compressors.sign, 0.1),
     "deepsqueeze": lambda graph: deepsqueeze(STEP, graph, compressors.sign, 0.1),
@@ -264,7 +274,7 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
 }
 ANY_DOUBLY_STOCHASTIC = (
     *("decentralized_sgd", "local_sgd", "gradient_tracking", "k_gt"),
-    *("atc_tracking", "aug_dgm", "momentum_tracking"),
+    *("atc_tracking", "aug_dgm", "momentum_tracking", "proximal_tracking"),
     *("dgd", "quasi_global_momentum", "decentlam"),
 )
 SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")
