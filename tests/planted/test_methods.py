@@ -365,8 +365,8 @@ MISTAKES = [
     # Gossip of compressed differences.
     Mistake(
         "algorithms/gossip.py",
-        "pulled = optax.tree.add(copies.laplacian, sent.received)",
-        "pulled = laplacian",
+        "return _pulled(*estimates, weights)",
+        "return _pulled(own, others, weights)",
         of(STATEMENTS, "statement_holds[LEAD, every round]"),
     ),
     Mistake(
