@@ -211,7 +211,8 @@ class Query(NamedTuple):
             equal on every device: the gradient is that of the mean loss of these samples. None: the
             problem draws the batches.
         loss: whether to return the losses at the same batches, too. The answer is then a pair
-            (losses, gradients), where the losses are `[n]`, in JAX's default float type.
+            (losses, gradients), where the losses are `[n]`, of the parameters' type, at least
+            float32.
     """
 
     params: PyTree

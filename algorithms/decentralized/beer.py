@@ -159,6 +159,7 @@ def _tracked(
     so that previous gradients need not be kept, and rounding errors of gradients do not accumulate.
     """
     gossip.require_topology(name, topology, symmetric=True, fixed=True)
+    topology.require_one_exchange(name)
     gossip.require_step(name, consensus_step)
 
     def start(x: optimizers.Model):
@@ -170,8 +171,10 @@ def _tracked(
         average = () if momentum_step is None else zero
         return CompressedTracking(*x, zero, models, trackers, average)
 
+    def send(vectors, copies, round):
+        return gossip.update_copies(round, compressor, vectors, copies, topology, memory_step)
+
     def averaged(state, gradients, round):
-        """Returns M."""
         return jax.tree.map(
             lambda m, g: m + jnp.where(round.step == 0, 1, momentum_step).astype(m.dtype) * (g - m),
             state.average,
@@ -182,10 +185,8 @@ def _tracked(
         m = gradients if momentum_step is None else averaged(state, gradients, round)
         v = optax.tree.add(m, state.correction)
         with round.joint():
-            (x_pulled, models), (v_pulled, trackers) = (
-                gossip.update_copies(round, compressor, vectors, copies, topology, memory_step)
-                for vectors, copies in ((state.params, state.models), (v, state.trackers))
-            )
+            x_pulled, models = send(state.params, state.models, round)
+            v_pulled, trackers = send(v, state.trackers, round)
         change, memory = optimizers.update_local(optimizer, state, v)
         x_moved, v_moved = jax.tree.map(
             lambda pull: jnp.asarray(consensus_step, pull.dtype) * pull, (x_pulled, v_pulled)

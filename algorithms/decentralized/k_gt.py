@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import gossip, methods
+from algorithms import gossip, methods, optimizers
 from algorithms.decentralized.exact_diffusion import add_up, corrected_step
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Period
 
 
-class Corrected(NamedTuple):
+class Tracked(NamedTuple):
     r"""State of a worker, leaves `[n, ...]`.
 
     Args:
@@ -75,17 +75,21 @@ def k_gt(
     gossip.require_topology("k_gt", topology)
     gossip.require_step("k_gt", consensus_step)
 
-    def update(y: Corrected, gradients, round):
+    def start(y: optimizers.Model):
+        zero = optax.tree.zeros_like(y.params)
+        return Tracked(y.params, y.optimizer, y.params, zero, zero)
+
+    def update(y: Tracked, gradients, round):
         y = corrected_step(optimizer, y, gradients, 1 / period, round)
 
-        def exchange(y: Corrected):
+        def exchange(y: Tracked):
             change = optax.tree.sub(y.params, y.start)
             half = jax.tree.map(
                 lambda x, change: x + jnp.asarray(consensus_step, x.dtype) * change, y.start, change
             )
             pull, moved = round.laplacian((half, change), topology)
             x = optax.tree.add(half, pull)
-            return Corrected(x, y.optimizer, x, *add_up(y, moved))
+            return Tracked(x, y.optimizer, x, *add_up(y, moved))
 
         return round.every(period, exchange, y)
 
@@ -93,6 +97,6 @@ def k_gt(
         f"k_gt({period}, {topology.name}, {consensus_step})",
         optimizer,
         update,
-        start=lambda y: Corrected(*y, y.params, *[optax.tree.zeros_like(y.params)] * 2),
+        start=start,
         topology=topology,
     )

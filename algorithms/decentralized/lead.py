@@ -75,6 +75,7 @@ def lead(
     diffusion with decreasing step sizes is studied in Huang and Pu, "CEDAS", 2023.
     """
     gossip.require_topology("lead", topology, symmetric=True, fixed=True)
+    topology.require_one_exchange("lead")
     gossip.require_unbiased("lead", compressor)
     gossip.require_step("lead", consensus_step)
     checks.within("lead: memory_step", memory_step, "(0, 1]")

@@ -79,7 +79,7 @@ def nids(step_sizes: StepSizes, topology: Topology, coupling: Real | None = None
     def update(state, gradients, round):
         round.require_all(ONE_W)
         x = state.workers
-        steps = workers.local_block(gamma, round.workers)
+        steps = workers.local_block(jnp.asarray(gamma), round.workers)
         half = optax.tree.sub(x.params, units.scaled(steps, gradients))
 
         def combine(correction, lost):

@@ -201,7 +201,7 @@ def test_gossip_by_dcd_contracts_at_the_stated_rate():
     )
 
     def disagreement(X):
-        return jnp.sum((X - X.mean(axis=0)) ** 2)
+        return jnp.sum((X - X.mean(axis=0, keepdims=True)) ** 2)
 
     start = jax.tree.map(
         lambda leaf: np.broadcast_to(leaf, (500, *np.shape(leaf))), first._replace(workers=known)

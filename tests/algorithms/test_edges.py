@@ -155,6 +155,33 @@ def test_opapc_needs_as_many_gradients_as_the_root_of_the_condition_number():
     assert rate < 1 - 1 / (4 * np.sqrt(L / MU))
 
 
+def test_the_limit_is_the_optimum_with_single_samples_if_their_variance_is_reduced():
+    """LT-ADMM with the same steps stays far from it."""
+    rng = np.random.default_rng(0)
+    inputs, classes = rng.normal(size=(40, 4)), rng.integers(2, size=40)
+    sizes = np.split(np.arange(40), [5, 20, 24])
+    model = problems.Model(lambda key: jnp.zeros(4), lambda w, inputs: inputs @ w)
+
+    def loss(outputs, classes):
+        return optax.sigmoid_binary_cross_entropy(outputs, classes.astype(outputs.dtype))
+
+    def slope(method):
+        with jax.enable_x64(True):
+            of = problems.finite_sum(
+                model, loss, (inputs, classes), batch_size=1, partition=sizes, l2=0.1, workers=4
+            )
+            options: Any = {"steps": 3_000, "key": jax.random.key(0), "record_every": 3_000}
+            return dsgd.run(method, of, mesh=2, **options).history["grad_sqnorm"][-1]
+
+    methods = [
+        method(optax.sgd(0.1), topologies.chain(4), 3, correction_step=0.1)
+        for method in (algorithms.lt_admm_vr, algorithms.lt_admm)
+    ]
+    reduced, plain = map(slope, methods)
+    assert reduced < 1e-18
+    assert plain > 1e-6
+
+
 # --- Lost messages, on eight workers in float32.
 
 PROBLEM = problems.random_quadratic(8, 4, heterogeneity=2.0, seed=1)

@@ -31,6 +31,7 @@ SERVER, GOSSIP = (
     "algorithms/asynchronous/asynchronous_gossip_sgd.py",
 )
 
+GOSSIP_OF_DIFFERENCES = "algorithms/test_compressed_gossip"
 LOCAL = "algorithms/test_local_updates"
 LOCAL_GOSSIP = "algorithms/test_local_gossip"
 SLOW_LINKS = "algorithms/test_slow_links"
@@ -101,8 +102,8 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/local_updates/mime.py",
-        "jnp.where(at_local, t - 1, t)",
-        "t",
+        "g - g_x + c[None]",
+        "g + c[None]",
         of(STATEMENTS, "statement_holds[Mime, every round]"),
     ),
     Mistake(
@@ -122,6 +123,18 @@ MISTAKES = [
         "(round.step < switch) |",
         "(round.step <= switch) |",
         of(LOCAL, "two_methods_are_the_same[post-local SGD, local at once]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/adacomm.py",
+        "schedule(0) / schedule(done)",
+        "schedule(done) / schedule(0)",
+        of(STATEMENTS, "statement_holds[AdaComm, every round]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/easgd.py",
+        "x + jnp.asarray(momentum, x.dtype) * v",
+        "x",
+        of(STATEMENTS, "statement_holds[EAMSGD, every round]"),
     ),
     Mistake(
         "algorithms/local_updates/easgd.py",
@@ -344,6 +357,49 @@ MISTAKES = [
             "algorithms/test_with_local_work",
             "methods_with_their_own_clock_are_queried_with_the_work",
         ),
+    ),
+    # Gossip of compressed differences.
+    Mistake(
+        "algorithms/gossip.py",
+        "pulled = optax.tree.add(copies.laplacian, sent.received)",
+        "pulled = laplacian",
+        of(STATEMENTS, "statement_holds[LEAD, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/lead.py",
+        "consensus_step / 2",
+        "consensus_step",
+        of(GOSSIP_OF_DIFFERENCES, "two_methods_are_the_same[LEAD]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/beer.py",
+        "for value in (x.params, zero)",
+        "for value in (zero, zero)",
+        of(STATEMENTS, "statement_holds[BEER, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/beer.py",
+        "compressor, vectors, copies, topology, memory_step)",
+        "compressor, vectors, copies, topology)",
+        of(STATEMENTS, "statement_holds[C-GT, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/beer.py",
+        "jnp.where(round.step == 0, 1, momentum_step)",
+        "jnp.where(round.step == 1, 1, momentum_step)",
+        of(STATEMENTS, "statement_holds[MoTEF, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/dcd_sgd.py",
+        "optax.tree.add(state.laplacian, change)",
+        "optax.tree.sub(change, state.laplacian)",
+        of(GOSSIP_OF_DIFFERENCES, "the_limit_of_dcd_is_that_of_decentralized_gradient_descent"),
+    ),
+    Mistake(
+        "algorithms/decentralized/dcd_sgd.py",
+        "old + 2 / t.astype(old.dtype)",
+        "old + 1 / t.astype(old.dtype)",
+        of(GOSSIP_OF_DIFFERENCES, "ecd_approaches_that_limit_as_the_root_of_the_number_of_rounds"),
     ),
     # Validation.
     Mistake(

@@ -243,6 +243,14 @@ CALLS = {
         UNEVEN.out_degrees[0] * VECTOR,
         ROWS,
     ),
+    "laplacian, unweighted, on the complete graph": Call(
+        lambda round, x: round.laplacian(x, COMPLETE, weighted=False),
+        each(lambda x: x.sum(axis=0) - N * x, X),
+        "gossip(complete(8))",
+        7 * VECTOR,
+        ROWS,
+        simulated=True,
+    ),
     "to_each_neighbour": Call(
         to_each,
         from_each(np.ones((N, N), bool)),

@@ -24,6 +24,7 @@ from theory_checks.statements.recursions import (
     federated,
     kimad,
     outer,
+    proximal,
     slow_links,
     synchronous,
 )
@@ -40,6 +41,7 @@ CASES: dict[str, Case] = {
         kimad,
         decentralized,
         edges,
+        proximal,
         asynchronous,
     )
     for case in family.CASES
