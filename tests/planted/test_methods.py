@@ -273,6 +273,15 @@ MISTAKES = [
         "lambda x: x / 8, x)",
         of(DECENTRALIZED, "push_sum_divides_by_the_actual_weights"),
     ),
+    Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "optax.tree.add(tracker, optax.tree.sub(gradients, last))",
+        "optax.tree.sub(optax.tree.add(tracker, gradients), last)",
+        of(
+            "algorithms/test_directed",
+            "in_float32_the_models_stay_at_the_minimizer[push_diging, schedule]",
+        ),
+    ),
     # Events.
     Mistake(
         "algorithms/asynchronous/arrivals.py",

@@ -45,8 +45,8 @@ METHODS = [
     ),
     Mistake(
         "algorithms/decentralized/gradient_tracking.py",
-        "optax.tree.sub(optax.tree.add(tracker, gradients), last)",
-        "optax.tree.add(tracker, gradients)",
+        "optax.tree.sub(gradients, last))",
+        "gradients)",
         holds("gradient tracking, every round"),
     ),
     Mistake(
