@@ -385,18 +385,17 @@ def draw_families(args: Args, graph: dsgd.Topology, panels: Histories) -> Figure
         panel.set_ylabel("|f'(mean x)|²")
     figures.title(
         sheet,
-        f"{args.data}, {args.workers} workers, {graph.name}, alpha = {min(args.alphas):g}, "
-        f"{settings(args)}",
+        f"{args.data} on {graph.name}, alpha = {min(args.alphas):g}; {settings(args)}",
     )
     return sheet
 
 
 def settings(args: Args) -> str:
     """Describes the runs of the families."""
-    beta = graph_methods.MOMENTUM
+    step = args.exact_learning_rate
     return (
-        f"exact gradients, step size {args.exact_learning_rate:g}, with momentum "
-        f"{args.exact_learning_rate * (1 - beta):.3g}, l2 = {args.exact_l2:g}"
+        f"exact gradients, step size {step:g} "
+        f"({step * (1 - graph_methods.MOMENTUM):.3g} with momentum), l2 = {args.exact_l2:g}"
     )
 
 
@@ -408,10 +407,12 @@ def tabulate_families(args: Args, what: str, panels: Histories) -> Table:
         f"{settings(args)}.\nMbit: sent and received per worker. variance reduction: random "
         f"batches of {args.batch_size} samples.",
     )
-    for family in dict.fromkeys(case.family for case in panels):
+    first, *_ = families = list(dict.fromkeys(case.family for case in panels))
+    for family in families:
         table.add_section()
         table.add_row(family, "", "")
-        for name in (REFERENCE, *SHOWN[family]):
+        reference = (REFERENCE,) if family == first or family in SAMPLED else ()
+        for name in (*reference, *SHOWN[family]):
             history = panels[Panel(family, name)]
             megabits = statistics.COSTS["megabits sent and received per worker"](history)
             table.add_row(name, f"{history['grad_sqnorm'][0, -1]:.2g}", f"{megabits[-1]:,.0f}")
