@@ -202,6 +202,7 @@ def _tracked(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
         tracked=True,
     )

@@ -97,5 +97,6 @@ def lead(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
     )
