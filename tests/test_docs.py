@@ -34,6 +34,7 @@ OTHERS = (
     "docs/how_to/own_problem/per_sample.md",
     "docs/how_to/own_problem/language_model.md",
     "docs/how_to/own_problem/hand_written.md",
+    "docs/how_to/regularizers.md",
     "docs/how_to/train_over_slow_links.md",
     "docs/how_to/federated.md",
     "docs/how_to/compression.md",

@@ -120,8 +120,8 @@ def run(
         and servers, the workers' contributions; NaN if none was sent). Series with one number per
         worker are `[seeds?, records, N]`: metrics of some methods, and, if the method sets the
         local work, chooses samples or has several queries, `samples`, the number of samples that
-        each worker computed (in full draws if the problem has no batch size). The first record is the initial state, the last one is after the
-        last round.
+        each worker computed (in full draws if the problem has no batch size). The first record is
+        the initial state, the last one is after the last round.
 
     Raises:
         ValueError: if `key` is not a single key or its draws depend on the number of devices;

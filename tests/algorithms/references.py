@@ -46,6 +46,11 @@ def quadratic() -> dsgd.Problem:
 
 
 @cache
+def sparse() -> dsgd.Problem:
+    return problems.regularized(quadratic(), problems.l1(0.1))
+
+
+@cache
 def robust(replacement: Any = True) -> dsgd.Problem:
     """Returns a problem with ten samples for each worker, in batches of three."""
     return problems.robust_regression(
@@ -177,6 +182,13 @@ THIRD = {
     **dict.fromkeys(("dgd", "qg-dsgdm", "decentlam"), "lossy"),
     **dict.fromkeys(("push-diging", "push-pull"), "lossy"),
     "ab": "changing",
+    **dict.fromkeys(("gt-svrg", "gt-hsgd"), "blocking"),
+    **dict.fromkeys(("gt-vr", "gt-sarah"), "changing"),
+    "prox-gd": "sampled",
+    "prox-sgd": "lossy",
+    "nids": "changing",
+    "pg-extra": "changing",
+    "prox-tracking": "lossy",
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.
@@ -506,6 +518,17 @@ ON_LAYERS: Table = {
     ),
 }
 
+ON_SPARSE: Table = {
+    "prox-gd": (lambda: algorithms.proximal_gradient(0.3), "none"),
+    "prox-sgd": (lambda: algorithms.proximal_sgd(0.1), "partly"),
+    "nids, unequal steps": (
+        lambda: algorithms.nids(np.linspace(0.1, 0.3, N), RING, 1.0),
+        "pipelined",
+    ),
+    "pg-extra": (lambda: algorithms.pg_extra(0.1, RING), "blocking"),
+    "prox-tracking on matchings": (lambda: algorithms.proximal_tracking(0.1, MATCHED), "partly"),
+}
+
 ON_SAMPLES: Table = {
     f"unequal work, {name}": (
         lambda name=name: with_local_work(algorithms.make(name, MOMENTUM, N), unequal()),
@@ -618,6 +641,7 @@ def not_registered() -> dict[str, Run]:
         ("", ON_QUADRATICS, quadratic),
         (" on layers", ON_LAYERS, layers),
         (" on samples", ON_SAMPLES, robust),
+        (" with l1", ON_SPARSE, sparse),
     ):
         for name, (method, on) in table.items():
             for cluster in on.split():

@@ -111,7 +111,7 @@ def chunked(k: int, chunk: int, d: int) -> int:
 FORMS: dict[str, Form] = {
     "gd": all_reduce,
     "sgd": lambda N, d: 0,
-    "mb-sgd": all_reduce,
+    **dict.fromkeys(("mb-sgd", "prox-gd", "prox-sgd"), all_reduce),
     "mb-sgd-model": all_reduce,
     "mb-sgd-server": lambda N, d: d * FLOAT,
     "csgd": _parts(quantized),
@@ -124,13 +124,15 @@ FORMS: dict[str, Form] = {
     "local-sgd": all_reduce,
     "scaffold": lambda N, d: all_reduce(N, 2 * d),
     "d2": _models(),
-    "extra": _models(),
+    **dict.fromkeys(("extra", "pg-extra", "nids"), _models()),
+    "prox-tracking": _models(2),  # tracker and model, one after the other
     "exact-diffusion": _models(),
     # model and tracker
     **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
     "k-gt": _models(2),  # model and change
     **dict.fromkeys(("led", "prox-skip"), _models()),
     **dict.fromkeys(("aug-dgm", "momentum-tracking"), _models(2)),
+    **dict.fromkeys(("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd"), _models(2)),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
     "push-diging": lambda N, d: min(1, N - 1) * (2 * d + 1) * FLOAT,  # model, tracker and weight
     # model and tracker, to the workers that are a power of 2 further
@@ -174,6 +176,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     "adacomm": (4, {3}),  # the first period
     **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm", "lt-admm-vr"), (4, {3})),
     "mime": (4, {0, 3}),
+    "nids": (PERIOD, {1, 2, 3}),  # nothing in the run's first round
 }
 # number of sending workers of N, if not all; the first round that sends is tested
 FEW: dict[str, Callable[[int], int]] = {

@@ -34,6 +34,11 @@ from algorithms import (
     exact_diffusion,
     extra,
     gradient_tracking,
+    gt_hsgd,
+    gt_saga,
+    gt_sarah,
+    gt_svrg,
+    gt_vr,
     k_gt,
     lead,
     local_exact_diffusion,
@@ -41,8 +46,11 @@ from algorithms import (
     lt_admm,
     momentum_tracking,
     motef,
+    nids,
     opapc,
+    pg_extra,
     prox_skip,
+    proximal_tracking,
     quasi_global_momentum,
     stochastic_gradient_push,
 )
@@ -179,6 +187,10 @@ SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
         optax.sgd(0.1), LAZY, 2, number
     ),
     "prox_skip, probability": lambda number: prox_skip(optax.sgd(0.1), LAZY, number),
+    "nids": lambda number: nids(number, LAZY),
+    "nids, coupling": lambda number: nids(0.1, LAZY, number),
+    "pg-extra": lambda number: pg_extra(number, LAZY),
+    "proximal tracking": lambda number: proximal_tracking(number, LAZY),
     "push": lambda number: stochastic_gradient_push(optax.sgd(number), LAZY),
     "choco, consensus step": lambda number: choco_sgd(
         optax.sgd(0.1), LAZY, compressors.sign, number
@@ -245,9 +257,17 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "local_exact_diffusion": lambda graph: local_exact_diffusion(STEP, graph, 2),
     "prox_skip": lambda graph: prox_skip(STEP, graph, 0.5),
     "aug_dgm": lambda graph: aug_dgm(STEP, graph),
+    "gt_svrg": lambda graph: gt_svrg(STEP, graph, 2),
+    "gt_vr": lambda graph: gt_vr(STEP, graph, 0.5),
+    "gt_sarah": lambda graph: gt_sarah(STEP, graph, 2),
+    "gt_hsgd": lambda graph: gt_hsgd(STEP, graph, 0.5),
+    "gt_saga": lambda graph: gt_saga(STEP, graph, 1),
     "momentum_tracking": lambda graph: momentum_tracking(STEP, graph),
     "d2": lambda graph: d2(STEP, graph),
     "extra": lambda graph: extra(STEP, graph),
+    "nids": lambda graph: nids(GAMMA, graph),
+    "pg_extra": lambda graph: pg_extra(GAMMA, graph),
+    "proximal_tracking": lambda graph: proximal_tracking(GAMMA, graph),
     "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
     "choco_sgd": lambda graph: choco_sgd(STEP, graph, compressors.sign, 0.1),
     "deepsqueeze": lambda graph: deepsqueeze(STEP, graph, compressors.sign, 0.1),
@@ -264,7 +284,8 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
 }
 ANY_DOUBLY_STOCHASTIC = (
     *("decentralized_sgd", "local_sgd", "gradient_tracking", "k_gt"),
-    *("atc_tracking", "aug_dgm", "momentum_tracking"),
+    *("atc_tracking", "aug_dgm", "momentum_tracking", "proximal_tracking"),
+    *("gt_svrg", "gt_vr", "gt_sarah", "gt_hsgd", "gt_saga"),
     *("dgd", "quasi_global_momentum", "decentlam"),
 )
 SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")

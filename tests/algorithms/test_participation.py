@@ -420,6 +420,21 @@ def tracked_in_two_exchanges(topology: dsgd.Topology) -> tuple[dict, float]:
     return {"params": X, "tracker": Y, "gradient": last}, bits
 
 
+def tracked_with_two_exchanges(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final states of proximal tracking without a regularizer, which are scaled with
+    the step size.
+    """
+    X, Y, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        g = np.where(HERE[t][:, None], slopes(X), last)
+        Y, last, bits = W @ Y + g - last, g, bits + 2 * messages * WORD
+        X = W @ (X - GAMMA * np.where(HERE[t][:, None], Y, 0))
+        np.testing.assert_allclose(Y.mean(axis=0), g.mean(axis=0))
+    scaled = {"tracker": GAMMA * Y, "change": -GAMMA * last, "shift": np.zeros((N, D))}
+    return {"params": X, **scaled}, bits
+
+
 def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
     X, mass, bits = np.zeros((N, D)), np.ones(N), 0.0
     for t in range(T):
@@ -614,6 +629,10 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         algorithms.momentum_tracking(SGD, MATCHED, BETA),
         lambda: tracked(MATCHED, BETA),
     ),
+    "prox-tracking": (
+        algorithms.proximal_tracking(GAMMA, MATCHED),
+        lambda: tracked_with_two_exchanges(MATCHED),
+    ),
     "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
     "push-diging": (
         algorithms.push_diging(SGD, PUSHES),
@@ -732,6 +751,8 @@ REFUSED = (
     *("dcd-sgd", "ecd-sgd", "lead", "beer", "c-gt", "motef"),
     *("dlm", "lt-admm-vr", "opapc"),
     *("led", "prox-skip"),
+    *("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd"),
+    *("nids", "pg-extra"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 
@@ -768,6 +789,7 @@ UNFIT = [
     (algorithms.gradient_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.atc_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.k_gt(SGD, PUSH, H), {"delivered": HALF}, ONE_SIDED),
+    (algorithms.proximal_tracking(GAMMA, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),
     (
         algorithms.stochastic_gradient_push(SGD, NEGATIVE),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from dsgd.base import Algorithm
+from dsgd.base import Algorithm, Regularizer
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws, Outcome
@@ -76,6 +76,7 @@ class Case(NamedTuple):
         more: draws -> additional arrays of the instance.
         place: the cluster; None: none.
         length: number of rounds.
+        regularizer: of the problem; None: none.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Case(NamedTuple):
     more: Callable[[Draws], Any] = lambda draws: ()
     place: trajectories.Place | None = None
     length: int = ROUNDS
+    regularizer: Regularizer | None = None
 
 
 OPTIMIZERS: dict[
@@ -111,7 +113,8 @@ def run(case: Case, draws: Draws) -> tuple[Instance, Trajectory]:
     """Returns an instance of the case, and its rounds."""
     of = trajectories.instance(draws, case.more(draws))
     seed = draws.integer(0, 2**31 - 1)
-    return of, trajectories.run(_build(case), of, seed=seed, place=case.place, length=case.length)
+    options = {"place": case.place, "length": case.length, "regularizer": case.regularizer}
+    return of, trajectories.run(_build(case), of, seed=seed, **options)
 
 
 def inputs(case: Case, of: Instance, found: Trajectory) -> Inputs:

@@ -72,12 +72,13 @@ def additive(rows: jax.Array) -> Compressor:
     """
 
     def compress(key, x):
-        return x + rows[_row(key, rows.shape[0]), : x.shape[0]]
+        return x + rows[row(key, rows.shape[0]), : x.shape[0]]
 
     return fixed_size(compress, lambda message, d: message, "additive", omega=lambda d: None)
 
 
-def _row(key: jax.Array, rows: int) -> jax.Array:
+def row(key: jax.Array, rows: int) -> jax.Array:
+    """Returns which of so many rows the message with this key selects."""
     return (jax.random.key_data(key)[-1] % rows).astype(jnp.int32)
 
 
@@ -112,7 +113,7 @@ class Rounds(NamedTuple):
         """
         N, d = self.shape
         algorithm = self.build(self.of, additive(rows * self.of.compression / jnp.sqrt(d)))
-        return Method(algorithm, _problem(d, self.gradient), N)
+        return Method(algorithm, problem_of_gradients(d, self.gradient), N)
 
     def first(self) -> jax.Array:
         """Returns the initial state as a vector."""
@@ -162,7 +163,7 @@ class Rounds(NamedTuple):
             strict=True,
         )
         return jnp.all(
-            jnp.array([True, *(jnp.all(old == new) for old, new in pairs if not _floating(old))])
+            jnp.array([True, *(jnp.all(old == new) for old, new in pairs if not floating(old))])
         )
 
     def seen(self, t: jax.Array, s: jax.Array) -> dict[str, jax.Array]:
@@ -195,7 +196,7 @@ def _round(
     return method.update(state, answer, current._replace(work=work), key)[0]
 
 
-def _problem(d: int, gradient: Callable | None) -> Problem:
+def problem_of_gradients(d: int, gradient: Callable | None) -> Problem:
     """Returns a problem of d parameters of which only gradients can be computed."""
     loss = _nothing if gradient is None else Loss(_nothing, gradient)
     return Problem(init=lambda key: jnp.zeros(d), loss=loss, data=(), sample=lambda key, mine: mine)
@@ -261,14 +262,15 @@ def on_one_device(f: Callable) -> Callable:
     )
 
 
-def _floating(leaf: jax.Array) -> bool:
+def floating(leaf: jax.Array) -> bool:
+    """Whether a leaf of a state holds floating-point numbers."""
     return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
 
 
 def vector(state: State) -> jax.Array:
     """Returns the floating-point part of a state as a vector."""
     return jnp.concatenate(
-        [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(state) if _floating(leaf)]
+        [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(state) if floating(leaf)]
     )
 
 
@@ -277,7 +279,7 @@ def _state(method: Method, vector: jax.Array, t: jax.Array, start: jax.Array) ->
     leaves, structure = jax.tree.flatten(method.init(start))
     at, filled = 0, []
     for leaf in leaves:
-        if _floating(leaf):
+        if floating(leaf):
             filled.append(vector[at : at + leaf.size].reshape(leaf.shape).astype(leaf.dtype))
             at += leaf.size
         else:
