@@ -18,23 +18,43 @@ from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
+from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
-from algorithms.decentralized.decentralized_sgd import decentralized_sgd
+from algorithms.decentralized.dcd_sgd import dcd_sgd, ecd_sgd
+from algorithms.decentralized.decentlam import decentlam
+from algorithms.decentralized.decentralized_sgd import decentralized_sgd, dgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
+from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.extra import extra
-from algorithms.decentralized.gradient_tracking import atc_tracking, gradient_tracking
+from algorithms.decentralized.gradient_tracking import (
+    atc_tracking,
+    aug_dgm,
+    gradient_tracking,
+    momentum_tracking,
+)
+from algorithms.decentralized.k_gt import k_gt
+from algorithms.decentralized.lead import lead
+from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
+from algorithms.decentralized.lt_admm import lt_admm, lt_admm_vr
 from algorithms.decentralized.nids import nids
+from algorithms.decentralized.opapc import opapc
 from algorithms.decentralized.pg_extra import pg_extra
+from algorithms.decentralized.prox_skip import prox_skip
 from algorithms.decentralized.proximal_tracking import proximal_tracking
+from algorithms.decentralized.push_diging import push_diging
+from algorithms.decentralized.push_pull import ab, push_pull
+from algorithms.decentralized.quasi_global_momentum import quasi_global_momentum
+from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
+from algorithms.local_updates.adacomm import adacomm
 from algorithms.local_updates.delayed_diloco import delayed_diloco, eager_diloco
 from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
-from algorithms.local_updates.easgd import easgd
+from algorithms.local_updates.easgd import eamsgd, easgd
 from algorithms.local_updates.fed_avg import fed_avg, fed_prox
 from algorithms.local_updates.fed_dyn import fed_dyn
 from algorithms.local_updates.fed_nova import fed_nova
@@ -62,7 +82,9 @@ from algorithms.with_local_work import with_local_work
 from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.compressors import (
+    buckets,
     chunked_top_k,
+    qsgd,
     random_quantization,
     sign,
     top_k,
@@ -95,13 +117,16 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
         optimizer, topologies.complete(workers)
     ),
+    "dgd": lambda optimizer, workers: dgd(optimizer, topologies.ring(workers)),
     "local-sgd": lambda optimizer, workers: local_sgd(optimizer, 4),
     "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
     "diloco": lambda optimizer, workers: diloco(optimizer, 4),
     "slowmo": lambda optimizer, workers: slowmo(optimizer, 4),
+    "adacomm": lambda optimizer, workers: adacomm(optimizer, 4, 4, minimum=-10.0),
     "post-local-sgd": lambda optimizer, workers: post_local_sgd(optimizer, 4, 4),
     "des-loc": lambda optimizer, workers: des_loc(optimizer, 2),
     "easgd": lambda optimizer, workers: easgd(optimizer, 2),
+    "eamsgd": lambda optimizer, workers: eamsgd(optimizer, 0.9, 2),
     "fed-avg": lambda optimizer, workers: fed_avg(optimizer, 4),
     "fed-prox": lambda optimizer, workers: fed_prox(optimizer, 4, 0.1),
     "fed-avgm": lambda optimizer, workers: fed_avgm(optimizer, 4),
@@ -111,7 +136,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "fed-nova": lambda optimizer, workers: fed_nova(optimizer, 4),
     "fed-dyn": lambda optimizer, workers: fed_dyn(optimizer, 4, 1.0),
     "mime-lite": lambda optimizer, workers: mime_lite(optimizer, 4),
-    "mime": lambda optimizer, workers: mime(optimizer, 2),
+    "mime": lambda optimizer, workers: mime(optimizer, 4),
     "scaffnew": lambda optimizer, workers: scaffnew(optimizer, 0.5),
     "streaming-diloco": lambda optimizer, workers: streaming_diloco(optimizer, 1, 4),
     "sparse-loco": lambda optimizer, workers: sparse_loco(
@@ -142,14 +167,57 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizers.step_size(optimizer), topologies.ring(workers)
     ),
     "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
+    "k-gt": lambda optimizer, workers: k_gt(optimizer, topologies.ring(workers), 4),
+    "led": lambda optimizer, workers: local_exact_diffusion(
+        optimizer, topologies.ring(workers, topologies.lazy), 4
+    ),
+    "prox-skip": lambda optimizer, workers: prox_skip(optimizer, topologies.ring(workers), 0.5),
+    "aug-dgm": lambda optimizer, workers: aug_dgm(optimizer, topologies.ring(workers)),
+    "momentum-tracking": lambda optimizer, workers: momentum_tracking(
+        optimizer, topologies.ring(workers)
+    ),
+    "qg-dsgdm": lambda optimizer, workers: quasi_global_momentum(
+        optimizer, topologies.ring(workers)
+    ),
+    "decentlam": lambda optimizer, workers: decentlam(optimizer, topologies.ring(workers)),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
+    "push-diging": lambda optimizer, workers: push_diging(
+        optimizer, topologies.one_peer_exponential(workers)
+    ),
+    "push-pull": lambda optimizer, workers: push_pull(
+        optimizer, *[topologies.exponential(workers)] * 2
+    ),
+    "ab": lambda optimizer, workers: ab(optimizer, *[topologies.exponential(workers)] * 2),
     "choco-sgd": lambda optimizer, workers: choco_sgd(
         optimizer, topologies.ring(workers), whole_model(sign), 0.5
     ),
     "deepsqueeze": lambda optimizer, workers: deepsqueeze(
         optimizer, topologies.ring(workers), whole_model(sign), 0.3
+    ),
+    "dlm": lambda optimizer, workers: dlm(optimizer, topologies.ring(workers)),
+    "lt-admm": lambda optimizer, workers: lt_admm(optimizer, topologies.ring(workers), 4),
+    "lt-admm-vr": lambda optimizer, workers: lt_admm_vr(optimizer, topologies.ring(workers), 4),
+    "relay-sgd": lambda optimizer, workers: relay_sgd(optimizer, topologies.chain(workers)),
+    "opapc": lambda optimizer, workers: opapc(topologies.ring(workers), 1.0, 0.1),
+    "dcd-sgd": lambda optimizer, workers: dcd_sgd(
+        optimizer, topologies.ring(workers), whole_model(random_quantization(8))
+    ),
+    "ecd-sgd": lambda optimizer, workers: ecd_sgd(
+        optimizer, topologies.ring(workers), whole_model(random_quantization(8))
+    ),
+    "lead": lambda optimizer, workers: lead(
+        optimizer, topologies.ring(workers), whole_model(buckets(qsgd(2, "linf"), 512))
+    ),
+    "beer": lambda optimizer, workers: beer(
+        optimizer, topologies.ring(workers), whole_model(top_k(0.1)), 0.1
+    ),
+    "c-gt": lambda optimizer, workers: c_gt(
+        optimizer, topologies.ring(workers), whole_model(qsgd(2, "linf")), 0.2, 0.2
+    ),
+    "motef": lambda optimizer, workers: motef(
+        optimizer, topologies.ring(workers), whole_model(top_k(0.1)), 0.1, 0.2
     ),
     "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(
         optimizer, topologies.ring(workers)
@@ -183,26 +251,37 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
 
 __all__ = [
     "ALGORITHMS",
+    "ab",
+    "adacomm",
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
     "atc_tracking",
+    "aug_dgm",
     "backup_workers_sgd",
+    "beer",
+    "c_gt",
     "choco_sgd",
     "compressed_sgd",
     "d2",
+    "dcd_sgd",
+    "decentlam",
     "decentralized_sgd",
     "deepsqueeze",
     "delayed_diloco",
     "delays",
     "demo",
     "des_loc",
+    "dgd",
     "diloco",
     "dion",
+    "dlm",
     "drop_compute",
     "dropcompute",
     "eager_diloco",
+    "eamsgd",
     "easgd",
+    "ecd_sgd",
     "ef21",
     "error_compensated_sgd",
     "exact_diffusion",
@@ -218,26 +297,39 @@ __all__ = [
     "fed_yogi",
     "gradient_descent",
     "gradient_tracking",
+    "k_gt",
     "kimad",
     "kimad_sgd",
+    "lead",
+    "local_exact_diffusion",
     "local_sgd",
+    "lt_admm",
+    "lt_admm_vr",
     "make",
     "mime",
     "mime_lite",
     "minibatch_sgd",
     "model_averaging_sgd",
+    "momentum_tracking",
+    "motef",
     "muloco",
     "nids",
     "noloco",
     "on_ray",
+    "opapc",
     "parameter_server_sgd",
     "pg_extra",
     "post_local_sgd",
     "powersgd",
     "powersgd_momentum",
+    "prox_skip",
     "proximal_gradient",
     "proximal_sgd",
     "proximal_tracking",
+    "push_diging",
+    "push_pull",
+    "quasi_global_momentum",
+    "relay_sgd",
     "scaffnew",
     "scaffold",
     "sgd",

@@ -1,19 +1,25 @@
-"""Helpers of decentralized methods: validation of topologies and consensus steps, and the initial
-state of compressed gossip.
+"""Helpers of decentralized methods: validation of topologies and consensus steps, and copies of the
+workers' vectors that compressed differences update.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from dsgd import checks, communication
+from dsgd import Communicator, checks, communication
 from dsgd.base import Compressor, Params
 from dsgd.graphs.topology import Topology
 
 Step = Annotated[float | jax.Array, "a number in (0, 1]"]
+
+SUMMED = (
+    "each worker keeps the sum of its neighbours' messages, which would be wrong after a lost "
+    "message"
+)
 
 
 def require_topology(
@@ -24,7 +30,8 @@ def require_topology(
     symmetric: bool = False,
     fixed: bool = False,
 ) -> None:
-    """Validates that a method can use the topology.
+    """Validates that a method can use the topology. A topology for "pull" or "push" is not accepted
+    unless W is doubly stochastic.
 
     Args:
         method: name for the error message.
@@ -46,11 +53,17 @@ def require_topology(
             f"{method}: W of {topology.name} is not symmetric; expected an undirected graph with "
             "symmetric weights"
         )
+    if topology.role != "gossip" and not topology.doubly_stochastic:
+        raise ValueError(
+            f"{method}: {topology.name} is a topology for {topology.role!r}, which only "
+            "algorithms.push_pull and algorithms.ab use; expected one for 'gossip': pass other "
+            "weights than topologies.pull and topologies.push"
+        )
     if doubly_stochastic and not topology.doubly_stochastic:
         raise ValueError(
             f"{method}: the rows of W of {topology.name} do not sum to 1; expected a doubly "
-            "stochastic W (algorithms.stochastic_gradient_push takes any W whose columns sum to "
-            "1)"
+            "stochastic W (algorithms.stochastic_gradient_push and algorithms.push_diging take any "
+            "W whose columns sum to 1)"
         )
 
 
@@ -69,12 +82,103 @@ def midpoint(one: Any, other: Any) -> Any:
     return ((one.astype(wide) + other.astype(wide)) / 2).astype(one.dtype)
 
 
-def start_compressed(method: str, compressor: Compressor, params: Params) -> Any:
-    """Returns the initial value of a compressor's last messages, for models `[N, ...]`.
+def require_unbiased(method: str, compressor: Compressor) -> None:
+    """Raises a ValueError if the compressor of a method on a graph is biased."""
+    if not compressor.unbiased:
+        raise ValueError(
+            f"{method}: the compressor {compressor.name} is biased; expected an unbiased one, such "
+            "as compressors.qsgd or compressors.random_quantization (algorithms.beer, choco_sgd "
+            "and deepsqueeze take biased contractions)"
+        )
+
+
+class Copies(NamedTuple):
+    r"""The copies that neighbours keep of a vector of each worker, leaves `[n, ...]`.
+
+    A worker stores its own copy, and the weighted sum of the neighbours' copies in the form of a
+    difference. It does not store each neighbour's copy.
+
+    Args:
+        value: H, the copy.
+        laplacian: $H (W - I)$.
+        last: the last messages, from which a warm-started compressor starts.
+    """
+
+    value: Any
+    laplacian: Any
+    last: Any
+
+
+def start_copies(
+    method: str, compressor: Compressor, value: Params, *, unbiased: bool = False
+) -> Copies:
+    """Returns copies that are equal on all workers, so that no message is necessary.
+
+    Args:
+        method: name for the error message.
+        compressor: compressor of the differences.
+        value: the first copy, with the same row for all workers, leaves `[N, ...]`.
+        unbiased: see `start_compressed`.
+    """
+    last = start_compressed(method, compressor, value, unbiased=unbiased)
+    return Copies(value, optax.tree.zeros_like(value), last)
+
+
+def update_copies(
+    round: Communicator,
+    compressor: Compressor,
+    vectors: Params,
+    copies: Copies,
+    topology: Topology,
+    share: Any = 1,
+) -> tuple[Params, Copies]:
+    r"""Sends the compressed differences $Q_t = C(X_t - H_t)$ of vectors and copies to the
+    neighbours.
+
+    $$ \hat X_t = H_t + Q_t, \qquad H_{t+1} = H_t + \alpha Q_t $$
+
+    Args:
+        round: the current round.
+        compressor: C.
+        vectors: X, leaves `[n, ...]`.
+        copies: H.
+        topology: W, the same in all rounds.
+        share: alpha.
+
+    Returns:
+        $\hat X_t (W - I)$, leaves `[n, ...]`, and the new copies.
 
     Raises:
-        ValueError: if the compressor declares no contraction for them.
+        ValueError: if workers may not participate, or messages may be lost.
+    """
+    round.require_all(SUMMED)
+    difference = optax.tree.sub(vectors, copies.value)
+    sent = round.to_neighbours(compressor, difference, topology, copies.last)
+    value, laplacian = jax.tree.map(
+        lambda old, q: old + jnp.asarray(share, old.dtype) * q,
+        (copies.value, copies.laplacian),
+        (sent.decoded, sent.received),
+    )
+    pulled = optax.tree.add(copies.laplacian, sent.received)
+    return pulled, Copies(value, laplacian, sent.messages)
+
+
+def start_compressed(
+    method: str, compressor: Compressor, params: Params, *, unbiased: bool = False
+) -> Any:
+    """Returns the initial value of a compressor's last messages, for models `[N, ...]`.
+
+    Args:
+        method: name for the error message.
+        compressor: the compressor.
+        params: leaves `[N, ...]`.
+        unbiased: whether unbiased compressors are accepted in addition to contractions.
+
+    Raises:
+        ValueError: if the compressor declares no contraction for the models, and is not an accepted
+            unbiased one.
     """
     vectors = communication.flat(params, compressor.layer_wise)
-    communication.require_contraction(method, compressor, vectors)
+    if not (unbiased and compressor.unbiased):
+        communication.require_contraction(method, compressor, vectors)
     return communication.last_messages(compressor, vectors)

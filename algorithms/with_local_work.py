@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
+
 from dsgd import checks
-from dsgd.base import Algorithm, LocalWork, Round, State
+from dsgd.base import Algorithm, LocalWork, Query, Round, State
 from dsgd.machines.arrays import owned
 from dsgd.work import in_samples, require_arrays
 
@@ -23,8 +25,8 @@ def with_local_work(
     gradient: with `average="workers"` it is a mean, otherwise it grows with the worker's share of
     all samples. If some workers do not participate, means are over the others, and their weights
     are unchanged (they add up to 1 only on average), unless the work is computed for the
-    participating workers, with `present=round.present`. The history contains `samples`,
-    `[records, N]`.
+    participating workers, with `present=round.present`. If a method has several queries in a
+    round, each has this work. The history contains `samples`, `[records, N]`.
 
     Args:
         method: any method whose queries do not set the local work.
@@ -33,8 +35,8 @@ def with_local_work(
 
     Raises:
         ValueError: if the work is not valid. During a run: if the work is for another number of
-            workers, the problem cannot compute it, or the method's queries set their own local
-            work.
+            workers, the problem cannot compute it, or the method's queries set their own local work
+            or choose their samples.
     """
     what = getattr(work, "__name__", "a function")
     if isinstance(work, LocalWork):
@@ -52,11 +54,16 @@ def with_local_work(
         sizes = () if problem is None else (problem.batch_size, problem.batch_sizes)
         # A method with its own clock asks the cluster how long this work takes.
         asked = method.query(state, round._replace(work=in_samples(own, *sizes)))
-        if asked.work is not None:
-            raise ValueError(
-                f"with_local_work: the queries of {method.name} set the local work themselves; "
-                "expected a method whose queries do not"
-            )
-        return asked._replace(work=own)
+
+        def with_own(asked: Query) -> Query:
+            if asked.work is not None or asked.samples is not None:
+                what = "choose their samples" if asked.work is None else "set the local work"
+                raise ValueError(
+                    f"with_local_work: the queries of {method.name} {what} themselves; expected a "
+                    "method with queries that do not"
+                )
+            return asked._replace(work=own)
+
+        return jax.tree.map(with_own, asked, is_leaf=lambda node: isinstance(node, Query))
 
     return method._replace(name=f"with_local_work({method.name}, {what})", query=query)

@@ -29,6 +29,8 @@ Real = Annotated[float | jax.Array, "a number"]  # traced when a sweep varies it
 Period = Annotated[int | jax.Array, "an integer"]  # in rounds; traced when a sweep varies it
 Gradients = PyTree  # a pytree like the parameters; every leaf has a leading worker axis [n, ...]
 
+_SAMPLES = 0x73616D70  # folded into a round's key for chosen samples, far from small numbers
+
 
 class State(NamedTuple):
     """State that a method carries from round to round.
@@ -133,7 +135,8 @@ class Round(NamedTuple):
         key: JAX key of this round, equal for all workers, for choices that are made before the
             gradients are computed (for example which worker computes).
         now: the cluster, its clock and the participation; None: the run has no cluster.
-        work: in the update, the local work that the query requested; None: one batch per worker.
+        work: in the update, the local work that the query requested; if it is a tuple of queries,
+            their micro-batches one after the other. None: one batch per worker.
         problem: the problem, without its arrays; None: not known.
     """
 
@@ -164,9 +167,35 @@ class Round(NamedTuple):
         """Participation in this round, bool `[N]`; None: all workers participate."""
         return self.now and self.now.present
 
+    def draw_samples(self, count: int = 1) -> jax.Array:
+        """Draws samples of each worker uniformly with replacement, for `Query.samples`. The query
+        and the update of a round receive the same numbers.
+
+        Args:
+            count: number of samples of each worker.
+
+        Returns:
+            Numbers of the samples, int32 `[N, count]`, equal on every device; those of worker n are
+            from 0 to m_n - 1, where m_n is its number of samples.
+
+        Raises:
+            ValueError: if the numbers of samples are not known (`Problem.local_samples`).
+        """
+        sizes = self.problem and self.problem.local_samples
+        if sizes is None:
+            name = self.problem.name if self.problem else "the problem"
+            raise ValueError(
+                f"round.draw_samples: the workers' numbers of samples are not known for {name}; "
+                "expected a problem with a finite number of samples, such as problems.finite_sum, "
+                "or a dsgd.Sampler with local_samples"
+            )
+        key = jax.random.fold_in(self.key, _SAMPLES)
+        limits = np.asarray(sizes, np.int32)[:, None]
+        return jax.random.randint(key, (self.workers, count), 0, limits, jnp.int32)
+
 
 class Query(NamedTuple):
-    """Points at which the workers query the first-order oracle for gradients.
+    """Points at which the workers query the first-order oracle, which answers with gradients.
 
     Args:
         params: one model for all workers, or the workers' models stacked, with leaves `[n, ...]`.
@@ -175,12 +204,24 @@ class Query(NamedTuple):
             gradients are then `[k, ...]`, equal on every device.
         exact: whether to compute the exact gradients f_n'(x) instead of stochastic ones.
         work: local work of each worker; None: one batch per worker, with weight 1.
+        active: workers that compute the gradient in this round, bool `[N]` or a bool scalar, equal
+            on every device; it may be traced. The gradients (and losses) of the other workers are
+            0. If no worker of a device is active, nothing is computed. None: all workers.
+        samples: numbers of the samples in each worker's batch, from 0, integers `[N]` or `[N, b]`,
+            equal on every device: the gradient is that of the mean loss of these samples. None: the
+            problem draws the batches.
+        loss: whether to return the losses at the same batches, too. The answer is then a pair
+            (losses, gradients), where the losses are `[n]`, of the parameters' type, at least
+            float32.
     """
 
     params: PyTree
     workers: jax.Array | None = None
     exact: bool = False
     work: LocalWork | None = None
+    active: jax.Array | np.ndarray | bool | None = None
+    samples: jax.Array | np.ndarray | None = None
+    loss: bool = False
 
 
 class Pattern(NamedTuple):
@@ -212,13 +253,16 @@ class Algorithm(NamedTuple):
         name: name in tables and error messages.
         init: (params, workers: N) -> State, in the global view: leaves of `State.workers` are
             `[N, ...]`.
-        query: (State, Round) -> Query.
-        update: (State, Gradients, Communicator) -> State. It sends all messages by calls of the
-            communicator, which records them.
+        query: (State, Round) -> Query; or a tuple (or named tuple) of queries. All queries of a
+            round draw the same samples.
+        update: (State, answer, Communicator) -> State. The answer to a query is its gradients (a
+            pair (losses, gradients) if `Query.loss`); to a tuple of queries, it is the tuple of
+            their answers. The update sends all messages by calls of the communicator, which records
+            them.
         model: State -> params, the final model; or the local models, with leaves `[n, ...]`. In the
             second case the final model is their mean, and the history records their consensus
             distance. If `model` returns one model, the history records the consensus distance of
-            the query's models, provided that these are stacked.
+            the (first) query's models, provided that these are stacked.
         absent: (`State.workers` before the round, `State.workers` after it) -> the state of workers
             that did not participate, with leaves `[n, ...]`; None: they keep their state from
             before the round.
@@ -355,8 +399,8 @@ class Sampler(sameness.Compared):
         draw: (key, data[n]) -> a batch of worker n. If `numbered`, (key, data[n], int32 k) -> batch
             k.
         batch_size: number of samples in a batch; None: batches do not consist of samples.
-        max_local_samples: the largest number of samples of any worker, over which exact gradients
-            are computed; None: data do not consist of samples.
+        local_samples: number of samples of each worker, over which exact gradients are computed, a
+            tuple of N ints; None: data do not consist of samples.
         truncate: (batch, int32 b) -> the same batch in which only the first b samples contribute to
             the loss and its gradient, 1 <= b <= batch_size; None: batches cannot be truncated.
         batch_sizes: number of samples in each worker's batch, a tuple of N ints, if some workers
@@ -369,16 +413,19 @@ class Sampler(sameness.Compared):
             the loss, in the form that `draw` returns; None: the loss draws no random numbers.
         batch_error: streamed batches on the host, leaves `[rounds, N, ...]` -> the reason why the
             loss is not defined on them, or "" if it is; None: they are not validated.
+        choose: (data[n], int32 `[b]`) -> the batch of the samples with these numbers; None: methods
+            cannot choose samples (`Query.samples`).
     """
 
     draw: Callable
     batch_size: int | None = None
-    max_local_samples: int | None = None
+    local_samples: tuple[int, ...] | None = None
     truncate: Callable | None = None
     batch_sizes: tuple[int, ...] | None = None
     numbered: bool = False
     keyed: Callable | None = None
     batch_error: Callable | None = None
+    choose: Callable | None = None
 
     def __call__(self, key: jax.Array, data: PyTree, *number: jax.Array) -> PyTree:
         return self.draw(key, data, *number)
@@ -518,9 +565,14 @@ class Problem(NamedTuple):
         return self.sampler.batch_size
 
     @property
+    def local_samples(self) -> tuple[int, ...] | None:
+        """`Sampler.local_samples`."""
+        return self.sampler.local_samples
+
+    @property
     def max_local_samples(self) -> int | None:
-        """`Sampler.max_local_samples`."""
-        return self.sampler.max_local_samples
+        """The largest number of samples of any worker, or None."""
+        return max(self.local_samples) if self.local_samples else None
 
     @property
     def truncate(self) -> Callable | None:
@@ -546,6 +598,11 @@ class Problem(NamedTuple):
     def batch_error(self) -> Callable | None:
         """`Sampler.batch_error`."""
         return self.sampler.batch_error
+
+    @property
+    def choose(self) -> Callable | None:
+        """`Sampler.choose`."""
+        return self.sampler.choose
 
     @property
     def replicated(self) -> PyTree:

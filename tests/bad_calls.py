@@ -58,7 +58,7 @@ SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
 MODEL = problems.Model(lambda key: jnp.zeros(2), lambda params, inputs: inputs @ params)
-ADJACENCY = topologies.graphs._one_way(4, np.arange(4), (np.arange(4) + 1) % 4)
+ADJACENCY = topologies.graphs.one_way(4, np.arange(4), (np.arange(4) + 1) % 4)
 SECONDS = clusters.constant(1.0)
 SWEEP = dsgd.Sweep(
     {"x": np.ones(2)},
@@ -226,7 +226,7 @@ BY_NAME: dict[str, Any] = {
     "proximal": 0.1,
     "switch": 2,
     "backups": 1,
-    "consensus_step": 0.5,
+    **dict.fromkeys(("consensus_step", "memory_step", "momentum_step"), 0.5),
     "method": METHOD,
     "threshold": 1.0,
     "micro_batches": 2,
@@ -321,19 +321,37 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     clusters.per_server: {"size": 2},
     clusters.slow: {"workers": [0, 1]},
     clusters.square_wave: {"period": 1.0},
+    algorithms.adacomm: {"interval": 2},
     clusters.trace: {"values": [1.0, 2.0]},
     work.local_batches: {"sizes": [2, 1]},
     topologies.erdos_renyi: {"probability": 0.9},
     topologies.hypercube: {"dimension": 2},
     topologies.torus: {"columns": 2},
+    topologies.chebyshev: {"rounds": 2},
+    topologies.fast_mix: {"rounds": 2},
     topologies.uniform: {"adjacency": ADJACENCY},
+    topologies.pull: {"adjacency": ADJACENCY},
+    topologies.push: {"adjacency": ADJACENCY},
     algorithms.powersgd_momentum: {"learning_rate": 0.1},
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
-    algorithms.compressed_sgd: {"compressor": compressors.random_k(0.5)},
+    **{
+        method: {"compressor": compressors.random_k(0.5)}
+        for method in (
+            algorithms.compressed_sgd,
+            algorithms.lead,
+            algorithms.dcd_sgd,
+            algorithms.ecd_sgd,
+        )
+    },
+    algorithms.ab: {"pull": RING, "push": RING},
+    algorithms.push_pull: {"pull": RING, "push": RING},
     algorithms.d2: {"topology": topologies.ring(4, weights=topologies.lazy)},
+    algorithms.local_exact_diffusion: {"topology": topologies.ring(4, weights=topologies.lazy)},
     algorithms.fed_adagrad: {"step": 0.1},
     algorithms.fed_adam: {"step": 0.1},
     algorithms.fed_yogi: {"step": 0.1},
+    algorithms.relay_sgd: {"topology": topologies.chain(4)},
+    algorithms.opapc: {"smoothness": 1.0, "strong_convexity": 0.1},
     algorithms.make: {"name": "dsgd", "workers": 4},
     cannikin.efficiency: {"total_batch": [8, 16]},
     cannikin.equal_split: {"total_batch": 8},
@@ -403,9 +421,12 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "algorithms.fed_avg(SGD, 2, inclusion=[0.5, 2.0])": "fed_avg: inclusion = 2.0; expected a num",
     "algorithms.fed_dyn(SGD, 2, 0)": "fed_dyn: regularization = 0; expected a number in (0, inf)",
     "algorithms.scaffnew(SGD, 1.5)": "scaffnew: probability = 1.5; expected a number in (0, 1]",
-    "algorithms.mime(SGD, 2**30 + 1)": "mime: 2 * steps - 1 = 2147483649",
+    "algorithms.mime(SGD, 0)": "mime: period = 0",
     "algorithms.fed_adam(SGD, 2, 0.1, tau=0)": "fed_adam: tau = 0; expected a number in (0, inf)",
     "algorithms.choco_sgd(SGD, ring, compressors.sign, None)": "choco_sgd: consensus_step = None",
+    "algorithms.lead(SGD, ring, compressors.ternary, 2)": "lead: consensus_step = 2",
+    "algorithms.motef(SGD, ring, compressors.sign, 0.1, 0)": "motef: momentum_step = 0",
+    "compressors.qsgd(2, 'l1')": "qsgd: norm = 'l1'; expected 'l2' or 'linf'",
     "algorithms.deepsqueeze(SGD, ring, compressors.top_k, 0.1)": "compressor = the function top_k",
     "algorithms.asynchronous_sgd(SGD, delays.uniform)": "delays = the function uniform",
     "delays.given([0.0, 1.0])": "given: D = [0.0, 1.0]",
@@ -423,6 +444,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "topologies.ring(4, lambda adjacency: np.eye(3))": "(3, 3)",
     "topologies.ring(6, lambda adjacency: np.ones((6, 6)) / 6)": "does not send to",
     "dsgd.Topology('mine', None)": "mine: W: got a NoneType",
+    "topologies.from_matrix(np.eye(1), role='both')": "from_matrix: role = 'both'; expected one of",
     "topologies.exponential(8).smallest_eigenvalue": "not symmetric",
     "topologies.exponential(6).mixing_time(1e-17)": "at least 1e-12",
     "workers.mesh('cpu')": "mesh: devices = 'cpu'",

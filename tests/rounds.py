@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import dsgd
 from dsgd.communication import Bits, Statistics
-from dsgd.engine import oracle
+from dsgd.engine import oracle, queries
 from dsgd.engine.protocol import Method
 
 STATE: Any = dsgd.State(P(), P("workers"), P(), P())
@@ -53,6 +53,7 @@ def one(
     N = round.workers
     method = Method(algorithm, problem, N)
     asked = method.query(state, round)
-    gradients = oracle.gradients(problem, asked, draw, data, N)
-    after, record = method.update(state, gradients, round._replace(work=asked.work), key)
-    return after, gradients, record.statistics(N)
+    answer = queries.mapped(lambda query: oracle.gradients(problem, query, draw, data, N), asked)
+    work = queries.of_round(asked, problem, N)
+    after, record = method.update(state, answer, round._replace(work=work), key)
+    return after, answer, record.statistics(N)

@@ -67,6 +67,8 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
     topologies.erdos_renyi: {"n": NO_COUNT, "probability": NO_SHARE},
     topologies.random_regular: {"n": NO_COUNT, "degree": (-1,)},
     topologies.random_matchings: {"n": NO_COUNT, "period": NO_COUNT},
+    topologies.random_directed: {"n": NO_COUNT, "degree": NO_COUNT},
+    topologies.random_pushes: {"n": NO_COUNT, "period": NO_COUNT},
     dsgd.Topology.mixing_time: {"eps": (0.0, 1.0, NAN)},
     compressors.top_k: {"fraction": NO_SHARE},
     compressors.dct_top_k: {"k": NO_COUNT, "chunk": NO_COUNT, "columns": NO_COUNT},

@@ -21,6 +21,7 @@ OTHERS = (
     "docs/how_to/own_method.md",
     "docs/how_to/own_method/check.md",
     "docs/how_to/own_method/local_steps.md",
+    "docs/how_to/own_method/queries.md",
     "docs/how_to/own_method/compressed.md",
     "docs/how_to/own_method/participation.md",
     "docs/how_to/own_method/asynchronous.md",
@@ -190,6 +191,8 @@ def test_the_own_problem_is_under_20_lines():
     [
         ("own_method", "distributed_gradient_descent", 15),
         ("own_method/local_steps", "scaffold", 25),
+        ("own_method/queries", "svrg", 20),
+        ("own_method/queries", "saga", 18),
         ("own_method/compressed", "choco_sgd", 25),
         ("own_method/asynchronous", "delay_compensated_sgd", 12),
         ("own_method/asynchronous", "asynchronous_sgd", 25),

@@ -9,6 +9,9 @@ Each family of methods has a module with the derivation of its bound and these f
 - `rate` returns the bound at the recommended step size as a function of the number of iterations,
   and the number of iterations to a given accuracy.
 - `check` measures the left-hand side and compares it with the bound.
+
+`worst_case` computes what a method reaches in the worst case of a class of functions, exactly and
+from its own code; `best_step` finds the step size with the smallest worst case.
 """
 
 from theory_checks import bounds
@@ -29,14 +32,19 @@ from theory_checks.statements import (
     minibatch_sgd,
     sgd,
 )
+from theory_checks.worst_cases import BestStep, Smooth, WorstCase, best_step, worst_case
 
 __all__ = [
+    "BestStep",
     "Condition",
     "Outcome",
     "Rate",
     "ReplayableDraws",
+    "Smooth",
     "Statement",
+    "WorstCase",
     "asynchronous_sgd",
+    "best_step",
     "bounds",
     "compressed_sgd",
     "decentralized_sgd",
@@ -50,4 +58,5 @@ __all__ = [
     "minibatch_sgd",
     "sgd",
     "stable_step",
+    "worst_case",
 ]

@@ -11,16 +11,16 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array, dia_array, issparse
 
 from dsgd import checks
-from dsgd.graphs.topology import TOLERANCE, Topology
-from topologies.weights import WEIGHTS, metropolis, uniform
+from dsgd.graphs.topology import TOLERANCE, Role, Topology
+from topologies.weights import WEIGHTS, metropolis, role_of, uniform
 
 if TYPE_CHECKING:
     import networkx as nx
 
 Weights = Annotated[
     Callable[[csr_array], csr_array],
-    "one of topologies.metropolis, topologies.max_degree, topologies.lazy, topologies.uniform, or "
-    "a function from an adjacency matrix to a mixing matrix",
+    "one of topologies.metropolis, topologies.max_degree, topologies.lazy, topologies.uniform, "
+    "topologies.pull, topologies.push, or a function from an adjacency matrix to a mixing matrix",
 ]
 
 
@@ -34,7 +34,8 @@ def ring(n: int, weights: Weights = metropolis) -> Topology:
     Args:
         n: number of workers, at least 1.
         weights: one of `topologies.metropolis`, `max_degree`, `lazy`, `uniform`, or any function
-            from an adjacency matrix `[n, n]` to a mixing matrix `[n, n]`.
+            from an adjacency matrix `[n, n]` to a mixing matrix `[n, n]`. With `pull` and `push`,
+            the topology has that role.
 
     Raises:
         ValueError: if n < 1.
@@ -42,7 +43,7 @@ def ring(n: int, weights: Weights = metropolis) -> Topology:
     Source: Liu and Zhang, section 5.2.1, which prints $1 - 16\pi^2/(3n^2)$ (a misprint).
     """
     ids = np.arange(checks.positive_int("ring: n", n))
-    return _named(f"ring({n})", _both_ways(n, ids, (ids + 1) % n), weights)
+    return named(f"ring({n})", _both_ways(n, ids, (ids + 1) % n), weights)
 
 
 @checks.arguments
@@ -69,7 +70,7 @@ def star(n: int, weights: Weights = metropolis) -> Topology:
     The arguments and errors are those of `ring`.
     """
     ids = np.arange(checks.positive_int("star: n", n))
-    return _named(f"star({n})", _both_ways(n, np.zeros_like(ids), ids), weights)
+    return named(f"star({n})", _both_ways(n, np.zeros_like(ids), ids), weights)
 
 
 @checks.arguments
@@ -80,7 +81,7 @@ def chain(n: int, weights: Weights = metropolis) -> Topology:
     The arguments and errors are those of `ring`.
     """
     ids = np.arange(checks.positive_int("chain: n", n) - 1)
-    return _named(f"chain({n})", _both_ways(n, ids, ids + 1), weights)
+    return named(f"chain({n})", _both_ways(n, ids, ids + 1), weights)
 
 
 @checks.arguments
@@ -105,7 +106,7 @@ def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
     adjacency = _both_ways(
         rows * columns, np.tile(row * columns + column, 2), np.concatenate([right, below])
     )
-    return _named(f"torus({rows}, {columns})", adjacency, weights)
+    return named(f"torus({rows}, {columns})", adjacency, weights)
 
 
 @checks.arguments
@@ -123,7 +124,7 @@ def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
     checks.natural("hypercube: dimension", dimension, most=30)
     n, bits = 1 << dimension, 1 << np.arange(dimension)
     ids = np.repeat(np.arange(n), dimension)
-    return _named(f"hypercube({dimension})", _one_way(n, ids, ids ^ np.tile(bits, n)), weights)
+    return named(f"hypercube({dimension})", one_way(n, ids, ids ^ np.tile(bits, n)), weights)
 
 
 @checks.arguments
@@ -145,8 +146,8 @@ def exponential(n: int) -> Topology:
     """
     hops = 1 << np.arange((checks.positive_int("exponential: n", n) - 1).bit_length())
     ids = np.repeat(np.arange(n), len(hops))
-    return _named(
-        f"exponential({n})", _one_way(n, ids, (ids + np.tile(hops, n)) % n), uniform, usual=uniform
+    return named(
+        f"exponential({n})", one_way(n, ids, (ids + np.tile(hops, n)) % n), uniform, usual=uniform
     )
 
 
@@ -210,6 +211,69 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
 
 
 @checks.arguments
+def random_directed(n: int, degree: int, seed: int = 0, weights: Weights = uniform) -> Topology:
+    """Returns a random directed graph: the workers are put in a random cyclic order, and each sends
+    to the next one and to degree - 1 others drawn at random. It is strongly connected. The numbers
+    of messages that workers receive differ from degree 2 on.
+
+    Args:
+        n: number of workers, at least 2.
+        degree: number of workers that each worker sends to, from 1 to n - 1.
+        seed: seed of the draw.
+        weights: `topologies.uniform`, so that the columns of W sum to 1; `topologies.pull`, which
+            gives the same graph rows that sum to 1; or another function as in `ring`.
+
+    Raises:
+        ValueError: if n < 2 or the degree is not from 1 to n - 1.
+    """
+    name = f"random_directed({n}, {degree}, {seed})"
+    checks.natural(f"{name}: seed", seed, most=None)
+    if not 1 <= degree < checks.positive_int("random_directed: n", n):
+        raise ValueError(f"{name}: degree = {degree}; expected an integer from 1 to n - 1")
+    draw = np.random.default_rng(seed)
+    order = draw.permutation(n)
+    after = np.empty(n, int)
+    after[order] = np.roll(order, -1)
+    receivers = np.stack(
+        [
+            [after[i], *draw.choice(np.setdiff1d(np.arange(n), [i, after[i]]), degree - 1, False)]
+            for i in range(n)
+        ]
+    )
+    adjacency = one_way(n, np.repeat(np.arange(n), degree), receivers.ravel())
+    return named(name, adjacency, weights, usual=uniform)
+
+
+@checks.arguments
+def spanning_tree(topology: Topology, root: int = 0, weights: Weights = metropolis) -> Topology:
+    r"""Returns a spanning tree of an undirected graph: the n - 1 edges of a breadth-first search,
+    so that no worker is further from the root than in the graph.
+
+    Args:
+        topology: a topology whose W is symmetric; of a schedule, the edges of all rounds are used.
+        root: the worker at which the search starts. A root in the middle of the graph makes the
+            tree's diameter small.
+        weights: as in `ring`.
+
+    Raises:
+        ValueError: if W is not symmetric, or the root is no worker.
+    """
+    name = f"spanning_tree({topology.name}{f', {root}' if root else ''})"
+    if not topology.symmetric:
+        raise ValueError(
+            f"{name}: W of {topology.name} is not symmetric; expected an undirected graph"
+        )
+    if not checks.natural(f"{name}: root", root) < topology.n:
+        raise ValueError(f"{name}: root = {root}; expected a worker below {topology.n}")
+    from scipy.sparse.csgraph import breadth_first_order  # noqa: PLC0415 (takes a tenth of a second to import)
+
+    graph = _both_ways(topology.n, *topology.edges.T)
+    reached, before = breadth_first_order(graph, root, directed=False)
+    tree = _both_ways(topology.n, reached[1:], before[reached[1:]])
+    return named(name, tree, weights, names=topology.names)
+
+
+@checks.arguments
 def from_graph(
     graph: nx.Graph[Any], weights: Weights | str | None = None, name: str = "from_graph"
 ) -> Topology:
@@ -263,11 +327,11 @@ def from_graph(
     adjacency = _adjacency(graph, nodes)
     usual = uniform if graph.is_directed() else metropolis
     default = metropolis if (adjacency != adjacency.T).nnz == 0 else usual
-    return _named(name, adjacency, weights or default, usual if weights else default, names)
+    return named(name, adjacency, weights or default, usual if weights else default, names)
 
 
 @checks.arguments
-def from_matrix(W: Any, name: str = "from_matrix") -> Topology:
+def from_matrix(W: Any, name: str = "from_matrix", role: Role = "gossip") -> Topology:
     """Returns the topology of a mixing matrix whose columns sum to 1 and whose graph is connected.
     Most methods need a symmetric matrix, or rows that sum to 1 as well.
 
@@ -276,12 +340,13 @@ def from_matrix(W: Any, name: str = "from_matrix") -> Topology:
             the workers. `[period, n, n]` or a sequence of matrices is a schedule. Rounding errors
             of at most 1e-6, as in float32, are corrected.
         name: name of the topology in tables and error messages.
+        role: as in `dsgd.Topology`; for "pull" the rows sum to 1 instead of the columns.
 
     Raises:
         ValueError: as for `dsgd.Topology`; or if the rows of a DataFrame are not in the order of
             its columns.
     """
-    return Topology(name, W, _frame_names(name, W))
+    return Topology(name, W, _frame_names(name, W), role)
 
 
 def _frame_names(name: str, W: Any) -> list[Any] | None:
@@ -386,10 +451,10 @@ def _both_ways(n: int, first: np.ndarray, second: np.ndarray) -> csr_array:
     """Returns the adjacency matrix `[n, n]` of an undirected graph, given the two ends of its
     edges. Loops and repeated edges are ignored.
     """
-    return _one_way(n, np.concatenate([first, second]), np.concatenate([second, first]))
+    return one_way(n, np.concatenate([first, second]), np.concatenate([second, first]))
 
 
-def _one_way(n: int, sender: np.ndarray, receiver: np.ndarray) -> csr_array:
+def one_way(n: int, sender: np.ndarray, receiver: np.ndarray) -> csr_array:
     """Returns the adjacency matrix `[n, n]` of a directed graph: entry (i, j) is 1 if j sends
     to i.
     """
@@ -404,30 +469,33 @@ def _adjacency(graph: nx.Graph, nodes: list[Any]) -> csr_array:
     import networkx as nx  # noqa: PLC0415
 
     links = coo_array(nx.to_scipy_sparse_array(graph, nodelist=nodes, weight="", dtype=float))
-    return _one_way(len(graph), links.row, links.col)
+    return one_way(len(graph), links.row, links.col)
 
 
-def _named(
+def named(
     name: str,
-    adjacency: csr_array,
+    adjacency: csr_array | list[csr_array],
     weights: Weights,
     usual: Weights = metropolis,
     names: Sequence[Any] | None = None,
 ) -> Topology:
-    """Returns the topology with these weights on the edges of `adjacency`. The name of the topology
-    includes the weights function if it is not the `usual` one.
+    """Returns the topology with these weights on the edges of `adjacency`, or of a list of these
+    for a schedule. The name of the topology includes the weights function if it is not the `usual`
+    one.
     """
     how = "" if weights is usual else f", {getattr(weights, '__name__', 'own weights')}"
     name = f"{name[:-1]}{how})" if name.endswith(")") else f"{name}{how}"
+    rounds = adjacency if isinstance(adjacency, list) else [adjacency]
     try:
-        W = weights(adjacency)
+        matrices = [weights(one) for one in rounds]
     except ValueError as error:
         if names is None:
             raise
         raise ValueError(
             f"{error} (the workers are the nodes {checks.shown(names)}, in this order)"
         ) from error
-    return Topology(name, _on_edges(name, W, adjacency), names)
+    W = [_on_edges(name, W, one) for W, one in zip(matrices, rounds, strict=True)]
+    return Topology(name, W, names, role_of(weights))
 
 
 def _on_edges(name: str, W: Any, adjacency: csr_array) -> csr_array:
@@ -467,4 +535,4 @@ def _drawn(name: str, graph: nx.Graph[Any], weights: Weights, hint: str) -> Topo
             f"{name}: the drawn graph has {len(parts)} components, the smallest with workers "
             f"{parts[0][:8]}; expected a connected graph: pass {hint}, or another seed"
         )
-    return _named(name, _adjacency(graph, list(range(len(graph)))), weights)
+    return named(name, _adjacency(graph, list(range(len(graph)))), weights)

@@ -7,6 +7,8 @@ from scipy.sparse import csr_array
 
 from dsgd import checks
 from dsgd.graphs.topology import Topology
+from topologies.graphs import Weights, named, one_way
+from topologies.weights import uniform
 
 
 @checks.arguments
@@ -56,6 +58,34 @@ def random_matchings(n: int, period: int = 32, seed: int = 0) -> Topology:
     return Topology(
         name, [_halves(np.arange(n), _partners(draw.permutation(n))) for _ in range(period)]
     )
+
+
+@checks.arguments
+def random_pushes(n: int, period: int = 32, seed: int = 0, weights: Weights = uniform) -> Topology:
+    """Returns a schedule of directed graphs: in each round every worker sends to one other worker
+    that is drawn at random. A worker may receive several messages in a round, or none.
+
+    Args:
+        n: number of workers, at least 2.
+        period: number of rounds that are drawn, at least 1; the schedule repeats them.
+        seed: seed of the draw.
+        weights: `topologies.uniform`, so that the columns of W sum to 1; `topologies.pull`, which
+            gives the same graphs rows that sum to 1; or another function as in `ring`.
+
+    Raises:
+        ValueError: if n < 2 or period < 1, or if the union of all rounds is not strongly connected.
+
+    Source: the push-sum protocol of Kempe, Dobra and Gehrke, "Gossip-based computation of aggregate
+    information", 2003.
+    """
+    name = f"random_pushes({n}, {period}, {seed})"
+    if checks.positive_int(f"{name}: n", n) < 2:
+        raise ValueError(f"{name}: n = {n}; expected at least 2 workers")
+    checks.positive_int(f"{name}: period", period)
+    checks.natural(f"{name}: seed", seed, most=None)
+    draw, ids = np.random.default_rng(seed), np.arange(n)
+    rounds = [one_way(n, ids, (ids + draw.integers(1, n, n)) % n) for _ in range(period)]
+    return named(name, rounds, weights, usual=uniform)
 
 
 def _partners(order: np.ndarray) -> np.ndarray:

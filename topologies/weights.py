@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from scipy.sparse import coo_array, csr_array, dia_array
 
 from dsgd import checks
+from dsgd.graphs.topology import Role
 
 
 @checks.arguments
@@ -75,8 +78,47 @@ def uniform(adjacency: csr_array) -> csr_array:
     return _with_own(edges, 1 / (1 + np.asarray(adjacency.sum(axis=0))[edges.col]))
 
 
+@checks.arguments
+def pull(adjacency: csr_array) -> csr_array:
+    """Weights of a topology for "pull": every receiver averages its model and those that it
+    receives, $W_{ij} = 1 / (1 + d_i)$ with the in-degree $d_i$. The rows sum to 1.
+
+    It is for the models of `algorithms.push_pull`. The graph may be directed, and one worker must
+    reach all others.
+
+    Args:
+        adjacency: as in `uniform`.
+
+    Source: Pu, Shi, Xu and Nedic, "Push-pull gradient methods for distributed optimization in
+    networks", 2021.
+    """
+    return csr_array(uniform(csr_array(adjacency.T)).T)
+
+
+@checks.arguments
+def push(adjacency: csr_array) -> csr_array:
+    """Weights of a topology for "push": those of `uniform`, on a graph in which one worker can be
+    reached from all others. It need not be strongly connected, as it must be for `uniform`.
+
+    It is for the trackers of `algorithms.push_pull`, for example on a tree whose edges lead to its
+    root.
+
+    Args:
+        adjacency: as in `uniform`.
+
+    Source: Pu, Shi, Xu and Nedic, "Push-pull gradient methods for distributed optimization in
+    networks", 2021.
+    """
+    return uniform(adjacency)
+
+
+def role_of(weights: Callable) -> Role:
+    """Returns the role of a topology with these weights."""
+    return "pull" if weights is pull else "push" if weights is push else "gossip"
+
+
 WEIGHTS = {weights.__name__: weights for weights in (metropolis, max_degree, lazy, uniform)}
-"""The weights functions by name, for command lines."""
+"""The weights functions for gossip by name, for command lines."""
 
 
 def _degrees(weights: str, adjacency: csr_array) -> np.ndarray:

@@ -92,6 +92,7 @@ def asynchronous_gossip_sgd(
     name = f"asynchronous_gossip_sgd({topology.name})"
     optimizers.require_descent(optimizer)
     gossip.require_topology("asynchronous_gossip_sgd", topology, symmetric=True, fixed=True)
+    topology.require_one_exchange("asynchronous_gossip_sgd")
     neighbours = _neighbours(topology)
 
     def init(params, N):

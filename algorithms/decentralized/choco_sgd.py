@@ -62,29 +62,20 @@ def choco_sgd(
     estimates start at $x_0$ instead of 0, which requires no message.
     """
     gossip.require_topology("choco_sgd", topology, symmetric=True, fixed=True)
+    topology.require_one_exchange("choco_sgd")
     gossip.require_step("choco_sgd", consensus_step)
 
     def start(x: optimizers.Model):
-        last = gossip.start_compressed("choco_sgd", compressor, x.params)
-        return Estimates(*x, x.params, optax.tree.zeros_like(x.params), last)
+        return Estimates(*x, *gossip.start_copies("choco_sgd", compressor, x.params))
 
     def update(state, gradients, round):
-        round.require_all(
-            "each worker keeps the sum of its neighbours' messages, which would be wrong after a "
-            "lost message"
-        )
         half = optimizers.local_step(optimizer, state, gradients, round)
-        sent = round.to_neighbours(
-            compressor, optax.tree.sub(half.params, state.x_hat), topology, state.last
-        )
-        # X-hat, X-hat (W - I)
-        x_hat, laplacian = optax.tree.add(
-            (state.x_hat, state.laplacian), (sent.decoded, sent.received)
-        )
+        copies = gossip.Copies(state.x_hat, state.laplacian, state.last)
+        pulled, copies = gossip.update_copies(round, compressor, half.params, copies, topology)
         x = jax.tree.map(
-            lambda x, pull: x + jnp.asarray(consensus_step, x.dtype) * pull, half.params, laplacian
+            lambda x, pull: x + jnp.asarray(consensus_step, x.dtype) * pull, half.params, pulled
         )
-        return Estimates(x, half.optimizer, x_hat, laplacian, sent.messages)
+        return Estimates(x, half.optimizer, *copies)
 
     return methods.local_models(
         f"choco_sgd({topology.name}, {compressor.name})",

@@ -57,6 +57,7 @@ def deepsqueeze(
     error-compensated compression", 2019.
     """
     gossip.require_topology("deepsqueeze", topology, symmetric=True)
+    topology.require_one_exchange("deepsqueeze")
     gossip.require_step("deepsqueeze", consensus_step)
 
     def start(x: optimizers.Model):

@@ -4,14 +4,17 @@ objective, for any heterogeneity of the workers' data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from algorithms import gossip, methods, optimizers
 from dsgd import Algorithm, Topology, checks
-from dsgd.base import Params
+from dsgd.base import Gradients, Params, Real
+from dsgd.communication import Communicator
 
 ONE_W = (
     "its correction accumulates the changes that the same W makes in every round, and a round with "
@@ -44,7 +47,11 @@ def start_corrected(models: optimizers.Model) -> Corrected:
 
 def add_up(models: Any, increment: Params) -> tuple[Params, Params]:
     """Returns the correction increased by `increment`, leaves `[n, ...]`, and the new rounding
-    error (Kahan's sum). `models` is a state with the fields `correction` and `lost`.
+    error (Kahan's sum).
+
+    Args:
+        models: state with fields `correction` and `lost`.
+        increment: leaves `[n, ...]`.
     """
     step = optax.tree.sub(increment, models.lost)
     total = optax.tree.add(models.correction, step)
@@ -79,21 +86,68 @@ def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology)
     return adapt_correct_combine(f"exact_diffusion({topology.name})", optimizer, topology, 0.5)
 
 
+def corrected_step(
+    optimizer: optax.GradientTransformation,
+    models: Any,
+    gradients: Gradients,
+    weight: Real,
+    round: Communicator,
+) -> Any:
+    r"""Makes every worker's local step $x - \gamma g + \beta c$. Workers that do not participate or
+    compute nothing make none.
+
+    Args:
+        optimizer: each worker's optimizer.
+        models: state with fields `params`, `optimizer` and `correction`, which is c.
+        gradients: leaves `[n, ...]`.
+        weight: $\beta$.
+        round: the current round.
+    """
+    change, memory = optimizers.update_local(optimizer, models, gradients)
+    phi = jax.tree.map(
+        lambda x, u, c: x + (u + jnp.asarray(weight, c.dtype) * c),
+        models.params,
+        change,
+        models.correction,
+    )
+    return round.if_active(models._replace(params=phi, optimizer=memory), models)
+
+
 def adapt_correct_combine(
-    name: str, optimizer: optax.GradientTransformation, topology: Topology, share: float
+    name: str,
+    optimizer: optax.GradientTransformation,
+    topology: Topology,
+    share: Real,
+    *,
+    weight: Real = 1.0,
+    sends: Callable[[Communicator, Callable, Corrected], Corrected] | None = None,
 ) -> Algorithm:
     r"""Returns the method that combines with $I + s (W - I)$.
 
-    With $\phi_{t+1} = \psi_{t+1} + C_t$, the correction $C_t = X_t - \psi_t$ grows by the change
-    that combining makes, $C_{t+1} = C_t + s\, \phi_{t+1} (W - I)$. These terms are small and have
-    mean 0, so that rounding errors do not become a drift of the mean.
+    $$ \Phi_t = X_t - \gamma G(X_t) + \beta C_t, \qquad
+       X_{t+1} = \Phi_t + s\, \Phi_t (W - I), \qquad C_{t+1} = C_t + s\, \Phi_t (W - I) $$
+
+    The correction C accumulates the changes that combining makes. These terms are small and have
+    mean 0, so that rounding errors do not become a drift of the mean. In rounds without messages,
+    $X_{t+1} = \Phi_t$ and $C_{t+1} = C_t$.
+
+    Args:
+        name, optimizer, topology: see `methods.local_models`.
+        share: s.
+        weight: $\beta$.
+        sends: (Communicator, combine, state) -> `combine(state)` in rounds that send messages, and
+            the same state in others; None: all rounds send.
     """
 
     def update(x, gradients, round):
         round.require_all(ONE_W)
-        change, memory = optimizers.update_local(optimizer, x, gradients)
-        phi = jax.tree.map(lambda x, u, c: x + (u + c), x.params, change, x.correction)
-        moved = jax.tree.map(lambda pull: share * pull, round.laplacian(phi, topology))
-        return Corrected(optax.tree.add(phi, moved), memory, *add_up(x, moved))
+
+        def combine(x: Corrected) -> Corrected:
+            pull = round.laplacian(x.params, topology)
+            moved = jax.tree.map(lambda pull: jnp.asarray(share, pull.dtype) * pull, pull)
+            return Corrected(optax.tree.add(x.params, moved), x.optimizer, *add_up(x, moved))
+
+        x = corrected_step(optimizer, x, gradients, weight, round)
+        return combine(x) if sends is None else sends(round, combine, x)
 
     return methods.local_models(name, optimizer, update, start=start_corrected, topology=topology)

@@ -12,6 +12,7 @@ import optax
 
 from algorithms import gossip, optimizers, weights
 from dsgd import Algorithm, Query, State, Topology, checks, workers
+from dsgd.base import Params
 
 
 class Pushed(NamedTuple):
@@ -58,6 +59,7 @@ def stochastic_gradient_push(
     """
     name = f"stochastic_gradient_push({topology.name})"
     gossip.require_topology("stochastic_gradient_push", topology, doubly_stochastic=False)
+    topology.require_one_exchange("stochastic_gradient_push")
     optimizers.require_descent(optimizer)
 
     def init(params, N):
@@ -67,11 +69,7 @@ def stochastic_gradient_push(
 
     def query(state, round):
         weights.warn_if_cancelled("stochastic_gradient_push", optimizer, round)
-        x, _, w = state.workers
-        # z
-        return Query(
-            jax.tree.map(lambda x: x / w.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)), x)
-        )
+        return Query(divided(state.workers))  # z
 
     def update(state, gradients, round):
         change, memory = optimizers.update_local(optimizer, state.workers, gradients)
@@ -80,10 +78,22 @@ def stochastic_gradient_push(
         )
         return State(workers=Pushed(x, memory, w))
 
-    def model(state):
-        x, w = workers.sum(workers.widened((state.workers.params, state.workers.weight)))
-        return workers.narrowed(
-            jax.tree.map(lambda x: x / w.astype(x.dtype), x), state.workers.params
-        )
+    return Algorithm(name, init, query, update, mean_of_pushed)
 
-    return Algorithm(name, init, query, update, model)
+
+def divided(pushed: Any) -> Params:
+    """Returns the models divided by the push-sum weights, leaves `[n, ...]`.
+
+    Args:
+        pushed: state with fields `params` and `weight`.
+    """
+    w = pushed.weight
+    return jax.tree.map(
+        lambda x: x / w.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)), pushed.params
+    )
+
+
+def mean_of_pushed(state: State) -> Params:
+    """Returns the sum of the workers' models divided by the sum of their push-sum weights."""
+    x, w = workers.sum(workers.widened((state.workers.params, state.workers.weight)))
+    return workers.narrowed(jax.tree.map(lambda x: x / w.astype(x.dtype), x), state.workers.params)

@@ -230,8 +230,8 @@ def drop_compute(
             )
         )
 
-    def update(state, gradients, round):
-        after = method.update(inner(state), gradients, round)
+    def update(state, answer, round):
+        after = method.update(inner(state), answer, round)
         seconds = rule.computed(state.server, round).seconds
         if round.present is not None:
             seconds = jnp.where(round.present, seconds, 0)
@@ -276,8 +276,13 @@ def weighed(
     return LocalWork(done, jnp.broadcast_to(jnp.asarray(factor / done.shape[1], float), done.shape))
 
 
-def require_synchronous(name: str, asked: Query) -> None:
+def require_synchronous(name: str, asked: Query | tuple[Query, ...]) -> None:
     """Raises a ValueError if the query belongs to a method whose workers cannot be stopped."""
+    if not isinstance(asked, Query) or asked.active is not None or asked.samples is not None:
+        raise ValueError(
+            f"{name}: its method has several queries in a round, or sets which workers are active "
+            "or which samples they draw; expected a method that queries one batch of every worker"
+        )
     if asked.work is not None:
         raise ValueError(
             f"{name}: the queries of its method set the local work themselves; expected a method "

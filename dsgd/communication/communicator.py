@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from jax.core import Tracer
 
@@ -19,7 +20,8 @@ from dsgd.communication import bits, compressed
 from dsgd.communication.bits import Bits
 from dsgd.communication.compressed import Delivery
 from dsgd.communication.record import Frame, Record
-from dsgd.graphs.topology import Topology
+from dsgd.graphs.accelerated import Accelerated
+from dsgd.graphs.topology import Role, Topology
 from dsgd.wire import counts
 
 UPDATE, MESSAGE = "dsgd.update", "dsgd.message"
@@ -175,21 +177,29 @@ class Communicator(Round):
 
         Args:
             tree: floating-point leaves `[n, ...]`.
-            topology: W; if it is a schedule, the W of this round is used.
+            topology: W; if it is a schedule, the W of this round is used. If it is accelerated
+                (`topologies.chebyshev`), its exchanges are sent one after the other.
         """
+        if isinstance(topology, Accelerated):
+            return optax.tree.add(tree, self.laplacian(tree, topology))
         with self._mixing("mix", tree, topology, _moves_the_mean) as turn:
             return workers.mix(tree, topology, turn)
 
-    def laplacian(self, tree: PyTree, topology: Topology) -> PyTree:
+    def laplacian(self, tree: PyTree, topology: Topology, weighted: bool = True) -> PyTree:
         r"""Returns the change that one gossip round would make, $\sum_m W_{nm} (x_m - x_n)$: leaves
         `[n, ...]` to `[n, ...]`. Its mean over workers is 0 if W is doubly stochastic.
 
         Args:
             tree: floating-point leaves `[n, ...]`.
             topology: as in `mix`.
+            weighted: whether neighbours have the weights of W; if not, each has the weight 1, and
+                the result is $\sum_{m \in \mathcal N_n} (x_m - x_n)$, minus the graph's unweighted
+                Laplacian matrix times the models.
         """
+        if weighted and isinstance(topology, Accelerated):
+            return topology.change(lambda x: self.laplacian(x, topology.exchanged), tree)
         with self._mixing("laplacian", tree, topology, _moves_the_mean) as turn:
-            return workers.laplacian(tree, topology, turn)
+            return workers.laplacian(tree, topology, turn, weighted=weighted)
 
     def push_sum(
         self, tree: PyTree, weights: jax.Array, topology: Topology
@@ -208,6 +218,30 @@ class Communicator(Round):
         with self._mixing("push_sum", (tree, weights), topology, _divides_by_zero) as turn:
             return workers.mix((tree, weights), topology, turn, keep_sums=True)
 
+    def pull(self, tree: PyTree, topology: Topology) -> PyTree:
+        r"""Returns weighted means of the neighbours' vectors, $x_n \leftarrow \sum_m R_{nm} x_m$:
+        leaves `[n, ...]` to `[n, ...]`. Vectors that are all equal do not change, even if messages
+        are lost: a receiver keeps its own vector in the place of what does not arrive.
+
+        Args:
+            tree: floating-point leaves `[n, ...]`.
+            topology: R, whose rows sum to 1: a topology for "pull", or doubly stochastic.
+        """
+        with self._mixing("pull", tree, topology, None, ("pull",)) as turn:
+            return workers.mix(tree, topology, turn)
+
+    def push(self, tree: PyTree, topology: Topology) -> PyTree:
+        r"""Returns the sums of what workers send each other, $x_n \leftarrow \sum_m P_{nm} x_m$:
+        leaves `[n, ...]` to `[n, ...]`. The sum over workers is preserved even if messages are
+        lost: a sender keeps what does not arrive.
+
+        Args:
+            tree: floating-point leaves `[n, ...]`.
+            topology: P, whose columns sum to 1: a topology for "push" or for "gossip".
+        """
+        with self._mixing("push", tree, topology, None, ("push", "gossip")) as turn:
+            return workers.mix(tree, topology, turn, keep_sums=True)
+
     def neighbours(self, tree: PyTree, topology: Topology) -> tuple[PyTree, jax.Array]:
         """Returns the neighbours' values, one by one.
 
@@ -220,8 +254,37 @@ class Communicator(Round):
             corresponding entries of W, `[n, K]`, which are 0 for missing neighbours and for
             messages that do not arrive.
         """
-        with self._mixing("neighbours", tree, topology, None) as turn:
+        with self._mixing("neighbours", tree, topology, None, ("gossip", "pull", "push")) as turn:
             return workers.neighbours(tree, topology, turn)
+
+    def to_each_neighbour(self, tree: PyTree, otherwise: PyTree, topology: Topology) -> PyTree:
+        """Sends a different vector to each neighbour, and returns the vectors that the neighbours
+        send: leaves `[n, K, ...]` to `[n, K, ...]`, where K is the largest number of neighbours,
+        `topology.degree`.
+
+        The k-th vector of a worker is sent to its k-th neighbour, in ascending order of the
+        workers' numbers, and the k-th that it receives is sent by that neighbour.
+
+        Args:
+            tree: leaves `[n, K, ...]` of any type.
+            otherwise: vectors in place of those that do not arrive, and of neighbours that a worker
+                does not have because it has fewer than K; leaves `[n, K, ...]`.
+            topology: an undirected graph, the same in all rounds. Its weights are not used.
+
+        Raises:
+            ValueError: if W is not symmetric or the topology is a schedule, or a leaf has another
+                number of vectors.
+        """
+        with self._to_neighbours("to_each_neighbour", topology, None):
+            _require_edges(f"{self.record.method}: round.to_each_neighbour", tree, topology)
+            size, turn = bits.of_tree(tree) // max(1, topology.degree), self.record.frame.turn
+            self.record.add(
+                f"to_each_neighbour on {topology.name}",
+                network.gossip(topology),
+                bits.to_neighbours(size, size, topology, turn),
+                topology=topology,
+            )
+            return workers.to_each_neighbour(tree, otherwise, topology)
 
     def to_neighbours(
         self, compressor: Compressor, tree: PyTree, topology: Topology, last: Any = ()
@@ -246,7 +309,7 @@ class Communicator(Round):
                 f"to_neighbours on {topology.name} of {compressor.name}",
                 network.gossip(topology),
                 delivery.bits,
-                turns=topology.period,
+                topology=topology,
             )
             return _shaped(delivery, tree, compressor)
 
@@ -635,12 +698,16 @@ class Communicator(Round):
 
     @contextmanager
     def _to_neighbours(
-        self, call: str, topology: Any, needs_all: Callable[[Topology], str] | None
+        self,
+        call: str,
+        topology: Any,
+        needs_all: Callable[[Topology], str] | None,
+        roles: tuple[Role, ...] = ("gossip",),
     ) -> Iterator[None]:
         """Validates the topology, and counts the messages of the block as those of `call`.
         `needs_all` takes the topology and returns the reason for which it needs all workers and
         messages, or "" if it does not. If it is None, workers and messages may be missing on any
-        topology.
+        topology. A doubly stochastic topology has every role.
         """
         if not isinstance(topology, Topology):
             raise ValueError(
@@ -648,6 +715,13 @@ class Communicator(Round):
                 "expected a dsgd.Topology, such as topologies.ring(16)"
             )
         topology.require_workers(self.record.method, self.workers)
+        if topology.role not in roles and not topology.doubly_stochastic:
+            expected = " or ".join(map(repr, roles))
+            raise ValueError(
+                f"{self.record.method}: round.{call}: {topology.name} is a topology for "
+                f"{topology.role!r}; expected one for {expected}, or a doubly stochastic W"
+            )
+        topology.require_one_exchange(f"{self.record.method}: round.{call}")
         if needs_all is not None and (reason := needs_all(topology)):
             self.require_all(reason)
         with self._sending(call):
@@ -655,12 +729,17 @@ class Communicator(Round):
 
     @contextmanager
     def _mixing(
-        self, call: str, tree: PyTree, topology: Any, needs_all: Callable[[Topology], str] | None
+        self,
+        call: str,
+        tree: PyTree,
+        topology: Any,
+        needs_all: Callable[[Topology], str] | None,
+        roles: tuple[Role, ...] = ("gossip",),
     ) -> Iterator[jax.Array]:
         """Records messages to all neighbours, and yields the number of the exchange, which selects
         the graph of a schedule.
         """
-        with self._to_neighbours(call, topology, needs_all):
+        with self._to_neighbours(call, topology, needs_all, roles):
             size, turn = bits.of_tree(tree), self.record.frame.turn
             sent = bits.to_neighbours(size, size, topology, turn)
             # The uniform W is a mean over all workers, which is computed by an all-reduce.
@@ -670,7 +749,7 @@ class Communicator(Round):
                 pattern,
                 sent,
                 simulated=simulated,
-                turns=topology.period,
+                topology=topology,
             )
             yield turn
 
@@ -796,6 +875,23 @@ def _divides_by_zero(topology: Topology) -> str:
         f"W of {topology.name} has negative weights, so that push-sum may divide by 0 if messages "
         "are lost"
     )
+
+
+def _require_edges(call: str, tree: PyTree, topology: Topology) -> None:
+    """Raises ValueError unless the leaves have a vector for each edge of an undirected graph."""
+    if topology.period > 1 or not topology.symmetric:
+        what = "is a schedule" if topology.period > 1 else "has a W that is not symmetric"
+        raise ValueError(
+            f"{call}: {topology.name} {what}; expected an undirected graph that is the same in all "
+            "rounds, such as topologies.ring(16)"
+        )
+    for leaf in jax.tree.leaves(tree):
+        if leaf.ndim < 2 or leaf.shape[1] != topology.degree:
+            raise ValueError(
+                f"{call}: a leaf of shape {list(leaf.shape)}; expected [n, {topology.degree}, "
+                f"...], a vector for each of the up to {topology.degree} neighbours on "
+                f"{topology.name}"
+            )
 
 
 def _shaped(delivery: Delivery, like: PyTree, compressor: Compressor) -> Delivery:

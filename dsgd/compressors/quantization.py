@@ -8,7 +8,7 @@ float32, since rounding them to half precision would bias the unbiased compresso
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,55 +116,62 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
 
 
 @checks.arguments
-def qsgd(levels: int) -> Compressor:
-    r"""QSGD: unbiased randomised rounding of magnitudes to s levels of the Euclidean norm.
+def qsgd(levels: int, norm: Literal["l2", "linf"] = "l2") -> Compressor:
+    r"""QSGD: unbiased randomised rounding of magnitudes to s levels of a norm.
 
-    $$ Q(x_i) = |x|_2\, \mathrm{sign}(x_i)\, \frac{\xi_i}{s}, \qquad \xi_i = l + 1 \text{ with
-    probability } \frac{s|x_i|}{|x|_2} - l, \text{ else } l = \Big\lfloor \frac{s|x_i|}{|x|_2}
+    $$ Q(x_i) = \|x\|\, \mathrm{sign}(x_i)\, \frac{\xi_i}{s}, \qquad \xi_i = l + 1 \text{ with
+    probability } \frac{s|x_i|}{\|x\|} - l, \text{ else } l = \Big\lfloor \frac{s|x_i|}{\|x\|}
     \Big\rfloor $$
 
     A message has d codes for the 2s + 1 values -s to s, and the norm. With $p_i$ the probability of
-    l + 1, the variance is $|x|^2 \sum_i p_i(1 - p_i) / s^2$, at most $\min(d / 4s^2, \sqrt d / s)
-    |x|^2$, since $p(1-p)$ is at most 1/4, and at most $s|x_i|/|x|_2$. For a single element it is 0.
+    l + 1, the variance is $\|x\|^2 \sum_i p_i(1 - p_i) / s^2$. For the Euclidean norm it is at most
+    $\min(d / 4s^2, \sqrt d / s) |x|^2$, since $p(1-p)$ is at most 1/4, and at most $s|x_i|/|x|_2$.
+    For the maximum norm it is at most $\frac12 (\sqrt{1 + (d - 1) / s^2} - 1) |x|^2$, with equality
+    for one large element among equal ones: the large element is sent exactly, and the others add at
+    most $p(1-p)/s^2$ to the variance and $p^2/s^2$ to $|x|^2$. For a single element it is 0.
 
     A norm outside the range of float32 is decoded as NaN.
 
     Args:
         levels: s, 1 to 127, so that a code has at most 8 bits.
+        norm: "l2", the Euclidean norm $|x|_2$, or "linf", the largest magnitude $|x|_\infty$.
 
     Raises:
-        ValueError: if levels is outside 1..127.
+        ValueError: if levels is outside 1..127, or the norm is not one of the two.
 
     Source: Alistarh et al., "QSGD", 2017, section 3.1 (there $\min(d/s^2, \sqrt d/s)$). Departure:
-    codes of equal length, not Elias codes.
+    codes of equal length, not Elias codes. LEAD (Liu et al., 2021) uses the maximum norm with
+    $s = 2^{b-1}$ in blocks of 512 elements: for its b = 2, a code has 3 bits here, for five values.
     """
     if not 1 <= levels <= 127:
         raise ValueError(f"qsgd: levels = {levels}; expected an integer from 1 to 127")
+    if norm not in ("l2", "linf"):
+        raise ValueError(f"qsgd: norm = {norm!r}; expected 'l2' or 'linf'")
     bits = codecs.index_bits(2 * levels + 1)
 
     def compress(key, x):
-        relative, largest = unit(wide(x))  # squares neither overflow nor vanish
-        norm = jnp.maximum(jnp.sqrt(jnp.sum(relative**2)), 1)
-        level = jnp.minimum(_round_randomly(key, levels * jnp.abs(relative) / norm), levels)
+        relative, scale = unit(wide(x))  # squares neither overflow nor vanish
+        size = jnp.maximum(jnp.sqrt(jnp.sum(relative**2)), 1) if norm == "l2" else 1
+        scale = scale * size if norm == "l2" else scale.astype(x.dtype)
+        level = jnp.minimum(_round_randomly(key, levels * jnp.abs(relative) / size), levels)
         codes = xla.materialize(
             jnp.where(relative < 0, levels - level, levels + level).astype(jnp.uint8)
         )
-        return Encoded(
-            Scaled(codecs.pack(codes, bits), largest * norm), decode(codes, largest * norm)
-        )
+        return Encoded(Scaled(codecs.pack(codes, bits), scale), decode(codes, wide(scale)))
 
     def decompress(message, d):
-        return decode(codecs.unpack(message.codes, bits, d), message.scale)
+        return decode(codecs.unpack(message.codes, bits, d), wide(message.scale))
 
     def decode(codes, scale):
         return (codes.astype(scale.dtype) - levels) / levels * scale
 
-    return fixed_size(
-        compress,
-        decompress,
-        f"qsgd({levels})",
-        omega=lambda d: min(d / (4 * levels**2), math.sqrt(d) / levels) if d > 1 else 0.0,
-    )
+    def omega(d):
+        if norm == "linf":
+            return (math.sqrt(1 + (d - 1) / levels**2) - 1) / 2
+        return min(d / (4 * levels**2), math.sqrt(d) / levels) if d > 1 else 0.0
+
+    name = f"qsgd({levels})" if norm == "l2" else f"qsgd({levels}, linf)"
+    return fixed_size(compress, decompress, name, omega=omega)
 
 
 def _ternary() -> Compressor:

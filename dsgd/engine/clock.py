@@ -1,10 +1,10 @@
 r"""The simulated clock of a run: how long rounds take on a cluster.
 
 A worker begins its round when it has sent and received all messages of the previous round. It
-computes its gradient; then its messages flow according to the method's pattern
-(`network.exchange`). The clock shows the time of the last worker; others may be ahead of it, and
-stay ahead until a message makes them wait. A worker that does not participate in a round computes
-nothing in it, and may begin the next round when the last worker is done.
+computes its gradient, or several one after the other; then its messages flow according to the
+method's pattern (`network.exchange`). The clock shows the time of the last worker; others may be
+ahead of it, and stay ahead until a message makes them wait. A worker that does not participate in a
+round computes nothing in it, and may begin the next round when the last worker is done.
 
 If messages overlap with the computation of the gradient, the exchange is evaluated twice: with all
 bits from when the first bucket is ready, and with the bits of the last bucket alone from when the
@@ -32,10 +32,13 @@ from jax import lax
 from dsgd import network, workers
 from dsgd.base import LocalWork, Problem, Round, Timings
 from dsgd.communication import Bits, Sending, Statistics
-from dsgd.engine import measurements
-from dsgd.engine.queries import Asked
+from dsgd.engine import measurements, queries
+from dsgd.engine.queries import AllAsked, Asked
 from dsgd.network import Timing
 from dsgd.wire import counts
+
+# Folded into a round's key for the times of the queries after the first.
+_QUERIES = 0x71756572
 
 
 class Pending(NamedTuple):
@@ -89,7 +92,7 @@ def tick(
     name: str,
     problem: Problem,
     round: Round,
-    query: Asked,
+    asked: AllAsked,
     exchanges: Sequence[Sending],
     statistics: Statistics,
 ) -> Clock:
@@ -100,7 +103,7 @@ def tick(
         name: name of the method.
         problem: the problem.
         round: the round, with its cluster.
-        query: the query for gradients.
+        asked: the query for gradients, or the queries.
         exchanges: exchanges of the round, in order.
         statistics: communication statistics of the round.
 
@@ -116,9 +119,8 @@ def tick(
                 f"{cluster.overlap.name}; expected a cluster with overlap=None"
             )
         return _moved(clock, statistics.elapsed, clock.lead, timings)
-    # An exact gradient takes the time of all samples, which is that of the worker with the most.
-    effective = _of_all_samples(problem, round) if query.exact else round
-    finish = _finish(clock, problem, effective, query, statistics.compute)
+    compute, computations = statistics.compute, _computations(problem, round, asked)
+    finish = _finish(clock, problem, computations, compute)
     if isinstance(clock.pending, Pending):
         needed = (clock.pending.due == round.step)[:, None]
         arrived = jnp.max(jnp.where(needed, clock.pending.done, -jnp.inf), axis=0)
@@ -126,38 +128,31 @@ def tick(
     every = [(sending, _bits_of_all(sending.bits)) for sending in exchanges]
     sendings = [each for each in every if each[0].waits]
     timing = _in_turn(
-        effective,
+        round,
         sendings,
-        finish
-        if cluster.overlap is None
-        else _first_buckets(effective, query, finish, statistics.compute),
+        finish if cluster.overlap is None else _first_buckets(round, computations, finish, compute),
     )
     done = timing.done
     if cluster.overlap is not None:
-        done = jnp.maximum(done, _in_turn(effective, sendings, finish, cluster.overlap.last).done)
+        done = jnp.maximum(done, _in_turn(round, sendings, finish, cluster.overlap.last).done)
     pending = clock.pending
     if isinstance(pending, Pending):
         later = [each for each in every if not each[0].waits]
-        pending, timing = _sent_later(effective, later, done, pending, timing)
+        pending, timing = _sent_later(round, later, done, pending, timing)
     if isinstance(timings, Timings):
         bits = workers.gather(
             tuple(counts.to_float(each) for each in (statistics.bits.up, statistics.bits.down))
         )
-        times = (
-            _latencies(problem, effective, query, statistics.compute),
-            _backward(effective, query, statistics.compute),
-        )
-        timings = measurements.of_round(effective, *times, timing, *bits)
+        latencies = [_latencies(problem, *each, compute) for each in computations]
+        times = jnp.concatenate(latencies, axis=1), _backward(round, computations, compute)
+        timings = measurements.of_round(round, *times, timing, *bits)
     seconds = jnp.max(done)
     if round.present is not None:
         # The worker that determined the previous `now` may not participate. If no worker
         # participates, the round ends when the slowest worker would have computed its gradient, of
         # one batch if the local work of absent workers is 0: the clock must not stand still.
-        idle = (
-            finish
-            if round.work is None
-            else _finish(clock, problem, round._replace(work=None), query, None)
-        )
+        one_batch = [(now._replace(work=None), query) for now, query in computations[:1]]
+        idle = finish if round.work is None else _finish(clock, problem, one_batch, None)
         seconds = jnp.maximum(jnp.where(jnp.any(round.present), seconds, jnp.max(idle)), 0)
         done = jnp.where(round.present, done, seconds)
     if isinstance(pending, Pending):
@@ -258,16 +253,38 @@ def to_seconds(digits: np.ndarray) -> np.ndarray:
     return np.asarray(digits[..., 0], np.float64) - digits[..., 1]
 
 
+def _computations(problem: Problem, round: Round, asked: AllAsked) -> list[tuple[Round, Asked]]:
+    """Returns the queries, which the workers compute one after the other, each with a round that
+    has its local work and its own random times.
+    """
+    single = isinstance(asked, Asked) and asked.active is None
+    M, computations = round.cluster.micro_batches, []
+    for i, query in enumerate(queries.each(asked)):
+        now = round
+        if not single:
+            now = now._replace(work=queries.local_work(query, problem, round.workers, M))
+        if i > 0:
+            now = now._replace(key=jax.random.fold_in(round.key, _QUERIES + i))
+        # An exact gradient takes the time of all samples: that of the worker with the most.
+        computations.append((_of_all_samples(problem, now) if query.exact else now, query))
+    return computations
+
+
 def _finish(
-    clock: Clock, problem: Problem, round: Round, query: Asked, compute: jax.Array | None
+    clock: Clock,
+    problem: Problem,
+    computations: list[tuple[Round, Asked]],
+    compute: jax.Array | None,
 ) -> jax.Array:
-    """Returns when each worker has computed its gradient, relative to `clock.now`, `[N]`."""
-    ids, passes = jnp.arange(round.workers), _passes(problem, round, query)
-    if query.workers is not None:  # only these workers compute; the others are ready with the last
-        seconds = passes * round.cluster.seconds(round, query.workers)
-        return jnp.broadcast_to(jnp.max(seconds), ids.shape)
-    seconds = passes * round.cluster.seconds(round, ids) if compute is None else compute
-    return seconds - clock.lead
+    """Returns when each worker has computed its gradients, relative to `clock.now`, `[N]`."""
+    ids, total = jnp.arange(len(clock.lead)), jnp.zeros_like(clock.lead)
+    for now, query in computations:
+        passes = _passes(problem, now, query)
+        if query.workers is not None:  # a single query; the other workers are ready with the last
+            seconds = passes * now.cluster.seconds(now, query.workers)
+            return jnp.broadcast_to(jnp.max(seconds), ids.shape)
+        total = total + passes * now.cluster.seconds(now, ids)
+    return (total if compute is None else compute) - clock.lead
 
 
 def _of_all_samples(problem: Problem, round: Round) -> Round:
@@ -279,10 +296,13 @@ def _of_all_samples(problem: Problem, round: Round) -> Round:
 
 
 def _first_buckets(
-    round: Round, query: Asked, finish: jax.Array, compute: jax.Array | None
+    round: Round,
+    computations: list[tuple[Round, Asked]],
+    finish: jax.Array,
+    compute: jax.Array | None,
 ) -> jax.Array:
-    """Returns when the first bucket of each worker's gradient is ready, `[N]`."""
-    return finish - (1 - round.cluster.overlap.first) * _backward(round, query, compute)
+    """Returns when the first bucket of each worker's last gradient is ready, `[N]`."""
+    return finish - (1 - round.cluster.overlap.first) * _backward(round, computations, compute)
 
 
 def _whole(work: LocalWork, batch_size: int) -> LocalWork:
@@ -303,13 +323,19 @@ def _passes(problem: Problem, round: Round, query: Asked) -> float:
     return problem.max_local_samples / (M * problem.batch_size)
 
 
-def _backward(round: Round, query: Asked, compute: jax.Array | None) -> jax.Array:
-    """Returns the seconds of each worker's backward pass, `[N]`, with which its messages may
+def _backward(
+    round: Round, computations: list[tuple[Round, Asked]], compute: jax.Array | None
+) -> jax.Array:
+    """Returns the seconds of each worker's last backward pass, `[N]`, with which its messages may
     overlap; 0 without an overlap, or if only some workers are asked.
     """
-    if round.cluster.overlap is None or query.workers is not None:
-        return jnp.zeros(round.workers, jnp.float32)
-    backward = round.cluster.backward(round, jnp.arange(round.workers))
+    cluster, ids = round.cluster, jnp.arange(round.workers)
+    backward = jnp.zeros(round.workers, jnp.float32)
+    if cluster.overlap is None or computations[0][1].workers is not None:
+        return backward
+    for now, _ in computations:
+        computes = jnp.any(cluster.samples(now, ids) > 0, axis=1)
+        backward = jnp.where(computes, cluster.backward(now, ids), backward)
     return backward if compute is None else jnp.minimum(backward, compute)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -34,11 +34,12 @@ from dsgd.engine import (
     oracle,
     participation,
     protocol,
+    queries,
     randomness,
 )
 from dsgd.engine.clock import Clock
 from dsgd.engine.protocol import Method
-from dsgd.engine.queries import Asked
+from dsgd.engine.queries import AllAsked, Asked
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
@@ -132,7 +133,8 @@ class Description(NamedTuple):
         proximal: whether the update applies the proximal step of the problem's regularizer.
         asks_some: whether only some workers are asked for gradients, which the simulation then
             sends between devices.
-        micro_batches: M, the number of micro-batches of a round's local work; 1 without local work.
+        micro_batches: M, the number of micro-batches of a round's local work (of several queries,
+            which draw the same batches, that of the query with the most); 1 without local work.
     """
 
     sendings: tuple[Sending, ...]
@@ -338,7 +340,7 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
             if plan.cluster
             else ()
         )
-        traced: list[tuple[Record, Asked]] = []
+        traced: list[tuple[Record, AllAsked]] = []
 
         def one_round(timings):
             now = (
@@ -346,16 +348,11 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
             )
             this_round = _this_round(single, key, Carry(state, now), state.step)
             asked = _query(single, method, state, this_round)
-            rows = (_block(plan) if asked.workers is None else len(asked.workers),)
-            gradients = jax.tree.map(
-                lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype),
-                protocol.parameters(plan.problem),
-            )
-            after, record = _update(
-                single, method, state, gradients, this_round._replace(work=asked.work), key
-            )
+            answer = queries.mapped(partial(_no_answer, plan), asked)
+            this_round = this_round._replace(work=queries.of_round(asked, plan.problem, plan.N))
+            after, record = _update(single, method, state, answer, this_round, key)
             traced[:] = [(record, asked)]
-            return after, record.statistics(plan.N), asked.work
+            return after, record.statistics(plan.N), this_round.work
 
         timings = initial_clock.timings if isinstance(initial_clock, Clock) else ()
         program = jax.make_jaxpr(one_round)(timings).jaxpr
@@ -364,15 +361,12 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
         }
         uses_timings = any(id(variable) in read for variable in program.invars)
         record, asked = traced[0]
-        M = 1 if asked.work is None else asked.work.samples.shape[1]
+        every = queries.each(asked)
+        asks_some = any(query.workers is not None for query in every)
+        M = max(queries.micro_batches(query, 1) for query in every)
         descriptions.append(
             Description(
-                record.sendings(),
-                uses_timings,
-                record.weighs,
-                record.proximal,
-                asked.workers is not None,
-                M,
+                record.sendings(), uses_timings, record.weighs, record.proximal, asks_some, M
             )
         )
         return state.step
@@ -381,6 +375,17 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
     state = jax.eval_shape(lambda key: method.init(plan.problem.init(key)), key)
     jax.eval_shape(_sharded(single, trace_update, (_state_spec(single), P()), P()), state, key)
     return descriptions[0]
+
+
+def _no_answer(plan: Plan, query: Asked) -> Any:
+    """Returns zeros of the shapes and types of the oracle's answer."""
+    rows = (_block(plan) if query.workers is None else len(query.workers),)
+    gradients = jax.tree.map(
+        lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype),
+        protocol.parameters(plan.problem),
+    )
+    losses = jnp.zeros(rows, queries.loss_type(query.params))
+    return (losses, gradients) if query.loss else gradients
 
 
 def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Timings | tuple[()]:
@@ -407,10 +412,14 @@ def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) 
 
     def num_micro_batches(timings: int) -> int:
         carry = Carry(state, clock.at_zero(plan.N, measurements.nothing(plan.N, timings, cluster)))
-        work = jax.eval_shape(
-            lambda: method.query(state, _this_round(plan, key, carry, state.step)).work
-        )
-        return default if work is None else work.samples.shape[1]
+        numbers: list[int] = []
+
+        def query():
+            asked = method.query(state, _this_round(plan, key, carry, state.step))
+            numbers.append(queries.micro_batches(asked, default))
+
+        jax.eval_shape(query)
+        return numbers[0]
 
     M = num_micro_batches(default)
     if (reread := num_micro_batches(M)) != M:
@@ -577,11 +586,8 @@ def _round(
         (indices.WARNED, statistics.warnings),
     ):
         values |= {f"{kind}{words}": number for words, number in numbers.items()}
-    if asked.workers is not None:
-        words = (
-            f"query asks worker {{}}; expected ids from 0 to {plan.N - 1} of the {plan.N} workers"
-        )
-        values[f"{indices.REFUSED}{words}"] = indices.outside(asked.workers, plan.N - 1)
+    for query in queries.each(asked):
+        values |= _outside(plan, query)
     values |= {
         _BITS: counts.normalize(
             workers.sum(counts.normalize(statistics.bits.up + statistics.bits.down))
@@ -589,7 +595,7 @@ def _round(
     }
     if statistics.bits.messages is not None:
         values[_ARRIVED] = counts.from_bits(workers.sum(statistics.bits.messages), 2)
-    drawn = _drawn(carry.drawn, asked, this_round)
+    drawn = _drawn(carry.drawn, plan, asked, this_round)
     if not isinstance(carry.clock, Clock):
         return Carry(state, (), drawn), values
     with protocol.error_context(f"clock of the cluster ({this_round.cluster.name})"):
@@ -599,53 +605,84 @@ def _round(
     return Carry(state, after, drawn), {**values, _CLOCK: clock.digits(after)}
 
 
+def _outside(plan: Plan, query: Asked) -> Records:
+    """Returns errors of a query that names workers or samples which do not exist."""
+    errors = {}
+    if query.workers is not None:
+        words = (
+            f"query asks worker {{}}; expected ids from 0 to {plan.N - 1} of the {plan.N} workers"
+        )
+        errors[f"{indices.REFUSED}{words}"] = indices.outside(query.workers, plan.N - 1)
+    if query.samples is not None:
+        last = np.asarray(plan.problem.local_samples)[:, None] - 1
+        words = (
+            "query chooses sample {}; expected numbers from 0 to m_n - 1 for a worker with m_n "
+            "samples (Problem.local_samples); round.draw_samples draws such numbers"
+        )
+        last = np.broadcast_to(last, query.samples.shape).ravel()
+        errors[f"{indices.REFUSED}{words}"] = indices.outside(query.samples, last)
+    return errors
+
+
 def _none_drawn(plan: Plan) -> Any:
     return jnp.zeros(plan.N, jnp.int32) if plan.problem.numbered else ()
 
 
-def _drawn(before: Any, query: Asked, round: Round) -> Any:
+def _drawn(before: Any, plan: Plan, asked: AllAsked, round: Round) -> Any:
     """Returns how many batches each worker has drawn by the end of the round. In a round it draws
-    one, or as many as there are micro-batches with samples in its local work.
+    one, or as many as there are micro-batches with samples in its local work. Several queries draw
+    the same batches.
     """
-    if isinstance(before, tuple) or query.exact:
+    if isinstance(before, tuple):
         return before
-    if query.work is not None:
-        each = jnp.sum(query.work.samples > 0, axis=1, dtype=jnp.int32)
-    else:
-        each = jnp.ones_like(before) if round.present is None else round.present.astype(jnp.int32)
-    return before + (
-        each
-        if query.workers is None
-        else jnp.zeros_like(each).at[query.workers].set(each[query.workers])
-    )
+
+    def of_query(query: Asked) -> jax.Array:
+        if query.exact or query.samples is not None:
+            return jnp.zeros_like(before)
+        work = queries.local_work(query, plan.problem, plan.N)
+        if work is not None:
+            each = jnp.sum(work.samples > 0, axis=1, dtype=jnp.int32)
+        elif round.present is None:
+            each = jnp.ones_like(before)
+        else:
+            each = round.present.astype(jnp.int32)
+        if query.workers is None:
+            return each
+        return jnp.zeros_like(each).at[query.workers].set(each[query.workers])
+
+    return before + reduce(jnp.maximum, map(of_query, queries.each(asked)))
 
 
 def _gradients_and_update(
     plan: Plan, method: Method, key, carry: Carry, data, batches, step
-) -> tuple[State, Record, Round, Asked, Records]:
+) -> tuple[State, Record, Round, AllAsked, Records]:
     """Runs the method's query, the oracle and the update. Returns the new state, the record, the
     round as the update saw it, the query, and numbers of the oracle by name: the mean loss on the
-    batches, if requested, and each worker's number of samples, if the query has local work.
+    batches (of the first query), if requested, and each worker's number of samples, if the query
+    has local work or there are several.
     """
     this_round = _this_round(plan, key, carry, step)
     asked = _query(plan, method, carry.state, this_round)
-    numbered = (
-        asked._replace(first_batch=carry.drawn)
-        if plan.problem.numbered and asked.first_batch is None and batches is None
-        else asked
-    )
-    sample_key = round_keys(key, step)[1] if numbered.first_batch is None else stream(key)
-    this_round = this_round._replace(work=asked.work)
-    problem = leaves.bound(plan.problem, carry.state.fixed)
-    arguments, weigh = (problem, numbered, sample_key, data, plan.N, batches), not plan.weighs
-    oracle_values = {} if asked.work is None else {_SAMPLES: oracle.samples(asked)}
-    if plan.train_loss:
-        oracle_values[_TRAIN_LOSS], gradients = oracle.loss_and_gradients(
+    this_round = this_round._replace(work=queries.of_round(asked, plan.problem, plan.N))
+    problem, weigh = leaves.bound(plan.problem, carry.state.fixed), not plan.weighs
+    oracle_values = {}
+    if this_round.work is not None:
+        oracle_values[_SAMPLES] = oracle.samples(asked, plan.problem, plan.N)
+
+    def answer(query: Asked) -> Any:
+        if plan.problem.numbered and query.first_batch is None and batches is None:
+            query = query._replace(first_batch=carry.drawn)
+        sample_key = round_keys(key, step)[1] if query.first_batch is None else stream(key)
+        arguments = (problem, query, sample_key, data, plan.N, batches)
+        if not plan.train_loss or _TRAIN_LOSS in oracle_values:
+            return oracle.gradients(*arguments, weigh=weigh)
+        oracle_values[_TRAIN_LOSS], answered = oracle.loss_and_gradients(
             *arguments, this_round.present, weigh=weigh
         )
-    else:
-        gradients = oracle.gradients(*arguments, weigh=weigh)
-    state, record = _update(plan, method, carry.state, gradients, this_round, key)
+        return answered
+
+    answers = queries.mapped(answer, asked)
+    state, record = _update(plan, method, carry.state, answers, this_round, key)
     return (
         participation.state(method, carry.state, state, this_round),
         record,
@@ -655,16 +692,16 @@ def _gradients_and_update(
     )
 
 
-def _query(plan: Plan, method: Method, state: State, round: Round) -> Asked:
+def _query(plan: Plan, method: Method, state: State, round: Round) -> AllAsked:
     with workers.with_participation(_there(plan, round)):
         return participation.query(method.query(state, round), round)
 
 
 def _update(
-    plan: Plan, method: Method, state: State, gradients: PyTree, round: Round, key: jax.Array
+    plan: Plan, method: Method, state: State, answer: PyTree, round: Round, key: jax.Array
 ) -> tuple[State, Record]:
     with workers.with_participation(_there(plan, round)):
-        return method.update(state, gradients, round, round_keys(key, round.step)[2])
+        return method.update(state, answer, round, round_keys(key, round.step)[2])
 
 
 def _there(plan: Plan, round: Round) -> workers.Participation | None:
@@ -763,6 +800,7 @@ def _model_and_consensus(
         if stacked:
             return workers.mean_and_sqdist(params)
         asked = method.query(carry.state, _this_round(plan, key, carry, step))
+        asked = queries.each(asked)[0]
         return params, jnp.zeros(()) if asked.axis is None else workers.mean_sqdist(
             asked.params, params
         )

@@ -15,9 +15,9 @@ import numpy as np
 import optax
 
 from dsgd import checks, sameness, workers, xla
-from dsgd.base import Constants, Gradients, LocalWork, Loss, Params, Problem, PyTree
-from dsgd.engine import accumulate, leaves, pooled, protocol, units
-from dsgd.engine.queries import Asked
+from dsgd.base import Constants, LocalWork, Loss, Params, Problem, PyTree
+from dsgd.engine import accumulate, leaves, pooled, protocol, queries, units
+from dsgd.engine.queries import AllAsked, Asked
 
 # Names that the history uses itself.
 RESERVED = {
@@ -47,10 +47,11 @@ def gradients(
     batches: PyTree = None,
     *,
     weigh: bool = True,
-) -> Gradients:
+) -> Any:
     """Returns one gradient for each worker that the query asks, at the query's models: of one
     batch, or the weighted sum over the query's local work. By default it is multiplied by the
-    worker's weight in the problem.
+    worker's weight in the problem. If the query asks for losses, returns a pair (losses,
+    gradients), in which the losses are multiplied by the same weights.
 
     Args:
         problem: the problem.
@@ -69,9 +70,11 @@ def gradients(
         Leaves `[n, ...]`; or `[k, ...]`, the same on every device, if the query asks k workers.
 
     Raises:
-        ValueError: if batches are supplied by the user and the query asks for exact gradients or
-            numbers its draws, or their length is not a multiple of M.
+        ValueError: if batches are supplied by the user and the query asks for exact gradients,
+            chooses samples or numbers its draws, or their length is not a multiple of M.
     """
+    if query.loss:
+        return loss_and_gradients(problem, query, key, data, N, batches, weigh=weigh)[1]
 
     def unmeasured(params, batch):
         return None, slope(params, batch)
@@ -91,8 +94,8 @@ def loss_and_gradients(
     present: jax.Array | None = None,
     *,
     weigh: bool = True,
-) -> tuple[jax.Array, Gradients]:
-    """Returns the mean loss on the batches, a scalar, and gradients as `gradients`. The loss is
+) -> tuple[jax.Array, Any]:
+    """Returns the mean loss on the batches, a scalar, and the result of `gradients`. The loss is
     from the gradients' forward pass, unless the problem has its own gradient function.
 
     The mean is over the workers that participate (`present`, bool `[N]`; None: all); if the query
@@ -100,17 +103,23 @@ def loss_and_gradients(
     are multiplied by the workers' weights even if gradients are not.
     """
     losses, slopes = _asked(with_loss(problem), problem, query, key, data, N, batches)
-    losses, slopes = (
-        _weighed(problem, query, losses, N),
-        _weighed(problem, query, slopes, N) if weigh else slopes,
-    )
-    all_workers = query.workers is None
-    if query.work is None:
-        return _mean(losses, present) if all_workers else jnp.mean(losses), slopes
-    counted = _counted(query.work) if all_workers else _counted(query.work)[query.workers]
-    losses = workers.widened(losses)
-    total = workers.sum(losses) if all_workers else jnp.sum(losses)
-    return total / jnp.sum(counted).astype(losses.dtype), slopes
+    work, all_workers = queries.local_work(query, problem, N), query.workers is None
+    own, weighed = losses, _weighed(problem, query, losses, N)
+    if work is None:
+        mean = _mean(weighed, present) if all_workers else jnp.mean(weighed)
+    else:
+        counted = _counted(work) if all_workers else _counted(work)[query.workers]
+        total = workers.widened(weighed)
+        total = workers.sum(total) if all_workers else jnp.sum(total)
+        mean = total / jnp.sum(counted).astype(total.dtype)
+        each = jnp.sum(counted, axis=1)
+        each = workers.local_block(each, N) if all_workers else each
+        own = losses / jnp.maximum(each, 1).astype(losses.dtype)
+    slopes = _weighed(problem, query, slopes, N) if weigh else slopes
+    if not query.loss:
+        return mean, slopes
+    own = _weighed(problem, query, own, N) if weigh else own
+    return mean, (own.astype(queries.loss_type(query.params)), slopes)
 
 
 def _mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:
@@ -121,15 +130,20 @@ def _mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:
     return workers.sum(counted) / jnp.sum(present)
 
 
-def samples(query: Asked) -> jax.Array:
-    """Returns how many samples each worker computes, int32 `[N]`, for a query with local work."""
-    assert query.work is not None
-    each = jnp.sum(query.work.samples, axis=1)
-    return (
-        each
-        if query.workers is None
-        else jnp.zeros_like(each).at[query.workers].set(each[query.workers])
-    )
+def samples(asked: AllAsked, problem: Problem, N: int) -> jax.Array:
+    """Returns how many samples each worker computes in a round, int32 `[N]`, for queries with local
+    work. An exact gradient is that of all samples of a worker.
+    """
+
+    def of_query(query: Asked) -> jax.Array:
+        each = jnp.sum(queries.some_work(query, problem, N).samples, axis=1)
+        if query.exact and problem.local_samples:
+            each = jnp.where(each > 0, np.asarray(problem.local_samples, np.int32), 0)
+        if query.workers is None:
+            return each
+        return jnp.zeros_like(each).at[query.workers].set(each[query.workers])
+
+    return sum(map(of_query, queries.each(asked)), jnp.zeros(N, jnp.int32))
 
 
 def _weighed(problem: Problem, query: Asked, tree: PyTree, N: int) -> PyTree:
@@ -160,17 +174,19 @@ def _asked(
     and batch. With local work, gradients are summed with their weights, and losses over the samples
     with a positive weight.
     """
-    if query.exact and batches is not None:
+    if (query.exact or query.samples is not None) and batches is not None:
+        asks = "asks for exact gradients" if query.exact else "chooses the samples of its batches"
         raise ValueError(
-            f"{problem.name}: the method asks for exact gradients, but batches are given; expected "
-            "a method that uses stochastic gradients, or batches=None"
+            f"{problem.name}: the method {asks}, but batches are given; expected a method that "
+            "uses stochastic gradients, or batches=None"
         )
     if query.first_batch is not None and batches is not None:
         raise ValueError(
             f"{problem.name}: the method draws batches again by their numbers, but batches are "
             "given; expected batches that the problem draws, batches=None"
         )
-    if problem.numbered and query.first_batch is None and batches is None and not query.exact:
+    draws = batches is None and query.samples is None and not query.exact
+    if problem.numbered and query.first_batch is None and draws:
         raise ValueError(
             f"{problem.name}: its batches are numbered, but the query has no draws; expected "
             "Asked(first_batch=int32 [N])"
@@ -179,8 +195,9 @@ def _asked(
     ids = workers.ids(N) if query.workers is None else query.workers
     local, places = (None, None) if query.workers is None else workers.locate(ids, N)
     block = _Block(function, problem, query, key, data, batches, ids, places)
-    if query.work is not None:
-        computed = _of_work(block, query.work, N)
+    work = queries.local_work(query, problem, N)
+    if work is not None:
+        computed = _of_work(block, work, N)
     else:
         computed = block.exact() if query.exact else block.compute(None, None, None)
     return computed if local is None else workers.collect(local, computed)
@@ -194,15 +211,22 @@ def _of_work(block: _Block, work: LocalWork, N: int) -> tuple[Any, PyTree]:
         workers.local_block(each, N) if block.places is None else each[block.ids]
         for each in factors
     )
-    if block.query.exact:
+    active = jnp.any(samples > 0, axis=1)
+
+    def exact():
         totals = tuple(jnp.sum(jnp.where(samples > 0, each, 0), axis=1) for each in factors)
-        return jax.tree.map(units.scaled, totals, block.exact())
-    M = samples.shape[1]
-    parts, keys = _split(block.problem, block.batches, M), microbatch_keys(block.key, M)
-    turns = jnp.cumsum(work.samples > 0, axis=1, dtype=jnp.int32) - 1
-    return units.summed(
-        replace(block, parts=parts, keys=keys, turns=turns).compute, samples, tuple(factors)
-    )
+        return jax.tree.map(units.scaled, totals, block.exact(active))
+
+    def drawn():
+        M = samples.shape[1]
+        parts, keys = _split(block.problem, block.batches, M), microbatch_keys(block.key, M)
+        turns = jnp.cumsum(work.samples > 0, axis=1, dtype=jnp.int32) - 1
+        return units.summed(
+            replace(block, parts=parts, keys=keys, turns=turns).compute, samples, tuple(factors)
+        )
+
+    compute = exact if block.query.exact else drawn
+    return compute() if block.query.active is None else units.if_any(active, compute)
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: its arrays have no hash
@@ -251,9 +275,12 @@ class _Block:
                 batch = jax.vmap(self.problem.truncate)(batch, samples)
         return self._at_models(rows, batch)
 
-    def exact(self) -> PyTree:
+    def exact(self, active: jax.Array | None = None) -> PyTree:
         """Returns the results for all data of each worker. Pools are computed piece by piece, so
         that the cost of a worker does not depend on the largest worker.
+
+        Args:
+            active: workers with results that are used, bool `[n]`; None: all.
         """
         if not isinstance(self.data, pooled.Pooled):
             return self.compute(None, None, None)
@@ -267,6 +294,8 @@ class _Block:
 
         data = self._rows(self.data, None)
         samples = pooled.pieces(data)
+        if active is not None:
+            samples = jnp.where(active[:, None], samples, 0)
         shares = samples / data.size[:, None].astype(jnp.result_type(float))
         return units.summed(of_piece, samples, (shares, shares))
 
@@ -287,6 +316,12 @@ class _Block:
         if self.batches is not None:
             return self._given(rows, m)
         data, problem = self._rows(self.data, rows), self.problem
+        if self.query.samples is not None:
+            assert problem.choose is not None
+            batch = jax.vmap(problem.choose, (pooled.axes(self.data), 0))(
+                data, jnp.asarray(self.query.samples)[self._ids(rows)]
+            )
+            return jax.vmap(problem.keyed)(self._keys(rows, m), batch) if problem.keyed else batch
         if not problem.numbered:
             with protocol.error_context(f"sample of {problem.name}"):
                 return jax.vmap(problem.sample, (0, pooled.axes(self.data)))(

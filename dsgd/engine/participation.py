@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dsgd import workers
 from dsgd.base import Round, State
 from dsgd.engine.protocol import Method
-from dsgd.engine.queries import Asked
+from dsgd.engine.queries import AllAsked, Asked, mapped
 
 
 def state(method: Method, before: State, after: State, round: Round) -> State:
@@ -26,9 +26,21 @@ def state(method: Method, before: State, after: State, round: Round) -> State:
     return after._replace(server=server, workers=rows)
 
 
-def query(asked: Asked, round: Round) -> Asked:
-    """Returns the query with no local work for workers that do not participate."""
-    if round.present is None or asked.work is None:
+def query(asked: AllAsked, round: Round) -> AllAsked:
+    """Returns the queries with no local work for workers that do not participate."""
+    present = round.present
+    if present is None:
         return asked
-    samples = jnp.where(round.present[:, None], asked.work.samples, 0)
-    return asked._replace(work=asked.work._replace(samples=samples))
+    # The gradients of a single query for one batch are computed for all workers and not used.
+    plain = isinstance(asked, Asked) and asked.samples is None
+
+    def of_present(query: Asked) -> Asked:
+        if query.work is not None:
+            samples = jnp.where(present[:, None], query.work.samples, 0)
+            query = query._replace(work=query.work._replace(samples=samples))
+        elif query.active is not None or not plain:
+            active = present if query.active is None else query.active & present
+            query = query._replace(active=active)
+        return query
+
+    return mapped(of_present, asked)

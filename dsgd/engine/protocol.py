@@ -18,7 +18,7 @@ from dsgd.base import Algorithm, Gradients, Params, Problem, PyTree, Query, Roun
 from dsgd.causes import error_context
 from dsgd.communication import Communicator, Record, communicate
 from dsgd.engine import leaves, queries
-from dsgd.engine.queries import Asked
+from dsgd.engine.queries import AllAsked, Asked
 
 
 class Method(NamedTuple):
@@ -57,11 +57,20 @@ class Method(NamedTuple):
                 )
         return state._replace(step=jnp.int32(0), fixed=fixed)
 
-    def query(self, state: State, round: Round) -> Asked:
-        """Returns the query of a round."""
+    def query(self, state: State, round: Round) -> AllAsked:
+        """Returns the query of a round, or its queries."""
         with error_context(f"query of {self.name}"):
             query = self._query(state, round)
-        return _asked(self.name, query, self.problem, self.N)
+        if isinstance(query, Query) or not (isinstance(query, tuple) and query):
+            return _asked(self.name, query, self.problem, self.N)
+        for one in query:
+            if isinstance(one, Query) and one.workers is not None:
+                raise ValueError(
+                    f"{self.name}: query returns {len(query)} queries, one of them with workers; "
+                    "expected workers in a single query only; pass active = bool [N] instead"
+                )
+        asked = (_asked(self.name, one, self.problem, self.N) for one in query)
+        return type(query)(*asked) if hasattr(query, "_fields") else tuple(asked)
 
     def _query(self, state: State, round: Round) -> Any:
         try:
@@ -128,7 +137,10 @@ def _require_state(where: str, state: Any) -> None:
 def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
     """Validates a query. Returns it with `exact` as a Python bool and `workers` as int32."""
     if not isinstance(query, Query):
-        raise ValueError(f"{name}: query returns {checks.typed(query)}; expected a dsgd.Query")
+        raise ValueError(
+            f"{name}: query returns {checks.typed(query)}; expected a dsgd.Query, or a tuple of "
+            "queries"
+        )
     exact = query.exact
     if isinstance(exact, Tracer) or not (
         isinstance(exact, bool | np.bool_)
@@ -136,8 +148,13 @@ def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
     ):
         raise ValueError(
             f"{name}: query returns exact = {_static(exact)}; expected True or False, the same in "
-            "all rounds, since the program depends on it. For other gradients in some rounds, run "
-            "two methods one after the other with run(..., start=result)"
+            "all rounds, since the program depends on it. For exact gradients in some rounds, "
+            "return two queries: (Query(x), Query(x, exact=True, active=condition))"
+        )
+    if not isinstance(query.loss, bool | np.bool_):
+        raise ValueError(
+            f"{name}: query returns loss = {_static(query.loss)}; expected True or False, the same "
+            "in all rounds"
         )
     like = parameters(problem)
     leading = (_block(N),) if queries.is_stacked(query.params, like) else ()
@@ -161,8 +178,60 @@ def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
                 f"{name}: query returns work with draws and exact = True; expected draws only for "
                 "stochastic gradients"
             )
-    chosen = None if chosen is None else jnp.asarray(chosen, jnp.int32)
-    return queries.asked(query._replace(exact=bool(exact), workers=chosen, work=given), like)
+    fields = {
+        "workers": None if chosen is None else jnp.asarray(chosen, jnp.int32),
+        "exact": bool(exact),
+        "work": given,
+        "active": _active(name, query.active, N),
+        "samples": _samples(name, query, problem, N),
+        "loss": bool(query.loss),
+    }
+    return queries.asked(query._replace(**fields), like)
+
+
+def _active(name: str, active: Any, N: int) -> jax.Array | None:
+    """Validates the active workers of a query and returns them as bool `[N]`, or None."""
+    if active is None:
+        return None
+    if not (
+        isinstance(active, bool | np.bool_) or (_is_array(active) and active.dtype == bool)
+    ) or (jnp.shape(active) not in ((), (N,))):
+        raise ValueError(
+            f"{name}: query returns active = {checks.typed(active)}; expected None, a bool scalar, "
+            f"or bool [{N}]"
+        )
+    return jnp.broadcast_to(active, (N,))
+
+
+def _samples(name: str, query: Query, problem: Problem, N: int) -> jax.Array | None:
+    """Validates the samples that a query chooses and returns them as int32 `[N, b]`, or None."""
+    samples = query.samples
+    if samples is None:
+        return None
+    if not (
+        _is_array(samples)
+        and jnp.issubdtype(samples.dtype, jnp.integer)
+        and samples.shape[:1] == (N,)
+        and samples.ndim <= 2
+        and samples.size
+    ):
+        raise ValueError(
+            f"{name}: query returns samples = {checks.typed(samples)}; expected None, integers "
+            f"[{N}], or integers [{N}, b] with b >= 1"
+        )
+    if problem.choose is None or problem.local_samples is None:
+        raise ValueError(
+            f"{name}: query returns samples, but samples of {problem.name} cannot be chosen; "
+            "expected a problem with a finite number of samples, such as problems.finite_sum, or a "
+            "dsgd.Sampler with choose and local_samples"
+        )
+    if query.exact or query.work is not None:
+        other = "exact = True" if query.exact else "work"
+        raise ValueError(
+            f"{name}: query returns samples and {other}; expected samples alone, which are the "
+            "batch, or no samples"
+        )
+    return jnp.asarray(samples, jnp.int32).reshape(N, -1)
 
 
 def _is_array(value: Any) -> bool:

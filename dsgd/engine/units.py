@@ -80,18 +80,37 @@ def scaled(factors: jax.Array, tree: PyTree) -> PyTree:
     return jax.tree.map(times, tree)
 
 
-def _groups(units: jax.Array, size: int) -> jax.Array:
-    """Returns the number of groups. For runs that are mapped over, it is that of the run with the
-    most, so that the loop's condition remains a scalar; further groups of other runs are dropped.
+def if_any(active: jax.Array, compute: Callable) -> PyTree:
+    """Returns `compute()`, leaves `[n, ...]`, or zeros without computing it if no row is active.
+
+    Args:
+        active: bool `[n]`. The rows of `compute()` that are not active are arbitrary.
+        compute: function without arguments.
     """
+    compute = jax.jit(compute, inline=True)  # traced once, for its shapes and for `cond`
+    shapes = jax.eval_shape(compute)
 
-    @jax.custom_batching.custom_vmap
-    def most(count):
-        return count
+    def nothing():
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
-    @most.def_vmap
-    def _(runs, mapped, count):
-        del runs, mapped  # the count, the only argument, is always mapped
-        return most(jnp.max(count)), False
+    count = _most_of_runs(jnp.sum(active, dtype=jnp.int32))
+    return lax.cond(count > 0, compute, nothing)
 
-    return -(-most(units) // size)
+
+def _groups(units: jax.Array, size: int) -> jax.Array:
+    """Returns the number of groups; further groups of runs with fewer units are dropped."""
+    return -(-_most_of_runs(units) // size)
+
+
+@jax.custom_batching.custom_vmap
+def _most_of_runs(count: jax.Array) -> jax.Array:
+    """Returns the count; for runs that are mapped over, that of the run with the most, so that
+    conditions on it remain scalars.
+    """
+    return count
+
+
+@_most_of_runs.def_vmap
+def _(runs, mapped, count):
+    del runs, mapped  # the count, the only argument, is always mapped
+    return _most_of_runs(jnp.max(count)), False

@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import jax.numpy as jnp
 import numpy as np
-from scipy.sparse import block_array, coo_array, csr_array, dia_array, issparse
+from scipy.sparse import block_array, coo_array, csr_array, dia_array, eye_array, issparse
 
 from dsgd import array_likes, checks
 from dsgd.graphs import spectra
@@ -23,6 +23,7 @@ TOLERANCE = 1e-6 * (1 + 1e-6)
 _EXACT = 1e-12  # float64 sums within this distance of 1 are not corrected
 
 Label = Callable[[int], str]
+Role = Literal["gossip", "pull", "push"]
 
 
 @checks.arguments
@@ -39,6 +40,14 @@ class Topology:
       all equal. Every symmetric W is doubly stochastic.
     - column-stochastic only: a directed graph, for push-sum methods.
 
+    Push-pull methods also use matrices that do not mix to a mean. Such a matrix has another *role*,
+    and all other methods refuse it:
+
+    - "pull": the rows sum to 1, so that gossip does not change models that are all equal. One
+      worker must reach all others along the edges.
+    - "push": the columns sum to 1, so that gossip keeps sums over workers. All other workers must
+      reach one worker.
+
     Args:
         name: the expression that makes the topology, such as `ring(16)`; for tables and error
             messages.
@@ -48,16 +57,28 @@ class Topology:
             symmetric, and the diagonal is adjusted so that the columns sum to 1.
         names: names of the workers in error messages and pictures, worker 0 first; None: their
             numbers.
+        role: what W is for: "gossip", or "pull" or "push" in a push-pull method.
 
     Raises:
-        ValueError: if W is not square, finite and real; if its columns do not sum to 1; if the
-            graph (of a schedule: the union of all rounds) is not connected, or strongly connected
-            if directed; or if it is connected but gossip does not converge. The message names the
-            row, pair, column or component. Also if `names` are not n different names.
+        ValueError: if W is not square, finite and real; if its columns (rows for "pull") do not sum
+            to 1; if the graph (of a schedule: the union of all rounds) is not connected, or
+            strongly connected if directed (for the other roles: as stated above); or if it is
+            connected but gossip does not converge. The message names the row, pair, column or
+            component. Also if `names` are not n different names.
     """
 
-    def __init__(self, name: str, W: Any, names: Sequence[Any] | None = None) -> None:
+    role: Role = "gossip"
+    """What W is for: "gossip", "pull" or "push"."""
+
+    def __init__(
+        self, name: str, W: Any, names: Sequence[Any] | None = None, role: Role = "gossip"
+    ) -> None:
+        if role not in get_args(Role):
+            raise ValueError(
+                f"{name}: role = {role!r}; expected one of {', '.join(map(repr, get_args(Role)))}"
+            )
         self.name = name
+        self.role = role
         self.names: tuple[Any, ...] | None = (
             None
             if names is None
@@ -66,9 +87,9 @@ class Topology:
         """Names of the workers, worker 0 first; None: they have numbers only."""
         rounds = _rounds(name, W)
         label = _labels(name, self.names, max(rounds[0].shape, default=0))
-        self.matrices: tuple[csr_array, ...] = _validated(name, rounds, label)
+        self.matrices: tuple[csr_array, ...] = _validated(name, rounds, label, role)
         """The mixing matrices of a period, as scipy.sparse.csr_array."""
-        _check_connected(name, self.matrices, label)
+        _check_connected(name, self.matrices, label, role)
         if not self._shrinks() and self.rho > 1 - 1e-12:
             raise ValueError(
                 f"{name}: rho = {self.rho:.6g}, so gossip does not converge although the graph is "
@@ -96,6 +117,13 @@ class Topology:
                 f"{workers} workers; expected the same number"
             )
 
+    def require_one_exchange(self, name: str) -> None:
+        """Raises a ValueError if a round of gossip has several exchanges (`topologies.chebyshev`).
+
+        Args:
+            name: where it is used, for the message.
+        """
+
     @property
     def period(self) -> int:
         """Number of rounds after which the schedule repeats; 1 for a single matrix."""
@@ -114,9 +142,26 @@ class Topology:
         return all(spectra.symmetric(W) for W in self.matrices)
 
     @cached_property
-    def doubly_stochastic(self) -> bool:
-        """Whether the rows sum to 1 in every round, as the columns do."""
+    def row_stochastic(self) -> bool:
+        """Whether the rows sum to 1 in every round."""
         return all(np.abs(W.sum(axis=1) - 1).max() <= 100 * _EXACT for W in self.matrices)
+
+    @cached_property
+    def column_stochastic(self) -> bool:
+        """Whether the columns sum to 1 in every round."""
+        return all(np.abs(W.sum(axis=0) - 1).max() <= 100 * _EXACT for W in self.matrices)
+
+    @property
+    def doubly_stochastic(self) -> bool:
+        """Whether the rows and the columns sum to 1 in every round."""
+        return self.row_stochastic and self.column_stochastic
+
+    @cached_property
+    def roots(self) -> np.ndarray:
+        """The workers that reach all others along the edges (for the role "push": that all others
+        reach), int `[m]`. If the graph is strongly connected, these are all workers.
+        """
+        return np.flatnonzero(_ends(_all_links(self.matrices), self.role))
 
     @cached_property
     def out_degrees(self) -> np.ndarray:
@@ -165,13 +210,28 @@ class Topology:
         Raises:
             ValueError: if W is not symmetric, or the topology is a schedule.
         """
+        return spectra.smallest(self._single("smallest_eigenvalue"))
+
+    @cached_property
+    def second_eigenvalue(self) -> float:
+        """Second largest eigenvalue of W, with its sign; 0 for one worker.
+
+        Raises:
+            ValueError: if W is not symmetric, or the topology is a schedule.
+        """
+        # The eigenvalues of I + W are not negative.
+        W = self._single("second_eigenvalue")
+        return spectra.second_largest([csr_array(W + eye_array(self.n))]) - 1 if self.n > 1 else 0.0
+
+    def _single(self, what: str) -> csr_array:
+        """Returns W, or raises ValueError if it is not one symmetric matrix."""
         if not self.symmetric or self.period > 1:
             raise ValueError(
-                f"{self.name}: smallest_eigenvalue of "
+                f"{self.name}: {what} of "
                 f"{'a schedule' if self.symmetric else 'a W that is not symmetric'}; expected a "
                 "single symmetric W"
             )
-        return spectra.smallest(self.matrices[0])
+        return self.matrices[0]
 
     @cached_property
     def uniform(self) -> bool:
@@ -201,8 +261,14 @@ class Topology:
 
         Raises:
             ValueError: if eps is not between 0 and 1; or if it is below 1e-12, the resolution of
-                float64, and W is not symmetric or a schedule.
+                float64, and W is not symmetric or a schedule; or if W does not mix to the mean,
+                because its role is "pull" or "push".
         """
+        if self.role != "gossip" and not self.doubly_stochastic:
+            raise ValueError(
+                f"mixing_time: {self.name} is a topology for {self.role!r}, which does not mix to "
+                "the mean; expected one for 'gossip'"
+            )
         if not 0 < eps < 1:
             raise ValueError(f"mixing_time: eps = {eps}; expected a number between 0 and 1")
         if self.symmetric and self.period == 1 and self.n > 1:
@@ -220,6 +286,16 @@ class Topology:
         coordinates = [coo_array(W) for W in self.matrices]
         return [np.stack([W.col, W.row], axis=1)[W.row != W.col] for W in coordinates]
 
+    def same_links(self, other: Topology) -> bool:
+        """Whether the same workers send to each other in every round, with whatever weights.
+
+        Args:
+            other: another topology.
+        """
+        return self.period == other.period and all(
+            np.array_equal(*links) for links in zip(self.links, other.links, strict=True)
+        )
+
     def _shrinks(self) -> bool:
         """Whether a sufficient condition for convergence holds: every worker has a positive weight
         for itself, and no weight is negative.
@@ -227,7 +303,7 @@ class Topology:
         return all(W.data.min() > 0 and W.diagonal().min() > 0 for W in self.matrices)
 
 
-def _validated(name: str, rounds: list[Any], label: Label) -> tuple[csr_array, ...]:
+def _validated(name: str, rounds: list[Any], label: Label, role: Role) -> tuple[csr_array, ...]:
     """Returns the matrices of a period, validated and corrected."""
     where = [name if len(rounds) == 1 else f"{name}, round {t}" for t in range(len(rounds))]
     read = [_read(at, matrix, label) for at, matrix in zip(where, rounds, strict=True)]
@@ -237,8 +313,9 @@ def _validated(name: str, rounds: list[Any], label: Label) -> tuple[csr_array, .
                 f"{at}: W has shape {matrix.shape}, that of the first round {read[0][0].shape}; "
                 "expected the same number of workers in every round"
             )
+    correct = _corrected_rows if role == "pull" else _corrected
     return tuple(
-        _corrected(at, matrix, tolerance, label)
+        correct(at, matrix, tolerance, label)
         for at, (matrix, tolerance) in zip(where, read, strict=True)
     )
 
@@ -333,6 +410,37 @@ def _corrected(name: str, W: csr_array, tolerance: float, label: Label) -> csr_a
         W = csr_array(W + dia_array((missing[None, :], [0]), shape=W.shape))
     W.sort_indices()
     return W
+
+
+def _corrected_rows(name: str, W: csr_array, tolerance: float, label: Label) -> csr_array:
+    """Returns W, for the role "pull", with errors up to the tolerance corrected.
+
+    Raises:
+        ValueError: if the rows are further from summing to 1, a weight is negative, or a diagonal
+            entry is not positive.
+    """
+    sums = W.sum(axis=1)
+    worst = int(np.abs(sums - 1).argmax())
+    if abs(sums[worst] - 1) > tolerance:
+        columns = np.abs(W.sum(axis=0) - 1).max() <= tolerance
+        transposed = " (the columns do: is W transposed?)" if columns else ""
+        raise ValueError(
+            f'{name}: role = "pull", but row {label(worst)} of W sums to {_apart(sums[worst], 1)}; '
+            f"expected 1, as in W / W.sum(axis=1, keepdims=True){transposed}"
+        )
+    entry = coo_array(W)
+    at = int(entry.data.argmin())
+    i, j, diagonal = int(entry.row[at]), int(entry.col[at]), W.diagonal()
+    if entry.data[at] > 0 and diagonal.min() <= 0:
+        i = j = int(diagonal.argmin())
+    if W[i, j] <= 0:
+        raise ValueError(
+            f'{name}: role = "pull", but W[{label(i)}, {label(j)}] = {W[i, j]:.6g}; expected '
+            "weights >= 0 and a positive diagonal"
+        )
+    corrected = csr_array(_corrected(name, csr_array(W.T), tolerance, label).T)
+    corrected.sort_indices()
+    return corrected
 
 
 def _off_rows(W: csr_array) -> float:
@@ -442,23 +550,51 @@ def _repeated(names: tuple[Any, ...]) -> bool:
         return len({repr(one) for one in names}) < len(names)
 
 
-def _check_connected(name: str, matrices: Sequence[csr_array], label: Label) -> None:
-    links: Any = reduce(add, map(abs, matrices))
+def _check_connected(name: str, matrices: Sequence[csr_array], label: Label, role: Role) -> None:
+    links: Any = _all_links(matrices)
     if spectra.circulant(links) and np.gcd.reduce(links[[0]].indices, initial=links.shape[0]) == 1:
         return  # A circulant graph is connected if its offsets have no common divisor with n.
+    component = _components(links)
+    parts = len(set(component if role == "gossip" else component[_ends(links, role)]))
+    if parts == 1:
+        return
+    smallest = component[int(np.bincount(component)[component].argmin())]
+    first = np.flatnonzero(component == smallest).tolist()
+    shown, called = (
+        ", ".join(map(say, first[:8])) + (", ..." if len(first) > 8 else "") for say in (str, label)
+    )
+    expected = {
+        "gossip": "a connected graph"
+        if all(spectra.symmetric(W) for W in matrices)
+        else "a strongly connected graph",
+        "pull": "a worker that reaches all others along the edges",
+        "push": "a worker that all others reach along the edges",
+    }[role]
+    raise ValueError(
+        f"{name}: the graph has {component.max() + 1} components, one of them workers "
+        f"{{{shown}}}{f' ({called})' * (called != shown)}; expected {expected}, or the workers "
+        "never agree"
+    )
+
+
+def _all_links(matrices: Sequence[csr_array]) -> csr_array:
+    """Returns a matrix whose entries are nonzero where a round of the period has a weight."""
+    return csr_array(reduce(add, map(abs, matrices)))
+
+
+def _components(links: csr_array) -> np.ndarray:
+    """Returns the number of each worker's strongly connected component, int `[n]`."""
     from scipy.sparse.csgraph import connected_components  # noqa: PLC0415 (takes a tenth of a second to import)
 
-    parts, component = connected_components(links, directed=True, connection="strong")
-    if parts > 1:
-        smallest = component[int(np.bincount(component)[component].argmin())]
-        first = np.flatnonzero(component == smallest).tolist()
-        strongly = "" if all(spectra.symmetric(W) for W in matrices) else "strongly "
-        shown, called = (
-            ", ".join(map(say, first[:8])) + (", ..." if len(first) > 8 else "")
-            for say in (str, label)
-        )
-        raise ValueError(
-            f"{name}: the graph has {parts} components, one of them workers "
-            f"{{{shown}}}{f' ({called})' * (called != shown)};"
-            f" expected a {strongly}connected graph, or the workers never agree"
-        )
+    _, component = connected_components(links, directed=True, connection="strong")
+    return component
+
+
+def _ends(links: csr_array, role: Role) -> np.ndarray:
+    """Returns which workers are in components that receive from no other component (for "push":
+    that send to no other), bool `[n]`.
+    """
+    component, entry = _components(links), coo_array(links)
+    between = component[entry.row] != component[entry.col]
+    inner = entry.col if role == "push" else entry.row
+    return ~np.isin(component, component[inner[between]])

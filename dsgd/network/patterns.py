@@ -219,7 +219,11 @@ def gossip(topology: Topology) -> Pattern:
     Args:
         topology: the graph. The rounds of a schedule take turns, and the costs of its pattern are
             means over its rounds.
+
+    Raises:
+        ValueError: if a round of the topology has several exchanges (`topologies.chebyshev`).
     """
+    topology.require_one_exchange("network.gossip")
     name, n = f"gossip({topology.name})", topology.n
     degrees = [
         int(most) for most in np.maximum(topology.out_degrees, topology.in_degrees).max(axis=1)

@@ -70,9 +70,9 @@ def minibatch(batch_size: int, replacement: bool | Literal["epoch"] = True) -> S
             sooner.
 
     Returns:
-        A sampler of batches `[B, ...]`, which can be truncated; those of epochs are numbered. Its
-        `samples` and `batch_sizes` depend on the data and are None;
-        `dataclasses.replace(minibatch(B), max_local_samples=...)` sets them.
+        A sampler of batches `[B, ...]`, which can be truncated; those of epochs are numbered.
+        Methods can choose the samples. `local_samples` and `batch_sizes` depend on the data and are
+        None; `dataclasses.replace(minibatch(B), local_samples=...)` sets them.
 
     Raises:
         ValueError: if batch_size < 1, or replacement is none of True, False and "epoch".
@@ -89,6 +89,7 @@ def minibatch(batch_size: int, replacement: bool | Literal["epoch"] = True) -> S
         batch_size=batch_size,
         truncate=first,
         numbered=replacement == EPOCH,
+        choose=selected,
     )
 
 
@@ -253,6 +254,15 @@ def first(batch: Examples, samples: jax.Array) -> Examples:
     return batch._replace(
         weights=jnp.where(jnp.arange(len(batch.weights)) < samples, batch.weights, 0)
     )
+
+
+def selected(data: Examples | Pooled, samples: jax.Array) -> Examples:
+    """Returns the batch of the samples with these numbers, int32 `[b]`, of one worker."""
+    weights = jnp.ones(samples.shape, jnp.result_type(float))
+    if isinstance(data, Pooled):
+        return data.batch(data.offset + samples, weights)
+    inputs, targets = jax.tree.map(lambda leaf: leaf[samples], (data.inputs, data.targets))
+    return Examples(inputs, targets, weights.astype(data.weights.dtype))
 
 
 def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:

@@ -365,7 +365,7 @@ def finite_sum(
         examples = replace(examples, piece=min(-(-sum(sizes) // workers), piece))
     sampler = replace(
         minibatch(batch_size, replacement),
-        max_local_samples=max(sizes),
+        local_samples=tuple(sizes),
         batch_sizes=None
         if whole or min(sizes) >= batch_size
         else tuple(min(batch_size, size) for size in sizes),

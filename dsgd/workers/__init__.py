@@ -42,6 +42,7 @@ from dsgd.workers.mixing import (
     of_round,
     out_degree,
     table_size,
+    to_each_neighbour,
 )
 from dsgd.workers.participation import Participation, participation, with_participation
 from dsgd.workers.weights import weighted, weights
@@ -80,6 +81,7 @@ __all__ = [
     "sqnorms",
     "sum",
     "table_size",
+    "to_each_neighbour",
     "traffic",
     "weighted",
     "weighted_sum",

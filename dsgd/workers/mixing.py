@@ -29,7 +29,7 @@ from dsgd.graphs.neighbours import neighbours as lists_of
 from dsgd.graphs.topology import Topology
 from dsgd.workers import axis
 from dsgd.workers.participation import participation
-from dsgd.workers.routes import Permute, Routes, different, routes_of
+from dsgd.workers.routes import Permute, Routes, different, edge_routes_of, routes_of
 
 
 def mix(
@@ -39,19 +39,18 @@ def mix(
     `[n, ...]` to `[n, ...]`.
 
     The sum is computed as $r_i x_i + \sum_{j \ne i} W_{ij} (x_j - x_i)$ with
-    $r_i = \sum_j W_{ij}$, which is 1 if W is doubly stochastic: models that agree do not change,
-    bit for bit. Only the uniform W (the complete graph) is a mean over all workers, up to its
-    rounding.
+    $r_i = \sum_j W_{ij}$, which is 1 if the rows sum to 1: models that agree do not change, bit for
+    bit. Only the uniform W (the complete graph) is a mean over all workers, up to its rounding.
 
-    If messages are lost, or workers do not participate, rows still sum to 1 if W is doubly
-    stochastic: models that agree do not change, and, if W is symmetric, neither does the mean. For
-    other W, and with `keep_sums`, columns sum to 1: a sender keeps what does not arrive.
+    If messages are lost, or workers do not participate, rows that sum to 1 still do: models that
+    agree do not change, and, if W is symmetric, neither does the mean. For other W, and with
+    `keep_sums`, columns sum to 1: a sender keeps what does not arrive.
 
     Args:
         tree: floating-point leaves of a block.
         topology: W.
         step: the present round (`Round.step`), for a schedule; the same for all runs of a `vmap`.
-        keep_sums: for push-sum, which divides by its weights.
+        keep_sums: for methods that need the sum over workers; W has columns that sum to 1.
 
     Raises:
         ValueError: if leaves are for another number of workers, or not floating point (weights
@@ -64,7 +63,7 @@ def mix(
         return jax.tree.map(
             lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), axis.mean(tree), tree
         )
-    if topology.doubly_stochastic and not (some_lost and keep_sums):
+    if topology.row_stochastic and not (some_lost and keep_sums):
         return _pulled(tree, gather_neighbours(tree, topology, step), topology, step, onto=True)
     own_weights = (
         _kept(topology, step)
@@ -84,7 +83,12 @@ def mix(
 
 
 def laplacian(
-    tree: PyTree, topology: Topology, step: jax.Array | None = None, *, table: PyTree | None = None
+    tree: PyTree,
+    topology: Topology,
+    step: jax.Array | None = None,
+    *,
+    table: PyTree | None = None,
+    weighted: bool = True,
 ) -> PyTree:
     r"""Returns the change of models by a gossip round, $\sum_j W_{ij} (x_j - x_i)$: leaves
     `[n, ...]` to `[n, ...]`.
@@ -96,6 +100,7 @@ def laplacian(
         tree, topology, step: as in `mix`.
         table: the result of `gather_neighbours` for the tree, if it has been fetched; None: it is
             fetched.
+        weighted: whether neighbours have the weights of W; if not, each has the weight 1.
 
     Raises:
         ValueError: as `mix`.
@@ -105,13 +110,15 @@ def laplacian(
     if topology.uniform and table is None and participation() is None:
         rough = jax.tree.map(lambda mean, leaf: _common(mean)[None] - leaf, axis.mean(tree), tree)
         # The computed mean has a rounding error, as the models have; the second mean removes it.
-        return jax.tree.map(lambda leaf, off: leaf - off[None], rough, axis.mean(rough))
+        times = 1 if weighted else topology.n
+        return jax.tree.map(lambda leaf, off: times * (leaf - off[None]), rough, axis.mean(rough))
     return _pulled(
         tree,
         gather_neighbours(tree, topology, step) if table is None else table,
         topology,
         step,
         onto=False,
+        weighted=weighted,
     )
 
 
@@ -160,6 +167,43 @@ def neighbours(
     return jax.tree.map(
         lambda table: table[places], gather_neighbours(tree, topology, step)
     ), weights
+
+
+def to_each_neighbour(tree: PyTree, otherwise: PyTree, topology: Topology) -> PyTree:
+    """Sends a different row to each neighbour. The k-th row of a worker is sent to its k-th
+    neighbour; the k-th row that it receives is that of its k-th neighbour, in the order of
+    `neighbours`.
+
+    Over D devices each row is sent once, in as many collective-permutes as a device has neighbours.
+
+    Args:
+        tree: leaves `[n, K, ...]` of any type, where K is the largest number of neighbours.
+        otherwise: what a worker has in place of rows that do not arrive and of neighbours that do
+            not exist, leaves `[n, K, ...]`.
+        topology: an undirected graph, the same in all rounds.
+    """
+    routes, participants = edge_routes_of(topology, axis.devices()), participation()
+    places = jnp.asarray(routes.places)[_here(topology, None)[1]]
+    receivers = of_round(lists_of(topology, 0).workers, topology)
+    arrives = receivers >= 0
+    if participants is not None:
+        arrives &= participants.arrives(axis.ids(topology.n)[:, None], receivers)
+
+    def rows(leaf):
+        return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
+
+    table = jax.tree.map(rows, tree)
+    if axis.devices() > 1:
+        table = _bring(table, routes.permutes, routes.length)
+    return jax.tree.map(
+        lambda table, other: jnp.where(
+            jnp.expand_dims(arrives, tuple(range(2, other.ndim))),
+            table[places].reshape(other.shape),
+            other,
+        ),
+        table,
+        otherwise,
+    )
 
 
 def table_size(topology: Topology) -> int:
@@ -287,10 +331,17 @@ def _common(mean: jax.Array) -> jax.Array:
 
 
 def _pulled(
-    tree: PyTree, table: PyTree, topology: Topology, step: jax.Array | None, onto: bool
+    tree: PyTree,
+    table: PyTree,
+    topology: Topology,
+    step: jax.Array | None,
+    onto: bool,
+    weighted: bool = True,
 ) -> PyTree:
     """Returns the change by a gossip round, or, with `onto`, the changed models."""
     routes, at = routes_of(topology, axis.devices()), _here(topology, step)
+    if not weighted:
+        routes = routes._replace(weights=routes.weights != 0)
     return jax.tree.map(
         partial(summed, routes, at, onto=onto, arrives=_arrives(routes, at, topology)), tree, table
     )

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 
 from dsgd.graphs.matchings import matchings
+from dsgd.graphs.neighbours import neighbours
 from dsgd.graphs.topology import Topology
 
 # Sums over at most this many neighbours are written term by term; the program grows with them.
@@ -56,6 +57,23 @@ class Routes(NamedTuple):
     weights: np.ndarray
     places: np.ndarray | None
     whose: np.ndarray
+
+
+class EdgeRoutes(NamedTuple):
+    """How a device receives the rows that neighbours send to its workers, one for each edge.
+
+    Row n K + k is that of worker n and its k-th neighbour.
+
+    Args:
+        permutes: as in `Routes`, with numbers of rows in place of workers.
+        length: number of rows of the table.
+        places: positions of the received rows in the table, `[D, n K]`. A row without a neighbour
+            has its own position.
+    """
+
+    permutes: list[Permute]
+    length: int
+    places: np.ndarray
 
 
 @lru_cache(maxsize=64)
@@ -104,6 +122,30 @@ def routes_of(topology: Topology, devices: int, rows: bool | None = None) -> Rou
         places if few else None,
         whose.reshape(topology.period, devices, length),
     )
+
+
+@lru_cache(maxsize=64)
+def edge_routes_of(topology: Topology, devices: int) -> EdgeRoutes:
+    """Returns the routes over D devices on which each worker sends a different row to each of its
+    neighbours, for an undirected graph that is the same in all rounds.
+    """
+    lists = neighbours(topology, 0).workers[0]
+    N, K = lists.shape
+    n = N * K // devices
+    edges = np.flatnonzero(lists.ravel() >= 0)
+    sender, receiver = edges // max(K, 1), lists.ravel()[edges]
+    origin = np.arange(N * K)
+    # Edges are in the order of (sender, receiver); this is the order of (receiver, sender).
+    origin[edges] = edges[np.lexsort((sender, receiver))]
+    moves = csr_array((np.ones(N * K), (np.arange(N * K), origin)), shape=(N * K, N * K))
+    permutes = _permutes(_needed(moves, n, devices), n, devices)
+    places = np.empty((devices, n), np.int32)
+    for device in range(devices):
+        table, place = _table(permutes, device, n), np.zeros(N * K, np.int32)
+        used = np.flatnonzero(table >= 0)
+        place[table[used]] = used
+        places[device] = place[origin[device * n : (device + 1) * n]]
+    return EdgeRoutes(permutes, n + sum(permute.workers.shape[1] for permute in permutes), places)
 
 
 def different(permutes: list[list[Permute]]) -> tuple[list[list[Permute]], np.ndarray]:

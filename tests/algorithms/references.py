@@ -158,20 +158,30 @@ PERIODIC, ASYNCHRONOUS = {"local-sgd", "scaffold"}, {"asgd", "ad-psgd"}
 # The third cluster of methods that are not in the turn of `registered`. Clients are drawn once for
 # each synchronization; moments have periods of their own, in which others would be drawn.
 THIRD = {
-    **dict.fromkeys(("diloco", "slowmo", "post-local-sgd"), "sampled-4"),
+    **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "adacomm"), "sampled-4"),
     **dict.fromkeys(("fed-avg", "fed-prox", "fed-avgm"), "sampled-4"),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
-    **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite"), "sampled-4"),
-    "mime": "lossy",
+    **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "mime"), "sampled-4"),
     "scaffnew": "changing",
     "des-loc": "lossy",
-    "easgd": "lossy",
+    **dict.fromkeys(("easgd", "eamsgd"), "lossy"),
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
     "sparse-loco": "blocking",
     "muloco": "none",
-    "noloco": "lossy",
+    **dict.fromkeys(("lead", "motef"), "changing"),
+    **dict.fromkeys(("dcd-sgd", "beer"), "blocking"),
+    "ecd-sgd": "none",
+    "c-gt": "noisy",
+    "dlm": "changing",
+    **dict.fromkeys(("lt-admm", "relay-sgd"), "lossy"),
+    **dict.fromkeys(("lt-admm-vr", "opapc"), "blocking"),
+    **dict.fromkeys(("noloco", "k-gt"), "lossy"),
+    **dict.fromkeys(("led", "prox-skip"), "changing"),
     "sparta": "sampled",
-    "atc-tracking": "lossy",
+    **dict.fromkeys(("atc-tracking", "aug-dgm", "momentum-tracking"), "lossy"),
+    **dict.fromkeys(("dgd", "qg-dsgdm", "decentlam"), "lossy"),
+    **dict.fromkeys(("push-diging", "push-pull"), "lossy"),
+    "ab": "changing",
     "prox-gd": "sampled",
     "prox-sgd": "lossy",
     "nids": "changing",
@@ -291,6 +301,10 @@ ON_QUADRATICS: Table = {
         "changing partly sampled-2",
     ),
     "dsgd, Adam": (lambda: algorithms.decentralized_sgd(ADAM, RING), "partly"),
+    "dsgd, averaged momenta": (
+        lambda: algorithms.decentralized_sgd(MOMENTUM, RING, average_momentum=True),
+        "changing partly",
+    ),
     "dsgd on a star": (
         lambda: algorithms.decentralized_sgd(MOMENTUM, topologies.star(N)),
         "blocking pipelined changing partly",
@@ -328,6 +342,22 @@ ON_QUADRATICS: Table = {
         lambda: algorithms.stochastic_gradient_push(SGD, SUMS_KEPT),
         "pipelined partly",
     ),
+    "push-diging of unequal shares": (
+        lambda: algorithms.push_diging(SGD, SUMS_KEPT),
+        "blocking partly",
+    ),
+    "push-pull on a directed graph": (
+        lambda: algorithms.push_pull(
+            SGD,
+            topologies.random_directed(N, 2, weights=topologies.pull),
+            topologies.random_directed(N, 2),
+        ),
+        "pipelined partly",
+    ),
+    "push-pull on two graphs": (
+        lambda: algorithms.push_pull(SGD, topologies.star(N, topologies.pull), PUSH),
+        "changing",
+    ),
     "deepsqueeze on matchings": (
         lambda: algorithms.deepsqueeze(SGD, MATCHED, WHOLE_TOP, 0.4),
         "changing partly",
@@ -342,6 +372,10 @@ ON_QUADRATICS: Table = {
     ),
     "choco-sgd, low rank": (
         lambda: algorithms.choco_sgd(SGD, RING, WHOLE_LOW_RANK, 0.4),
+        "pipelined",
+    ),
+    "beer, low rank": (
+        lambda: algorithms.beer(MOMENTUM, topologies.star(N), WHOLE_LOW_RANK, 0.2),
         "pipelined",
     ),
     "d2 on a torus": (

@@ -11,7 +11,9 @@ indices of $\lceil \log_2 p \rceil$ bits, in planes of whole bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +22,14 @@ import optax
 import pytest
 
 import algorithms
-from dsgd.base import Round
+from dsgd.base import Query, Round
 from dsgd.communication import communicate
 from dsgd.wire import counts
 from theory_checks.machinery.rounds import on_one_device
 from theory_checks.recursions.compressed import packed
 
 FLOAT, PERIOD = 32, 4
-Form = Callable[[int, int], float]  # (N, d) -> bits
+Form = Callable[[int, int], Any]  # (N, d) -> bits, of all workers or `[N]`
 
 
 def all_reduce(N: int, d: int) -> float:
@@ -38,6 +40,19 @@ def all_reduce(N: int, d: int) -> float:
 def degree(N: int) -> int:
     """Returns the number of neighbours on a ring."""
     return min(2, N - 1)
+
+
+def on_chain(N: int) -> np.ndarray:
+    """Returns the numbers of neighbours on a chain, `[N]`."""
+    return np.minimum(np.arange(N), 1) + np.minimum(np.arange(N)[::-1], 1)
+
+
+def exchanges(N: int) -> int:
+    """Returns OPAPC's number of exchanges on a ring, from the extreme eigenvalues of I - W, which
+    are 2/3 (1 - cos(2 pi k / N)).
+    """
+    gaps = 1 - np.cos(2 * np.pi * np.arange(1, N) / N)
+    return math.floor(math.sqrt(gaps.max() / gaps.min()) + 1e-9)
 
 
 def _parts(message: Callable[[int], int]) -> Form:
@@ -63,6 +78,16 @@ def signs(p: int) -> int:
 def largest(k: int, p: int) -> int:
     """Returns the bits of k of p elements with their indices."""
     return FLOAT * k + packed((p - 1).bit_length(), k)
+
+
+def ranged(p: int) -> int:
+    """Returns the bits of a message of `random_quantization(8)`."""
+    return packed(8, p) + 2 * FLOAT if p > 2 else p * FLOAT
+
+
+def five_values(p: int) -> int:
+    """Returns the bits of a message of `qsgd(2, "linf")`."""
+    return packed(3, p) + FLOAT
 
 
 def frequencies(k: int, d: int) -> int:
@@ -94,7 +119,7 @@ FORMS: dict[str, Form] = {
     "ec-sgd": _parts(signs),
     "ef21": _parts(lambda p: largest(-(-p // 10), p)),
     "asgd": lambda N, d: d * FLOAT,
-    "dsgd": _models(),
+    **dict.fromkeys(("dsgd", "dgd", "qg-dsgdm", "decentlam"), _models()),
     "dsgd-complete": lambda N, d: (N - 1) * d * FLOAT,
     "local-sgd": all_reduce,
     "scaffold": lambda N, d: all_reduce(N, 2 * d),
@@ -104,9 +129,22 @@ FORMS: dict[str, Form] = {
     "exact-diffusion": _models(),
     # model and tracker
     **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
+    "k-gt": _models(2),  # model and change
+    **dict.fromkeys(("led", "prox-skip"), _models()),
+    **dict.fromkeys(("aug-dgm", "momentum-tracking"), _models(2)),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
+    "push-diging": lambda N, d: min(1, N - 1) * (2 * d + 1) * FLOAT,  # model, tracker and weight
+    # model and tracker, to the workers that are a power of 2 further
+    **dict.fromkeys(("push-pull", "ab"), lambda N, d: (N - 1).bit_length() * 2 * d * FLOAT),
+    **dict.fromkeys(("dlm", "lt-admm", "lt-admm-vr"), _models()),
+    "relay-sgd": lambda N, d: on_chain(N) * (d + 1) * FLOAT,  # model and count
+    "opapc": lambda N, d: exchanges(N) * degree(N) * d * FLOAT,
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),
+    **dict.fromkeys(("dcd-sgd", "ecd-sgd"), lambda N, d: degree(N) * ranged(d)),
+    "lead": lambda N, d: degree(N) * five_values(d),
+    "c-gt": lambda N, d: degree(N) * 2 * five_values(d),  # of model and tracker
+    **dict.fromkeys(("beer", "motef"), lambda N, d: degree(N) * 2 * largest(-(-d // 10), d)),
     "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
     # vectors are not compressed
     "powersgd": all_reduce,
@@ -114,8 +152,9 @@ FORMS: dict[str, Form] = {
     "demo": lambda N, d: (N - 1) * frequencies(4, d),
     **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "des-loc"), all_reduce),
     **dict.fromkeys(("delayed-diloco", "eager-diloco", "scaffnew"), all_reduce),
-    **dict.fromkeys(("easgd", "fed-avg", "fed-prox", "fed-avgm"), lambda N, d: d * FLOAT),
+    **dict.fromkeys(("easgd", "eamsgd", "fed-avg", "fed-prox", "fed-avgm"), lambda N, d: d * FLOAT),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), lambda N, d: d * FLOAT),
+    "adacomm": lambda N, d: all_reduce(N, d + 1),  # model and loss
     "mime": lambda N, d: d * FLOAT,
     "mime-lite": lambda N, d: 2 * d * FLOAT,  # model and gradient
     "fed-nova": lambda N, d: (d + 2) * FLOAT,  # change, its scale, and whether there is one
@@ -132,10 +171,11 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("fed-prox", "fed-avgm", "fed-adagrad", "fed-yogi", "fed-adam"), (4, {3})),
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
-    **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
-    "noloco": (4, {3}),
+    **dict.fromkeys(("des-loc", "easgd", "eamsgd"), (2, {1})),
+    "adacomm": (4, {3}),  # the first period
+    **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm", "lt-admm-vr"), (4, {3})),
+    "mime": (4, {0, 3}),
     "nids": (PERIOD, {1, 2, 3}),  # nothing in the run's first round
-    "mime": (3, {0, 2}),
 }
 # number of sending workers of N, if not all; the first round that sends is tested
 FEW: dict[str, Callable[[int], int]] = {
@@ -143,7 +183,7 @@ FEW: dict[str, Callable[[int], int]] = {
     "ad-psgd": lambda N: 2,
     "noloco": lambda N: N // 2 * 2,
 }
-BY_CHANCE = {"scaffnew"}  # one draw of each round decides whether all send
+BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether all send
 
 
 def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
@@ -170,9 +210,14 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
         method = algorithms.make(name, optax.sgd(0.1), N)
         state = method.init(jnp.ones(d, jnp.float32), N)
         this = Round(t, N, jax.random.key(0))
+
+        def ones(query):
+            asked = N if query.workers is None else query.workers.shape[0]
+            gradients = jnp.ones((asked, d), jnp.float32)
+            return (jnp.ones(asked), gradients) if query.loss else gradients
+
         query = method.query(state, this)
-        asked = N if query.workers is None else query.workers.shape[0]
-        gradients = jnp.ones((asked, d), jnp.float32)
+        gradients = jax.tree.map(ones, query, is_leaf=lambda node: isinstance(node, Query))
         bits = communicate(method, state, gradients, this, jax.random.key(1))[1].statistics(N).bits
         return bits.up, bits.down
 

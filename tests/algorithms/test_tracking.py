@@ -25,34 +25,46 @@ from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import N
 from theory_checks.recursions import decentralized
 from theory_checks.recursions.shared import plain, quadratic
+from theory_checks.statements.recursions.decentralized import FACTORS
 from theory_checks.statements.recursions.shared import graph
 
 GAMMA, T = 0.1, 2_500
 LAZY, COMPLETE = graph("lazy"), topologies.complete(N)
-W, EYE = LAZY.W, np.eye(N)
+W: np.ndarray = np.asarray(LAZY.W)
+EYE = np.eye(N)
+
+
+def sgd(of: Any) -> optax.GradientTransformation:
+    return optax.sgd(of.gamma, momentum=of.momentum)
 
 
 class Numbers(NamedTuple):
     """Arguments of the methods below; each method uses some of them."""
 
     gamma: float = GAMMA
+    momentum: float = 0.0
 
 
 DEFAULT = Numbers()
 
-METHODS: dict[str, Callable[[optax.GradientTransformation, dsgd.Topology], dsgd.Algorithm]] = {
-    "exact diffusion": algorithms.exact_diffusion,
-    "D2": algorithms.d2,
-    "EXTRA": algorithms.extra,
-    "DIGing": algorithms.gradient_tracking,
-    "ATC tracking": algorithms.atc_tracking,
+METHODS: dict[str, Callable[[Any, dsgd.Topology], dsgd.Algorithm]] = {
+    "exact diffusion": lambda of, W: algorithms.exact_diffusion(sgd(of), W),
+    "D2": lambda of, W: algorithms.d2(sgd(of), W),
+    "EXTRA": lambda of, W: algorithms.extra(sgd(of), W),
+    "DIGing": lambda of, W: algorithms.gradient_tracking(sgd(of), W),
+    "ATC tracking": lambda of, W: algorithms.atc_tracking(sgd(of), W),
+    "Aug-DGM": lambda of, W: algorithms.aug_dgm(sgd(of), W),
+    "Aug-DGM, uncoordinated": lambda of, W: algorithms.aug_dgm(sgd(of), W, FACTORS),
+    "momentum tracking": lambda of, W: algorithms.momentum_tracking(
+        optax.sgd(of.gamma), W, of.momentum
+    ),
 }
 
 
 @cache
 def build(name: str, topology: dsgd.Topology) -> trajectories.Build:
     """Returns the builder of a method, always the same object, so that it is compiled once."""
-    return lambda of: METHODS[name](optax.sgd(of.more.gamma), topology)
+    return lambda of: METHODS[name](of.more, topology)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,10 +76,7 @@ def in_float64() -> Iterator[None]:
 @cache
 def states(name: str, numbers: Numbers = DEFAULT, topology: dsgd.Topology = LAZY) -> Any:
     """Returns the workers' states before the first round and after each, leaves `[T + 1, ...]`."""
-    arguments = jax.tree.map(np.asarray, numbers)
-    start = quadratics.arrays()[2]
-    instance = quadratics.instance(0.0, start)._replace(more=arguments)
-    return trajectories.run(build(name, topology), instance, length=T).states.workers
+    return quadratics.states(build(name, topology), numbers, T)
 
 
 def models(name: str, numbers: Numbers = DEFAULT, topology: dsgd.Topology = LAZY) -> np.ndarray:
@@ -91,6 +100,7 @@ SUDA: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {
     "EXTRA": (EYE, root((EYE - W) / 2), (EYE + W) / 2),
     "DIGing": (EYE, EYE - W, W @ W),
     "ATC tracking": (W, EYE - W, W),
+    "Aug-DGM": (W @ W, EYE - W, EYE),
 }
 
 
@@ -104,16 +114,24 @@ def test_exact_methods_are_one_recursion(name):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.6])
+def test_momentum_tracking_is_gradient_tracking_with_momentum(beta):
+    """The graph is the same in all rounds."""
+    numbers = Numbers(momentum=beta)
+    found, expected = models("momentum tracking", numbers), models("DIGing", numbers)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
 # --- Limits.
 
 
-@pytest.mark.parametrize("name", SUDA)
+@pytest.mark.parametrize("name", [*SUDA, "Aug-DGM, uncoordinated"])
 def test_the_limit_is_the_minimizer(name):
     found = models(name)[-1]
     np.testing.assert_allclose(found, np.tile(quadratics.minimizer(), (N, 1)), atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["D2", "ATC tracking"])
+@pytest.mark.parametrize("name", ["D2", "ATC tracking", "Aug-DGM"])
 def test_on_the_complete_graph_the_models_make_the_steps_of_gradient_descent(name):
     A, b, x = quadratics.arrays()
     for found in models(name, topology=COMPLETE)[:60]:
@@ -121,10 +139,16 @@ def test_on_the_complete_graph_the_models_make_the_steps_of_gradient_descent(nam
         np.testing.assert_allclose(found, np.tile(x, (N, 1)), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", ["DIGing", "ATC tracking"])
+@pytest.mark.parametrize("name", ["DIGing", "ATC tracking", "Aug-DGM", "momentum tracking"])
 def test_the_mean_of_the_trackers_is_the_mean_of_the_gradients(name):
-    found = states(name)
+    """Of the momenta, in momentum tracking."""
+    found = states(name, Numbers(momentum=0.5 if name == "momentum tracking" else 0.0))
     trackers, gradients = (
         trajectories.rows(leaf).mean(axis=1) for leaf in (found.tracker, found.gradient)
     )
     np.testing.assert_allclose(trackers, gradients, rtol=0, atol=1e-13)
+
+
+def test_the_limit_of_momentum_tracking_is_the_minimizer():
+    found = models("momentum tracking", Numbers(gamma=GAMMA / 10, momentum=0.9))[-1]
+    np.testing.assert_allclose(found, np.tile(quadratics.minimizer(), (N, 1)), atol=1e-9)

@@ -32,7 +32,9 @@ SERVER, GOSSIP = (
 )
 
 BITS, PROXIMAL = "algorithms/test_bits", "algorithms/test_proximal_methods"
+GOSSIP_OF_DIFFERENCES = "algorithms/test_compressed_gossip"
 LOCAL = "algorithms/test_local_updates"
+LOCAL_GOSSIP = "algorithms/test_local_gossip"
 SLOW_LINKS = "algorithms/test_slow_links"
 STATEMENTS = "theory_checks/test_statements"
 WEIGHTS = "dsgd/problems/test_weights"
@@ -101,8 +103,8 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/local_updates/mime.py",
-        "jnp.where(at_local, t - 1, t)",
-        "t",
+        "g - g_x + c[None]",
+        "g + c[None]",
         of(STATEMENTS, "statement_holds[Mime, every round]"),
     ),
     Mistake(
@@ -154,6 +156,18 @@ MISTAKES = [
         of(LOCAL, "two_methods_are_the_same[post-local SGD, local at once]"),
     ),
     Mistake(
+        "algorithms/local_updates/adacomm.py",
+        "schedule(0) / schedule(done)",
+        "schedule(done) / schedule(0)",
+        of(STATEMENTS, "statement_holds[AdaComm, every round]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/easgd.py",
+        "x + jnp.asarray(momentum, x.dtype) * v",
+        "x",
+        of(STATEMENTS, "statement_holds[EAMSGD, every round]"),
+    ),
+    Mistake(
         "algorithms/local_updates/easgd.py",
         "before, center",
         "y.params, center",
@@ -190,6 +204,33 @@ MISTAKES = [
         history("extra, pipelined"),
     ),
     Mistake(
+        "algorithms/decentralized/k_gt.py",
+        "laplacian((half, change), topology)",
+        "laplacian((half, half), topology)",
+        of(STATEMENTS, "statement_holds[K-GT, schedule, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/local_exact_diffusion.py",
+        "weight=beta",
+        "weight=1 / period",
+        of(STATEMENTS, "statement_holds[LED, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/prox_skip.py",
+        "weight=probability",
+        "weight=1.0",
+        of(STATEMENTS, "statement_holds[ProxSkip on graphs, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/exact_diffusion.py",
+        "round.if_active(models._replace(params=phi, optimizer=memory), models)",
+        "models._replace(params=phi, optimizer=memory)",
+        of(
+            LOCAL_GOSSIP,
+            "workers_that_compute_in_some_rounds_only_do_not_move_the_limit[exact diffusion]",
+        ),
+    ),
+    Mistake(
         "algorithms/asynchronous/asynchronous_sgd.py",
         "maximum(1, staleness)",
         "maximum(1, 1 + staleness)",
@@ -198,8 +239,8 @@ MISTAKES = [
     # Rounding, warm starts, push-sum weights.
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
-        "x + (u + c), x.params",
-        "x + (u - c), x.params",
+        "jnp.asarray(weight, c.dtype) * c",
+        "-c",
         history("exact-diffusion, pipelined"),
     ),
     Mistake(
@@ -338,6 +379,49 @@ MISTAKES = [
             "algorithms/test_with_local_work",
             "methods_with_their_own_clock_are_queried_with_the_work",
         ),
+    ),
+    # Gossip of compressed differences.
+    Mistake(
+        "algorithms/gossip.py",
+        "pulled = optax.tree.add(copies.laplacian, sent.received)",
+        "pulled = laplacian",
+        of(STATEMENTS, "statement_holds[LEAD, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/lead.py",
+        "consensus_step / 2",
+        "consensus_step",
+        of(GOSSIP_OF_DIFFERENCES, "two_methods_are_the_same[LEAD]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/beer.py",
+        "for value in (x.params, zero)",
+        "for value in (zero, zero)",
+        of(STATEMENTS, "statement_holds[BEER, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/beer.py",
+        "compressor, vectors, copies, topology, memory_step)",
+        "compressor, vectors, copies, topology)",
+        of(STATEMENTS, "statement_holds[C-GT, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/beer.py",
+        "jnp.where(round.step == 0, 1, momentum_step)",
+        "jnp.where(round.step == 1, 1, momentum_step)",
+        of(STATEMENTS, "statement_holds[MoTEF, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/dcd_sgd.py",
+        "optax.tree.add(state.laplacian, change)",
+        "optax.tree.sub(change, state.laplacian)",
+        of(GOSSIP_OF_DIFFERENCES, "the_limit_of_dcd_is_that_of_decentralized_gradient_descent"),
+    ),
+    Mistake(
+        "algorithms/decentralized/dcd_sgd.py",
+        "old + 2 / t.astype(old.dtype)",
+        "old + 1 / t.astype(old.dtype)",
+        of(GOSSIP_OF_DIFFERENCES, "ecd_approaches_that_limit_as_the_root_of_the_number_of_rounds"),
     ),
     # Validation.
     Mistake(

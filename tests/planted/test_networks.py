@@ -75,6 +75,24 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/graphs/topology.py",
+        'entry.col if role == "push" else entry.row',
+        "entry.row",
+        f"{GRAPHS}topology.py -k roots",
+    ),
+    Mistake(
+        "dsgd/workers/mixing.py",
+        "if topology.row_stochastic and not",
+        "if topology.doubly_stochastic and not",
+        "tests/algorithms/test_participation.py -k push-pull",
+    ),
+    Mistake(
+        "dsgd/communication/record.py",
+        "return one.topology.same_links(other.topology)",
+        "return True",
+        "tests/dsgd/communication/test_communicator.py -k not_joint",
+    ),
+    Mistake(
+        "dsgd/graphs/topology.py",
         "(W.sum(axis=1) - 1).max() <= 100 * _EXACT",
         "(W.sum(axis=0) - 1).max() <= 100 * _EXACT",
         f"{GRAPHS}topology.py -k of_a_matrix",

@@ -20,7 +20,7 @@ def holds(name: str) -> str:
 
 METHODS = [
     Mistake(
-        "algorithms/local_updates/des_loc.py",
+        "algorithms/optimizers.py",
         '("mu", "trace"), ("nu", "nu_max")',
         '("nu", "trace"), ("mu", "nu_max")',
         holds("DES-LOC, every round"),
@@ -54,6 +54,60 @@ METHODS = [
         "round.mix((half, y), topology)",
         "half, round.mix(y, topology)",
         holds("ATC tracking, schedule, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/decentralized_sgd.py",
+        "optax.tree.add(after.params, pull)",
+        "round.mix(after.params, topology)",
+        holds("DGD, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/decentralized_sgd.py",
+        "half.optimizer, momenta)",
+        "half.optimizer, optimizers.moments(optimizers.FIRST, half.optimizer))",
+        holds("DSGD, averaged momenta, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/quasi_global_momentum.py",
+        "(before - after)",
+        "(before - before)",
+        holds("QG-DSGDm, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/decentlam.py",
+        "momentum * v + (before",
+        "momentum * (v + before",
+        holds("DecentLaM, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "jnp.asarray(step_factors)",
+        "jnp.ones(topology.n)",
+        holds("Aug-DGM, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "jnp.asarray(momentum, u.dtype) * u + g",
+        "jnp.asarray(momentum, u.dtype) * (u + g)",
+        holds("momentum tracking, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/push_diging.py",
+        "Query(divided(state.workers))",
+        "Query(state.workers.params)",
+        holds("Push-DIGing, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/push_pull.py",
+        "round.pull(half, pull)",
+        "optax.apply_updates(round.pull(state.params, pull), change)",
+        holds("Push-Pull, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/push_pull.py",
+        "optax.apply_updates(x, change)",
+        "optax.apply_updates(state.params, change)",
+        holds("AB, every round"),
     ),
     Mistake(
         "algorithms/decentralized/choco_sgd.py",

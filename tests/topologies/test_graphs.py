@@ -275,6 +275,38 @@ def test_a_directed_edge_goes_from_sender_to_receiver():
         np.testing.assert_allclose(topology.W, topologies.chain(4).W, atol=1e-15)
 
 
+@pytest.mark.parametrize("n", [3, 9])
+def test_a_random_directed_graph_is_a_cycle_and_some_more_edges(n):
+    cycle = topologies.random_directed(n, 1, seed=2)
+    assert cycle.name == f"random_directed({n}, 1, 2)"
+    assert nx.is_isomorphic(nx.DiGraph(cycle.edges.tolist()), nx.cycle_graph(n, nx.DiGraph))
+    graph = topologies.random_directed(n, n - 1)
+    assert graph.uniform
+    if n > 3:
+        unbalanced = topologies.random_directed(n, 3, seed=1)
+        assert (unbalanced.out_degrees == 3).all()
+        assert np.ptp(unbalanced.in_degrees) > 0
+        assert topologies.random_directed(n, 3, seed=1).edges.tolist() == unbalanced.edges.tolist()
+        assert topologies.random_directed(n, 3, seed=2).edges.tolist() != unbalanced.edges.tolist()
+
+
+def test_weights_for_pull_weigh_equally_what_a_worker_receives():
+    """On any graph of one root; for push, senders share equally on a graph of one end."""
+    tree = nx.DiGraph([("root", "a"), ("root", "b"), ("b", "c")])
+    down = from_graph(tree, topologies.pull)
+    assert (down.name, down.role) == ("from_graph, pull", "pull")
+    assert (down.names, down.roots.tolist()) == (("root", "a", "b", "c"), [0])
+    expected = [[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 0.5, 0.5]]
+    np.testing.assert_array_equal(down.W, expected)
+    up = from_graph(tree.reverse(), topologies.push, "up")
+    assert (up.name, up.role, up.roots.tolist()) == ("up, push", "push", [0])
+    np.testing.assert_array_equal(up.W, np.array(expected).T)
+    assert from_matrix(down.W, role="pull").role == "pull"
+    star = topologies.star(5, topologies.pull)
+    assert star.name == "star(5, pull)"
+    np.testing.assert_allclose(star.W, topologies.star(5, topologies.uniform).W.T)
+
+
 def weighted(value) -> nx.Graph:
     """One edge of the lazy ring has this weight, and its first end's loop has the remainder."""
     graph = lazy_ring()
@@ -313,6 +345,15 @@ REFUSED = [
     (from_graph, (nx.Graph(),), "nodes"),
     (from_graph, (nx.Graph([("a", "b"), ("c", "c")]),), r"workers \{2\} \('c'\)"),
     (from_graph, (nx.DiGraph([(0, 1), (1, 2)]),), "3 components.*strongly"),
+    (
+        from_graph,
+        (nx.DiGraph([("a", "b"), ("c", "b")]), topologies.pull),
+        r"3 components, .* \('a'\); expected a worker that reaches all others",
+    ),
+    *(
+        (topologies.random_directed, given, r"degree = \d; expected an integer from 1 to n - 1")
+        for given in ((4, 4), (4, 0), (1, 1))
+    ),
     (from_graph, (np.eye(3),), "from_numpy_array"),
     (from_graph, (eye_array(3),), "from_scipy_sparse_array"),
     (from_graph, ([(0, 1), (1, 2)],), r"networkx.Graph\(edges\)"),
@@ -342,3 +383,31 @@ def test_graphs_that_are_invalid_for_gossip_are_refused(make, given, message):
 def test_weights_are_found_by_name():
     assert set(topologies.WEIGHTS) == {"metropolis", "max_degree", "lazy", "uniform"}
     assert all(weights is getattr(topologies, name) for name, weights in topologies.WEIGHTS.items())
+
+
+@pytest.mark.parametrize("root", [0, 5])
+def test_a_spanning_tree_has_the_distances_to_its_root(root):
+    of = topologies.from_graph(nx.circulant_graph(11, [1, 3]), name="circulant")
+    found = topologies.spanning_tree(of, root)
+    tree, whole = (nx.Graph(each.edges.tolist()) for each in (found, of))
+    assert nx.is_tree(tree)
+    assert {*map(tuple, found.edges.tolist())} <= {*map(tuple, of.edges.tolist())}
+    assert nx.single_source_shortest_path_length(
+        tree, root
+    ) == nx.single_source_shortest_path_length(whole, root)
+    assert found.name == f"spanning_tree(circulant{', 5' if root else ''})"
+
+
+def test_a_spanning_tree_of_a_schedule_has_edges_of_all_rounds_and_keeps_names():
+    schedule = topologies.random_matchings(6)
+    assert len(topologies.spanning_tree(schedule, weights=topologies.lazy).edges) == 5
+    square = from_graph(nx.cycle_graph(["a", "b", "c", "d"]))
+    assert topologies.spanning_tree(square).names == ("a", "b", "c", "d")
+    assert topologies.spanning_tree(topologies.ring(1)).n == 1
+
+
+def test_spanning_trees_of_directed_graphs_or_from_unknown_roots_are_refused():
+    with pytest.raises(ValueError, match=r"W of exponential\(8\) is not symmetric; expected an un"):
+        topologies.spanning_tree(topologies.exponential(8))
+    with pytest.raises(ValueError, match="root = 8; expected a worker below 8"):
+        topologies.spanning_tree(topologies.ring(8), 8)

@@ -63,3 +63,23 @@ def test_random_matchings_are_the_same_for_the_same_seed():
 def test_invalid_schedules_are_refused(given, message):
     with pytest.raises(ValueError, match=rf"random_matchings\({given[0]}, .*{message}"):
         topologies.random_matchings(*given)
+
+
+def test_in_random_pushes_each_worker_sends_half_to_one_other():
+    push = topologies.random_pushes(7, period=12, seed=3)
+    pull = topologies.random_pushes(7, period=12, seed=3, weights=topologies.pull)
+    assert (push.name, push.period) == ("random_pushes(7, 12, 3)", 12)
+    assert (pull.name, pull.role) == ("random_pushes(7, 12, 3, pull)", "pull")
+    assert (push.out_degrees == 1).all()
+    for P, R, received in zip(push.matrices, pull.matrices, push.in_degrees, strict=True):
+        np.testing.assert_array_equal(P.toarray()[P.toarray() > 0], 0.5)
+        expected = (P.toarray() > 0) / (1 + received[:, None])
+        np.testing.assert_allclose(R.toarray(), expected, rtol=1e-15)
+    assert np.abs(push.W - topologies.random_pushes(7, 12, 4).W).max() > 0.01
+
+
+def test_random_pushes_need_two_workers_and_a_connected_union():
+    with pytest.raises(ValueError, match=r"random_pushes\(1, 32, 0\): n = 1; expected at least 2"):
+        topologies.random_pushes(1)
+    with pytest.raises(ValueError, match=r"random_pushes\(8, 1, 0\): .*components.*strongly"):
+        topologies.random_pushes(8, 1)

@@ -17,7 +17,16 @@ from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws, Outcome
 from theory_checks.machinery.trajectories import ROUNDS, N, Trajectory
-from theory_checks.recursions.shared import Gradients, Step, Steps, adam, momentum, plain, quadratic
+from theory_checks.recursions.shared import (
+    Gradients,
+    Step,
+    Steps,
+    adam,
+    momentum,
+    plain,
+    quadratic,
+    quadratic_losses,
+)
 
 Make = Callable[[optax.GradientTransformation, Instance], Algorithm]
 Symbols = dict[str, Any]  # arrays of one round, or `[T, ...]` of all rounds
@@ -32,6 +41,7 @@ class Inputs(NamedTuple):
         x, X: the start, `[d]` and `[N, d]`.
         G: gradients of all workers.
         exact: gradients of all workers without noise.
+        losses: losses of all workers with noise, (t, X) -> `[N]`.
         steps: makes the function from gradients to the change of the models.
         found: the method's own rounds, for the values that are random in them.
     """
@@ -42,6 +52,7 @@ class Inputs(NamedTuple):
     X: np.ndarray
     G: Gradients
     exact: Gradients
+    losses: Gradients
     steps: Steps
     found: Trajectory
 
@@ -117,6 +128,7 @@ def inputs(case: Case, of: Instance, found: Trajectory) -> Inputs:
         np.tile(x, (N, 1)),
         quadratic(A, b, found.noise),
         quadratic(A, b),
+        quadratic_losses(A, b, found.noise),
         steps,
         found,
     )

@@ -130,7 +130,9 @@ def wells(
         loss=_loss_of_wells,
         # `truncate=None`, since the loss is a mean without weights
         sample=replace(
-            problems.minibatch(batch_size, replacement), max_local_samples=samples, truncate=None
+            problems.minibatch(batch_size, replacement),
+            local_samples=(samples,) * workers,
+            truncate=None,
         ),
         data=problems.Examples(
             jnp.asarray(inputs, float), jnp.asarray(L, float), jnp.ones(shape[:2])

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import workers
 from dsgd.base import Algorithm, Compressor, Loss, Problem, PyTree, Round, State
 from dsgd.compressors.sizes import fixed_size
-from dsgd.engine import oracle
+from dsgd.engine import oracle, queries
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import Asked
 from dsgd.problems.quadratic import Quadratic
@@ -72,12 +72,13 @@ def additive(rows: jax.Array) -> Compressor:
     """
 
     def compress(key, x):
-        return x + rows[_row(key, rows.shape[0]), : x.shape[0]]
+        return x + rows[row(key, rows.shape[0]), : x.shape[0]]
 
     return fixed_size(compress, lambda message, d: message, "additive", omega=lambda d: None)
 
 
-def _row(key: jax.Array, rows: int) -> jax.Array:
+def row(key: jax.Array, rows: int) -> jax.Array:
+    """Returns which of so many rows the message with this key selects."""
     return (jax.random.key_data(key)[-1] % rows).astype(jnp.int32)
 
 
@@ -112,7 +113,7 @@ class Rounds(NamedTuple):
         """
         N, d = self.shape
         algorithm = self.build(self.of, additive(rows * self.of.compression / jnp.sqrt(d)))
-        return Method(algorithm, _problem(d, self.gradient), N)
+        return Method(algorithm, problem_of_gradients(d, self.gradient), N)
 
     def first(self) -> jax.Array:
         """Returns the initial state as a vector."""
@@ -140,9 +141,10 @@ class Rounds(NamedTuple):
     def asks(self, s: jax.Array) -> jax.Array:
         """Returns the worker whose gradient the first round queries."""
         state = self.state(jnp.int32(0), s)
-        query = self.method(self.silence(1)).query(
+        asked = self.method(self.silence(1)).query(
             state, Round(jnp.int32(0), self.shape[0], self.key)
         )
+        query = queries.each(asked)[0]
         if query.workers is None or query.workers.shape != (1,):
             raise ValueError(
                 "one_worker=True, but the method does not query one worker at a time; expected "
@@ -161,7 +163,7 @@ class Rounds(NamedTuple):
             strict=True,
         )
         return jnp.all(
-            jnp.array([True, *(jnp.all(old == new) for old, new in pairs if not _floating(old))])
+            jnp.array([True, *(jnp.all(old == new) for old, new in pairs if not floating(old))])
         )
 
     def seen(self, t: jax.Array, s: jax.Array) -> dict[str, jax.Array]:
@@ -189,11 +191,12 @@ def _round(
     N, method = of.b.shape[0], Rounds(build, gradient, of, key, None).method(rows)
     state, current = _state(method, s, t, of.start), Round(t, N, key)
     asked = method.query(state, current)
-    gradients = _gradients(of, key, z, asked, method.problem)
-    return method.update(state, gradients, current._replace(work=asked.work), key)[0]
+    answer = queries.mapped(lambda query: _gradients(of, key, z, query, method.problem), asked)
+    work = queries.of_round(asked, method.problem, N)
+    return method.update(state, answer, current._replace(work=work), key)[0]
 
 
-def _problem(d: int, gradient: Callable | None) -> Problem:
+def problem_of_gradients(d: int, gradient: Callable | None) -> Problem:
     """Returns a problem of d parameters of which only gradients can be computed."""
     loss = _nothing if gradient is None else Loss(_nothing, gradient)
     return Problem(init=lambda key: jnp.zeros(d), loss=loss, data=(), sample=lambda key, mine: mine)
@@ -226,7 +229,7 @@ def _seen(
     N, rounds = of.b.shape[0], Rounds(build, None, of, key, quantities)
     state = rounds.state(t, s)
     method = rounds.method(rounds.silence(1))
-    query = method.query(state, Round(t, N, key))
+    query = queries.each(method.query(state, Round(t, N, key)))[0]
     x, stacked = method.models(state)
     x = workers.mean(x) if stacked else x
     asked = query.params if query.axis == 0 else jnp.broadcast_to(query.params, of.b.shape)
@@ -259,14 +262,15 @@ def on_one_device(f: Callable) -> Callable:
     )
 
 
-def _floating(leaf: jax.Array) -> bool:
+def floating(leaf: jax.Array) -> bool:
+    """Whether a leaf of a state holds floating-point numbers."""
     return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
 
 
 def vector(state: State) -> jax.Array:
     """Returns the floating-point part of a state as a vector."""
     return jnp.concatenate(
-        [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(state) if _floating(leaf)]
+        [jnp.ravel(leaf).astype(float) for leaf in jax.tree.leaves(state) if floating(leaf)]
     )
 
 
@@ -275,7 +279,7 @@ def _state(method: Method, vector: jax.Array, t: jax.Array, start: jax.Array) ->
     leaves, structure = jax.tree.flatten(method.init(start))
     at, filled = 0, []
     for leaf in leaves:
-        if _floating(leaf):
+        if floating(leaf):
             filled.append(vector[at : at + leaf.size].reshape(leaf.shape).astype(leaf.dtype))
             at += leaf.size
         else:

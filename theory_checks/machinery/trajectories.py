@@ -19,10 +19,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dsgd import clusters, workers
-from dsgd.base import Algorithm, Loss, Now, Problem, Regularizer, Round, State
-from dsgd.engine import oracle
+from dsgd.base import Algorithm, Gradients, Loss, Now, Problem, PyTree, Regularizer, Round, State
+from dsgd.engine import oracle, queries
 from dsgd.engine.protocol import Method
-from dsgd.engine.queries import Asked
+from dsgd.engine.queries import AllAsked, Asked
 from dsgd.wire import counts
 from theory_checks.machinery.rounds import Instance, Timetable, on_one_device
 from theory_checks.machinery.statement import Draws
@@ -55,9 +55,11 @@ class Trajectory(NamedTuple):
         states: before, between and after the rounds, leaves `[T + 1, ...]`.
         home: the method's model after each round, `[T, d]`.
         asked: workers whose gradients each round queries, `[T, k]`; None: all workers.
-        gradients: the gradients, `[T, k, d]`.
+        gradients: the gradients, `[T, k, d]`; of several queries, one after the other, `[T, k Q,
+            d]`.
         noise: the expected noise of each worker's gradient, `[T, N, d]`, or micro-batch, `[T, N, M,
-            d]`. For numbered draws, the m-th noise of round t belongs to the draw t M + m.
+            d]`, which all queries of the round share. For numbered draws, the m-th noise of round t
+            belongs to the draw t M + m.
         sent, received: bits, `[T, N]`.
         metrics: the method's metrics by name, `[T, ...]`.
         compute: seconds that each worker computed, `[T, N]`, for methods that stop workers; else
@@ -170,7 +172,7 @@ def _rounds(
 ):
     def everything(of, key):
         data = _Data(of.A, of.b, jnp.broadcast_to(of.root, of.A.shape), of.b)
-        loss = Loss(_no_loss, _gradient)
+        loss = Loss(_loss, _gradient)
         problem = Problem(_start, loss, data, _sample, regularizer=regularizer)
         method = Method(build(of), problem, N)
 
@@ -180,19 +182,25 @@ def _rounds(
             now = Now(place(of), clock) if place else None
             current = Round(t, N, shared, now, problem=problem._replace(data=()))
             asked = method.query(state, current)
-            # Exact gradients have no noise.
-            exact = data._replace(noise=jnp.zeros_like(of.b)) if asked.exact else data
-            keys = jax.random.fold_in(key, _STREAM) if asked.first_batch is not None else samples
-            gradients = oracle.gradients(problem, asked, keys, exact, N)
-            noise = _noise(of, keys, asked, t)
-            after, record = method.update(
-                state, gradients, current._replace(work=asked.work), update
-            )
+
+            def answer(query: Asked) -> PyTree:
+                # Exact gradients have no noise.
+                exact = data._replace(noise=jnp.zeros_like(of.b)) if query.exact else data
+                return oracle.gradients(problem, query, keys(query), exact, N)
+
+            def keys(query: Asked) -> jax.Array:
+                return samples if query.first_batch is None else jax.random.fold_in(key, _STREAM)
+
+            first = queries.each(asked)[0]
+            answers, noise = queries.mapped(answer, asked), _noise(of, keys(first), first, t)
+            current = current._replace(work=queries.of_round(asked, problem, N))
+            after, record = method.update(state, answers, current, update)
             statistics = record.statistics(N)
             clock = clock + (1 if statistics.elapsed is None else statistics.elapsed)
             home, stacked = method.models(after)
             home = workers.mean(home) if stacked else home
-            return (after, clock), (after, home, asked.workers, gradients, noise, statistics, clock)
+            rest = (_stacked(asked, answers), noise, statistics, clock)
+            return (after, clock), (after, home, first.workers, *rest)
 
         first = method.init(tree(of.start))
         return first, jax.lax.scan(
@@ -200,6 +208,15 @@ def _rounds(
         )[1]
 
     return on_one_device(everything)(of, key)
+
+
+def _stacked(asked: AllAsked, answers: PyTree) -> Gradients:
+    """Returns the gradients of a round's queries one after the other, leaves `[k Q, ...]`."""
+    pairs = zip(
+        queries.each(asked), (answers,) if isinstance(asked, Asked) else answers, strict=True
+    )
+    gradients = [answer[1] if query.loss else answer for query, answer in pairs]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *gradients)
 
 
 def _noise(of: Instance, key: jax.Array, asked: Asked, t: jax.Array) -> jax.Array:
@@ -233,5 +250,6 @@ def _start(key: jax.Array) -> dict[str, jax.Array]:
     return tree(jnp.zeros(D))
 
 
-def _no_loss(*args: Any) -> None:
-    raise NotImplementedError("only gradients are computed")
+def _loss(params: Any, batch: _Data) -> jax.Array:
+    x = ravel_pytree(params)[0]
+    return x @ (batch.A @ x / 2 - batch.b + batch.noise)

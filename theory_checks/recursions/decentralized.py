@@ -21,6 +21,62 @@ def decentralized(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Round
         yield {"params": X}
 
 
+def combine_then_adapt(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """DGD: Nedic and Ozdaglar, 2009."""
+    t = 0
+    while True:
+        X = W(t) @ X + step(G(t, X))
+        t += 1
+        yield {"params": X}
+
+
+def synchronized_momentum(
+    X: np.ndarray, G: Gradients, W: Matrices, gamma: float, beta: float
+) -> Rounds:
+    """Decentralized SGD with averaged momenta: Yu, Jin and Yang, 2019."""
+    u, t = np.zeros_like(X), 0
+    while True:
+        u = beta * u + G(t, X)
+        X, u = W(t) @ (X - gamma * u), W(t) @ u
+        t += 1
+        yield {"params": X}
+
+
+def quasi_global(
+    X: np.ndarray,
+    G: Gradients,
+    W: Matrices,
+    gamma: float,
+    beta: float,
+    mu: float,
+    nesterov: bool = False,
+) -> Rounds:
+    """QG-DSGDm: Lin, Karimireddy, Stich and Jaggi, 2021. The symbol `momentum` is gamma times the
+    paper's.
+    """
+    m, t = np.zeros_like(X), 0
+    while True:
+        g, before = G(t, X), X
+        direction = beta * m + g
+        if nesterov:
+            direction = g + beta * direction
+        X = W(t) @ (X - gamma * direction)
+        m = mu * m + (1 - mu) * (before - X) / gamma
+        t += 1
+        yield {"params": X, "momentum": gamma * m}
+
+
+def decentlam(X: np.ndarray, G: Gradients, W: Matrices, gamma: float, beta: float) -> Rounds:
+    """DecentLaM: Yuan et al., 2021. The symbol `momentum` is gamma times the paper's."""
+    m, t = np.zeros_like(X), 0
+    while True:
+        g = (X - W(t) @ (X - gamma * G(t, X))) / gamma
+        m = beta * m + g
+        X = X - gamma * m
+        t += 1
+        yield {"params": X, "momentum": gamma * m}
+
+
 def d_squared(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
     """D2: Tang et al., "D2: decentralized training over decentralized data", 2018, algorithm 1."""
     before, change = X, step(G(0, X))
@@ -81,6 +137,35 @@ def adapt_then_combine_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: 
         y = mixed + g - last
 
 
+def augmented_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Aug-DGM: Xu, Zhu, Soh and Xie, 2015. The first trackers are mixed, too. `step` gives the
+    changes of all workers, whose step sizes may differ.
+    """
+    g, t = G(0, X), 0
+    y = W(0) @ g
+    while True:
+        X = W(t) @ (X + step(y))
+        t += 1
+        yield {"params": X, "tracker": y, "gradient": g}
+        last, g = g, G(t, X)
+        y = W(t) @ (y + g - last)
+
+
+def momentum_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step, beta: float) -> Rounds:
+    """MT-DSGDm: Takezawa et al., 2023. Momenta and corrections start at 0. The corrections of a
+    round are mixed in the next, together with its models.
+    """
+    u, c, t = np.zeros_like(X), np.zeros_like(X), 0
+    while True:
+        last = u
+        u = beta * u + G(t, X)
+        # of the paper's previous round: C = (C - U) W + U
+        c = W(t) @ (c - last) + last
+        X = W(t) @ X + step(u - c)
+        t += 1
+        yield {"params": X, "tracker": u - c, "gradient": u}
+
+
 def suda(
     X: np.ndarray, G: Gradients, step: Step, A: np.ndarray, B: np.ndarray, C: np.ndarray
 ) -> Rounds:
@@ -105,6 +190,46 @@ def push(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
         w = W(t) @ w
         t += 1
         yield {"params": X, "weight": w}
+
+
+def push_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """Push-DIGing: Nedic, Olshevsky and Shi, 2017. The tracker of the state is the sum that the
+    round's messages give.
+    """
+    U, v, t = X, np.ones(len(X)), 0
+    g = y = G(0, X)
+    while True:
+        U, v, mixed = W(t) @ (U + step(y)), W(t) @ v, W(t) @ y
+        t += 1
+        yield {"params": U, "weight": v, "tracker": mixed, "gradient": g}
+        last, g = g, G(t, np.stack([U[n] / v[n] for n in range(len(X))]))
+        y = mixed + g - last
+
+
+def push_pull(X: np.ndarray, G: Gradients, R: Matrices, P: Matrices, step: Step) -> Rounds:
+    """Push-Pull: Pu, Shi, Xu and Nedic, 2021. The tracker of the state is the sum that the round's
+    messages give.
+    """
+    t = 0
+    g = y = G(0, X)
+    while True:
+        X, mixed = R(t) @ (X + step(y)), P(t) @ y
+        t += 1
+        yield {"params": X, "tracker": mixed, "gradient": g}
+        last, g = g, G(t, X)
+        y = mixed + g - last
+
+
+def ab(X: np.ndarray, G: Gradients, A: Matrices, B: Matrices, step: Step) -> Rounds:
+    """AB: Xin and Khan, 2018; otherwise as `push_pull`."""
+    t = 0
+    g = y = G(0, X)
+    while True:
+        X, mixed = A(t) @ X + step(y), B(t) @ y
+        t += 1
+        yield {"params": X, "tracker": mixed, "gradient": g}
+        last, g = g, G(t, X)
+        y = mixed + g - last
 
 
 def choco(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float) -> Rounds:
@@ -151,6 +276,88 @@ def squeeze(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: flo
         )
         t += 1
         yield {"params": X, "error": delta}
+
+
+def lead(
+    X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float, alpha: float
+) -> Rounds:
+    """LEAD: Liu et al., 2021, with a fixed step size. Departures: no step without gossip before the
+    first round, and H starts at the common x_0.
+    """
+    W_, gamma, t = W(0), -step(np.ones(())), 0
+    D, H, H_w = np.zeros_like(X), X, W_ @ X
+    while True:
+        g = G(t, X)
+        Y = X - gamma * g - gamma * D
+        Q = _each(q, Y - H)
+        Y_hat, Y_hat_w = H + Q, H_w + W_ @ Q
+        H, H_w = (1 - alpha) * H + alpha * Y_hat, (1 - alpha) * H_w + alpha * Y_hat_w
+        D = D + eta / (2 * gamma) * (Y_hat - Y_hat_w)
+        X = X - gamma * g - gamma * D
+        t += 1
+        yield {"params": X, "correction": -gamma * D}
+
+
+def dcd(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q) -> Rounds:
+    """DCD-PSGD: Tang et al., 2018."""
+    t = 0
+    while True:
+        half = W(0) @ X + step(G(t, X))
+        X = X + _each(q, half - X)
+        t += 1
+        yield {"params": X, "laplacian": W(0) @ X - X}
+
+
+def ecd(X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q) -> Rounds:
+    """ECD-PSGD: Tang et al., 2018."""
+    X_hat, t = X, 1
+    while True:
+        after = W(0) @ X_hat + step(G(t - 1, X))
+        z = (1 - t / 2) * X + t / 2 * after
+        X_hat = (1 - 2 / t) * X_hat + 2 / t * _each(q, z)
+        X = after
+        t += 1
+        yield {"params": X, "x_hat": X_hat}
+
+
+def motef(
+    X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float, momentum: float
+) -> Rounds:
+    """MoTEF: Islamov, Gao and Stich, 2024; BEER if the momentum step is 1. Departure: the copies
+    start at the common x_0 and at C(V_0) instead of 0.
+    """
+    pull, M, H, t = W(0) - np.eye(len(X)), G(0, X), X, 0
+    V, C_V = M, _each(q, M)
+    while True:
+        X = X + eta * pull @ H + step(V)
+        yield {"params": X, "correction": V + eta * pull @ C_V - M}
+        H = H + _each(q, X - H)
+        t += 1
+        before, M = M, (1 - momentum) * M + momentum * G(t, X)
+        V = V + eta * pull @ C_V + M - before
+        C_V = C_V + _each(q, V - C_V)
+
+
+def c_gt(
+    X: np.ndarray, G: Gradients, W: Matrices, step: Step, q: Q, eta: float, alpha: float
+) -> Rounds:
+    """C-GT: Liao, Li, Huang and Pu, 2022. Departure: the copies start at the common x_0 and 0."""
+    I_W, g, H, t = np.eye(len(X)) - W(0), G(0, X), X, 0
+    Y, H_Y = g, np.zeros_like(X)
+    while True:
+        Q, Q_Y = _each(q, X - H), _each(q, Y - H_Y)
+        X_hat, Y_hat = H + Q, H_Y + Q_Y
+        H, H_Y = H + alpha * Q, H_Y + alpha * Q_Y
+        X = X - eta * I_W @ X_hat + step(Y)
+        yield {"params": X, "correction": Y - eta * I_W @ Y_hat - g}
+        t += 1
+        last, g = g, G(t, X)
+        Y = Y - eta * I_W @ Y_hat + g - last
+
+
+def _each(q: Q, X: np.ndarray) -> np.ndarray:
+    """Returns the messages of all workers, `[N, d]`."""
+    return np.stack([q(x) for x in X])
 
 
 def by_layers(q: Q, layers: Sequence[int]) -> Q:

@@ -51,6 +51,12 @@ def weighted(weights: str, A: np.ndarray) -> np.ndarray:
     return sent + np.diag(1 - sent.sum(axis=0))
 
 
+def pulled(A: np.ndarray) -> np.ndarray:
+    """Returns R, in which each receiver weighs its own model and those that it receives equally."""
+    received = A / (1 + A.sum(axis=1, keepdims=True))
+    return received + np.diag(1 - received.sum(axis=1))
+
+
 def one_peer(N: int) -> list[np.ndarray]:
     """Returns the one-peer exponential schedule: in round t, n sends half to n + 2^t."""
     return [weighted("uniform", around(N, 1 << t)) for t in range(max(1, (N - 1).bit_length()))]

@@ -25,7 +25,7 @@ def plan(system: policies.System, each: int | None = 30, **options: Any) -> epoc
     """Returns a plan for a problem of which only the sizes are used, with the given number of
     samples per worker.
     """
-    sampler = Sampler(never, batch_size=B, max_local_samples=each, truncate=never)
+    sampler = Sampler(never, batch_size=B, local_samples=each and (each,) * N, truncate=never)
     given = {
         "epochs": 3,
         "micro_batches": 2,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -37,6 +38,7 @@ PARTNER = np.array([3, 1, 7, 0, 5, 4, 6, 2])
 RING, DIRECTED, COMPLETE = topologies.ring(N), topologies.exponential(N), topologies.complete(N)
 NEAR = np.stack([IDS - 1, (IDS + 1) % N], axis=1)
 SCHEDULE = topologies.one_peer_exponential(N)
+PULL, PUSH = topologies.star(N, topologies.pull), topologies.star(N, topologies.uniform)
 PRESENT = np.array([True, True, False, True, True, True, False, True])
 COUNTED = PRESENT & (IDS != 4)
 DOWN = {(0, 1), (3, 4), (0, 4)}
@@ -132,6 +134,12 @@ def joint(round, x):
         return round.mix(x, RING), round.laplacian(old(), RING)
 
 
+def pull_and_push(round, x):
+    """Pulls and pushes along the edges of the star, in one exchange."""
+    with round.joint():
+        return round.pull(x, PULL), round.push(old(), PUSH)
+
+
 class Call(NamedTuple):
     """A call in an update, and its expected effects.
 
@@ -158,6 +166,33 @@ class Call(NamedTuple):
     now: bool = True
 
 
+def to_each(round: communication.Communicator, x: Any) -> Any:
+    """Sends k + 1 times a worker's rows to its k-th neighbour on `UNEVEN`."""
+    sent = each(lambda leaf: jnp.stack([(k + 1) * leaf for k in range(3)], axis=1), x)
+    return round.to_each_neighbour(sent, each(lambda leaf: -leaf, sent), UNEVEN)
+
+
+def from_each(arrives: np.ndarray) -> Any:
+    """Returns what workers have after `to_each` if these messages arrive, bool `[N, N]`."""
+    lists = [np.flatnonzero(row) for row in ADJACENCY]
+
+    def received(x: np.ndarray) -> np.ndarray:
+        rows = np.stack([-(k + 1) * x for k in range(3)], axis=1)
+        for i, neighbours in enumerate(lists):
+            for k, j in enumerate(neighbours):
+                if arrives[i, j]:
+                    rows[i, k] = (np.flatnonzero(lists[j] == i)[0] + 1) * x[j]
+        return rows
+
+    return each(received, X)
+
+
+# workers have one to three neighbours
+UNEVEN = topologies.from_graph(
+    nx.Graph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 3), (5, 0)]),
+    name="uneven",
+)
+ADJACENCY = (UNEVEN.W != 0) * (1.0 - np.eye(N))
 RING_MESSAGES, SCHEDULED = "gossip(ring(8))", "gossip(one_peer_exponential(8))"
 CALLS = {
     "mean": Call(lambda round, x: round.mean(x), mean(X), "ring_all_reduce", REDUCED),
@@ -201,6 +236,28 @@ CALLS = {
         2 * VECTOR,
         ROWS,
     ),
+    "laplacian, unweighted": Call(
+        lambda round, x: round.laplacian(x, UNEVEN, weighted=False),
+        each(lambda x: np.tensordot(ADJACENCY - np.diag(ADJACENCY.sum(axis=1)), x, axes=1), X),
+        "gossip(uneven)",
+        UNEVEN.out_degrees[0] * VECTOR,
+        ROWS,
+    ),
+    "laplacian, unweighted, on the complete graph": Call(
+        lambda round, x: round.laplacian(x, COMPLETE, weighted=False),
+        each(lambda x: x.sum(axis=0) - N * x, X),
+        "gossip(complete(8))",
+        7 * VECTOR,
+        ROWS,
+        simulated=True,
+    ),
+    "to_each_neighbour": Call(
+        to_each,
+        from_each(np.ones((N, N), bool)),
+        "gossip(uneven)",
+        UNEVEN.out_degrees[0] * VECTOR,
+        ROWS,
+    ),
     "to_servers": Call(
         send_to_servers, each(through_servers, X), "multi_server", 2 * (N - 1) * SHARDS
     ),
@@ -226,6 +283,13 @@ CALLS = {
         (mixed(RING, X), each(np.subtract, mixed(RING, OLD), OLD)),
         RING_MESSAGES,
         4 * VECTOR,
+        ROWS,
+    ),
+    "pull and push": Call(
+        pull_and_push,
+        (mixed(PULL, X), mixed(PUSH, OLD)),
+        "gossip(star(8, pull))",
+        2 * VECTOR * PULL.out_degrees[0],
         ROWS,
     ),
     "when": Call(
@@ -426,6 +490,7 @@ def test_a_call_moves_data_and_records_bits_pattern_and_period(name):
         ("mean", "mean via ring_all_reduce"),
         ("to_servers", "to_servers of sign, from_servers of sign"),
         ("joint", "mix on ring(8), laplacian on ring(8)"),
+        ("pull and push", "pull on star(8, pull), push on star(8, uniform)"),
         ("all_gather of signs", "all_gather of sign"),
     ],
 )
@@ -531,6 +596,37 @@ def test_workers_that_do_not_participate_and_messages_that_are_lost(name):
         np.testing.assert_array_equal(sent[what], numbers, err_msg=what)
 
 
+@pytest.mark.parametrize(
+    ("send", "topology", "message"),
+    [
+        (
+            "mix",
+            PULL,
+            r"round.mix: star\(8, pull\) is a topology for 'pull'; .* 'gossip', or a doubly",
+        ),
+        ("laplacian", PULL, "round.laplacian: .* 'pull'"),
+        ("push", PULL, "round.push: .* 'pull'; expected one for 'push' or 'gossip'"),
+        (
+            "pull",
+            PUSH,
+            "round.pull: .* 'gossip'; expected one for 'pull', or a doubly stochastic W",
+        ),
+    ],
+)
+def test_topologies_for_other_roles_are_refused(send, topology, message):
+    with pytest.raises(ValueError, match=message):
+        communicated(1, (lambda round, x: getattr(round, send)(x, topology), ROWS))
+
+
+def test_exchanges_on_different_graphs_are_not_joint():
+    def apart(round, x):
+        with round.joint():
+            return round.pull(x, RING), round.push(x, PUSH)
+
+    with pytest.raises(ValueError, match=r"different patterns, gossip\(ring\(8\)\) and gossip"):
+        communicated(1, (apart, ROWS))
+
+
 NEED_ALL = {
     "all_gather": (
         lambda round, x: round.all_gather(x),
@@ -553,6 +649,54 @@ def test_calls_that_require_all_workers_raise_without_them(name):
     assert "expected a method that tolerates this, such as algorithms.decentralized_sgd" in str(
         caught.value
     )
+
+
+def test_vectors_of_neighbours_that_do_not_participate_or_are_lost():
+    """A worker has `otherwise` in their place."""
+    there = ARRIVES & PRESENT & PRESENT[:, None]
+    close(communicated(2, (to_each, ROWS), there=PARTICIPATION).results[0], from_each(there))
+
+
+ACCELERATED = topologies.chebyshev(UNEVEN, 3)
+UNFIT = {
+    "to_each_neighbour on a schedule": (
+        lambda round, x: round.to_each_neighbour(x, x, SCHEDULE),
+        r"to_each_neighbour: one_peer_exponential\(8\) is a schedule; expected an undirected graph",
+    ),
+    "to_each_neighbour, one vector for all": (
+        lambda round, x: round.to_each_neighbour(x["a"], x["a"], RING),
+        r"a leaf of shape \[8, 3\]; expected \[n, 2, ...\], a vector for each of the up to 2",
+    ),
+    "neighbours on an accelerated topology": (
+        lambda round, x: round.neighbours(x, ACCELERATED)[1],
+        r"mine: round.neighbours on chebyshev\(uneven, 3\): a round has 3 exchanges; expected",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_calls_on_topologies_that_do_not_fit_are_refused(name):
+    send, words = UNFIT[name]
+    with pytest.raises(ValueError, match=words):
+        communicated(1, (send, ROWS))
+
+
+def test_accelerated_gossip_sends_its_exchanges_one_after_the_other():
+    """On the graph of one exchange, whose W it has if messages are lost."""
+    calls = [lambda round, x: round.mix(x, ACCELERATED)]
+    calls += [lambda round, x: round.laplacian(x, ACCELERATED)]
+    seen = communicated(2, *[(call, ROWS) for call in calls])
+    expected = mixed(ACCELERATED, X)
+    close(seen.results, (expected, each(np.subtract, expected, X)))
+    assert [sent.pattern.name for sent in seen.sendings] == ["gossip(uneven)"] * 6
+    for sent in seen.bits:
+        np.testing.assert_array_equal(sent["up"], UNEVEN.out_degrees[0] * VECTOR)
+    partly = communicated(2, (calls[0], ROWS), there=PARTICIPATION).results[0]
+    left = np.where(ARRIVES & PRESENT & PRESENT[:, None], UNEVEN.W, 0)
+    np.fill_diagonal(left, 0)
+    pull = left - np.diag(left.sum(axis=1))
+    changed = ACCELERATED.change(lambda x: each(lambda x: np.tensordot(pull, x, axes=1), x), X)
+    close(partly, each(np.add, X, changed))
 
 
 def test_two_questions_to_the_servers_and_their_answers():

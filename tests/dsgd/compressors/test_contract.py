@@ -78,6 +78,7 @@ COMPRESSORS = {
         d // 16 * quantized_bits(16, 8) + quantized_bits(d % 16, 8)
     ),
     qsgd(8): lambda d: 8 * packed_bytes(d, 5) + 32,
+    qsgd(2, "linf"): lambda d: 8 * packed_bytes(d, 3) + 32,
     ternary: lambda d: 8 * -(-d // 5) + 32,
     natural: lambda d: 8 * packed_bytes(d, 9),
     sign: lambda d: 8 * -(-d // 8) + 32,
@@ -259,6 +260,7 @@ FLOATS: dict[Compressor, tuple[int, int]] = {
     random_quantization(3): (2, 0),
     random_quantization(3, 4): (6, 0),
     qsgd(8): (0, 1),
+    qsgd(2, "linf"): (1, 0),
     ternary: (1, 0),
     natural: (0, 0),
     sign: (0, 1),

@@ -62,9 +62,9 @@ def to_knobs(steps: int, x: np.ndarray) -> Rounding:
     return Rounding(low + k * step, low + (k + 1) * step, place - k)
 
 
-def to_levels(levels: int, x: np.ndarray) -> Rounding:
-    """The rounding of Alistarh et al., section 3.1."""
-    norm = np.sqrt((x**2).sum())
+def to_levels(levels: int, x: np.ndarray, order: float = 2) -> Rounding:
+    """The rounding of Alistarh et al., section 3.1, with the norm of this order."""
+    norm = np.linalg.norm(x, order)
     place = levels * np.abs(x) / (norm or 1)
     floor = np.floor(place)
     unit = np.sign(x) * norm / levels
@@ -93,6 +93,7 @@ QUANTIZERS = {
         for bits in (2, 8)
     },
     **{f"qsgd({levels})": (qsgd(levels), partial(to_levels, levels)) for levels in (1, 127)},
+    "qsgd(2, linf)": (qsgd(2, "linf"), partial(to_levels, 2, order=np.inf)),
     "ternary": (compressors.ternary, to_the_largest),
     "natural": (compressors.natural, to_powers),
 }
@@ -177,6 +178,14 @@ REACHED = {
     },
     "qsgd": (qsgd(1), partial(to_levels, 1), np.full(4, 3.0)),
     **{
+        f"qsgd({levels}, linf), {d}": (
+            qsgd(levels, "linf"),
+            partial(to_levels, levels, order=np.inf),
+            np.concatenate([[1], np.full(d - 1, 1 / (levels + math.sqrt(levels**2 + d - 1)))]),
+        )
+        for levels, d in ((1, 7), (2, 1), (2, 512), (5, 100))
+    },
+    **{
         # all except the ends are in the middle between two levels
         f"random_quantization({bits})": (
             quantization(bits),
@@ -229,7 +238,10 @@ def test_no_draw_moves_the_largest_element(key, bits):
 
 @pytest.mark.parametrize(
     "compressor",
-    [qsgd(127), compressors.ternary, compressors.sign, *map(quantization, BITS)],
+    [
+        *(qsgd(127), qsgd(2, "linf"), compressors.ternary, compressors.sign),
+        *map(quantization, BITS),
+    ],
     ids=lambda c: c.name,
 )
 def test_single_elements_and_vectors_of_two_values_are_sent_exactly(key, compressor):
@@ -250,7 +262,7 @@ def test_single_elements_and_vectors_of_two_values_are_sent_exactly(key, compres
 
 @pytest.mark.parametrize(
     "compressor",
-    [qsgd(127), compressors.ternary, compressors.natural, clipping(1)],
+    [qsgd(127), qsgd(2, "linf"), compressors.ternary, compressors.natural, clipping(1)],
     ids=lambda c: c.name,
 )
 def test_the_largest_finite_numbers_are_decoded(key, compressor):

@@ -379,7 +379,7 @@ def test_an_exact_gradient_of_any_samples_is_charged_as_all_samples(of, samples,
         clusters.constant(0.0), per_sample=clusters.constant(EACH / 10), micro_batches=M
     )
     problem = PROBLEM._replace(
-        sample=replace(PROBLEM.sampler, max_local_samples=of[0], batch_size=of[1])
+        sample=replace(PROBLEM.sampler, local_samples=of[0] and (of[0],) * N, batch_size=of[1])
     )
     now = a_round(per_sample, samples=samples, problem=problem)
     found = ticked(begun(), now, sent(), Asked((), exact=True), problem)

@@ -87,6 +87,7 @@ PUSH_SUM = {
     "push-sum, uneven": np.array([[0.9, 0.0, 0.5], [0.05, 0.3, 0.25], [0.05, 0.7, 0.25]]),
 }
 MATRICES = SYMMETRIC | DOUBLY | PUSH_SUM
+THIRDS = np.full((3, 3), 1 / 3)
 PAIRS = np.kron(np.eye(2), np.full((2, 2), 0.5))
 SCHEDULES = {
     "halves in turn": [halves(8, by) for by in (1, 2, 4)],
@@ -141,8 +142,10 @@ def check(rounds: list[np.ndarray], *, rho: float) -> None:
     pairs = np.argwhere(np.triu(links.any(axis=0)) if symmetric else links.any(axis=0).T)
     assert topology.edges.tolist() == pairs.tolist()
     if symmetric and len(rounds) == 1:
-        smallest = np.linalg.eigvals(P).real.min()
-        assert topology.smallest_eigenvalue == pytest.approx(smallest, abs=1e-12)
+        values = np.sort(np.linalg.eigvals(P).real)
+        assert topology.smallest_eigenvalue == pytest.approx(values[0], abs=1e-12)
+        second = values[-2] if n > 1 else 0.0
+        assert topology.second_eigenvalue == pytest.approx(second, abs=1e-12)
     for eps in (0.9, 0.1, 1e-3, 1e-6):
         left = distances(rounds, topology.mixing_time(eps))
         assert left[-1] <= eps * (1 + 1e-9)
@@ -249,6 +252,75 @@ def test_rounds_must_connect_and_converge_only_together():
     assert Topology("slow", circulant(3, {1: 1e-14})).rho == pytest.approx(1, abs=1e-12)
 
 
+# --- Matrices for push-pull methods.
+
+
+@pytest.mark.parametrize("name", [*PUSH_SUM, "push-sum in turn"])
+def test_the_transpose_of_a_push_sum_matrix_is_for_pull(name):
+    """Its edges are reversed, its spectrum is the same, and its rows sum to 1."""
+    rounds = SCHEDULES[name] if name in SCHEDULES else [PUSH_SUM[name]]
+    pull = Topology("pull", [W.T for W in rounds[::-1]], role="pull")
+    push = Topology("push", rounds)
+    np.testing.assert_array_equal(pull.W, push.W.T)
+    assert (pull.row_stochastic, pull.column_stochastic) == (True, False)
+    assert (push.row_stochastic, push.column_stochastic) == (False, True)
+    assert not pull.doubly_stochastic
+    assert pull.rho == pytest.approx(second_largest(pull.W), abs=1e-12)
+    assert pull.rho == pytest.approx(push.rho, abs=1e-12)
+    assert {tuple(edge) for edge in pull.edges} == {tuple(edge[::-1]) for edge in push.edges}
+    with pytest.raises(ValueError, match="mixing_time: pull is a topology for 'pull'"):
+        pull.mixing_time(0.1)
+
+
+PATH = arcs([(0, 1), (1, 2), (2, 3), (3, 2)], 4)  # all workers reach 2 and 3
+
+
+def test_roots_reach_all_others_for_pull_and_are_reached_for_push():
+    assert Topology("push", PATH, role="push").roots.tolist() == [2, 3]
+    pull = Topology("pull", PATH.T, role="pull")
+    assert pull.roots.tolist() == [2, 3]
+    assert pull.rho == pytest.approx(second_largest(pull.W), abs=1e-12)
+    in_turn = [arcs([pair], 3).T for pair in ((1, 0), (2, 1))]
+    assert Topology("in turn", in_turn, role="pull").roots.tolist() == [0]
+    assert Topology("mine", THIRDS).roots.tolist() == [0, 1, 2]
+
+
+def test_rho_of_a_large_matrix_for_pull_is_that_of_its_transpose():
+    """From Arnoldi iterations."""
+    push = topologies.random_directed(2_100, 3)
+    pull = Topology("pull", scipy.sparse.csr_array(push.matrices[0].T), role="pull")
+    assert pull.rho == pytest.approx(push.rho, abs=1e-9)
+
+
+def test_rounding_errors_of_rows_are_corrected():
+    W = PUSH_SUM["push-sum, uneven"].T
+    fixed = Topology("mine", W.astype(np.float32), role="pull")
+    np.testing.assert_allclose(fixed.W.sum(axis=1), 1, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(fixed.W, W, rtol=0, atol=1e-6)
+
+
+PULL_REFUSED = {
+    "columns": (PUSH_SUM["push-sum"], "pull", r"row \d of W sums to .*columns do: is W transposed"),
+    "sums": (2 * THIRDS, "pull", r'role = "pull", but row 0 of W sums to 2; expected 1'),
+    "a negative weight": (
+        np.array([[1.0, 0, 0], [0.5, 0.5, 0], [0.75, -0.25, 0.5]]),
+        "pull",
+        r"W\[2, 1\] = -0.25; expected weights >= 0",
+    ),
+    "nothing kept": (np.array([[1.0, 0], [1, 0]]), "pull", r"W\[1, 1\] = 0; expected .* diagonal"),
+    "two roots": (arcs([(0, 1), (0, 2)], 3).T, "pull", "3 components.*a worker that reaches all"),
+    "two ends": (arcs([(0, 1), (0, 2)], 3), "push", "3 components.*a worker that all others reach"),
+    "rows for push": (PUSH_SUM["push-sum"].T, "push", "transposed"),
+}
+
+
+@pytest.mark.parametrize("name", PULL_REFUSED)
+def test_matrices_that_do_not_fit_their_role_are_refused(name):
+    W, role, message = PULL_REFUSED[name]
+    with pytest.raises(ValueError, match=f"(?s)mine.*{message}"):
+        Topology("mine", W, role=role)
+
+
 # --- Errors that are corrected.
 
 COARSE = {
@@ -301,7 +373,6 @@ def changed(W: np.ndarray, **entries: float) -> np.ndarray:
 
 
 THREE = arcs([(0, 1), (1, 2), (2, 0), (0, 2)], 3)
-THIRDS = np.full((3, 3), 1 / 3)
 REFUSED = {
     "not square": (np.ones((2, 3)) / 3, r"shape \(2, 3\)"),
     "a number": (np.float64(1), r"shape \(\)"),

@@ -20,6 +20,7 @@ from theory_checks.statements.recursions import (
     compressed,
     decentralized,
     dropcompute,
+    edges,
     federated,
     kimad,
     outer,
@@ -39,6 +40,7 @@ CASES: dict[str, Case] = {
         compressed,
         kimad,
         decentralized,
+        edges,
         proximal,
         asynchronous,
     )

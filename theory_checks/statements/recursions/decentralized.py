@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import algorithms
-from theory_checks.machinery.cases import Case, Symbols, on_workers
+from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
 from theory_checks.machinery.statement import Method
-from theory_checks.machinery.trajectories import LAYERS, D, N
-from theory_checks.recursions import compressed, decentralized, synchronous
+from theory_checks.machinery.trajectories import LAYERS, D
+from theory_checks.recursions import compressed, decentralized, local_gossip, synchronous
 from theory_checks.recursions.compressed import clipped, largest_half, mean_size_times_sign, packed
+from theory_checks.recursions.shared import Step
 from theory_checks.statements.recursions.shared import (
     BITS,
     DOUBLE,
@@ -20,23 +22,17 @@ from theory_checks.statements.recursions.shared import (
     HALF_OF_ALL,
     SHORT_OF_ALL,
     SIGN,
+    between_neighbours,
     graph,
     matrices,
 )
 
-ETA = 0.3
-
-
-def _between_neighbours(
-    rounds: Iterator[Symbols], on: str, message: float, every: int = 1
-) -> Iterator[Symbols]:
-    """Yields the same rounds with their bits: in the last of every `every` rounds each worker sends
-    `message` bits to each neighbour.
-    """
-    for t, symbols in enumerate(rounds, start=1):
-        links = matrices(on)(t // every - 1) * (1 - np.eye(N)) != 0
-        up, down = ((message if t % every == 0 else 0.0) * links.sum(axis=axis) for axis in (0, 1))
-        yield {**symbols, "bits up": up, "bits down": down}
+ETA, BETA, K, P, CHI = 0.3, 0.7, 3, 0.5, 0.75
+# Deterministic compressors in the place of unbiased ones: the recursions hold for any map.
+HALF_FOR_LEAD, SHORT_FOR_DCD = (
+    C._replace(delta=None, omega=lambda d: 1.0) for C in (HALF, SHORT_OF_ALL)
+)
+FACTORS = [0.5, 1.0, 1.5, 0.7, 1.2, 0.9]  # of the workers' steps
 
 
 def _gossip(
@@ -52,11 +48,33 @@ def _gossip(
         name,
         reference,
         lambda optimizer, of: method(optimizer, graph(on)),
-        lambda inputs: _between_neighbours(
+        lambda inputs: between_neighbours(
             recursion(inputs.X, inputs.G, matrices(on), inputs.step), on, message
         ),
         on_workers,
         f"on {on}",
+        optimizer,
+    )
+
+
+def _push_pull(
+    name: str,
+    reference: str,
+    method: Callable,
+    recursion: Callable,
+    on: tuple[str, str],
+    optimizer: str = "plain",
+) -> Case:
+    pull, push = on
+    return Case(
+        name,
+        reference,
+        lambda optimizer, of: method(optimizer, graph(pull), graph(push)),
+        lambda inputs: between_neighbours(
+            recursion(inputs.X, inputs.G, matrices(pull), matrices(push), inputs.step), on, BITS
+        ),
+        on_workers,
+        f"on {pull}, {push}",
         optimizer,
     )
 
@@ -76,7 +94,7 @@ def _lossy_gossip(
         name,
         reference,
         lambda optimizer, of: method(optimizer, graph(on), C, ETA),
-        lambda inputs: _between_neighbours(
+        lambda inputs: between_neighbours(
             recursion(inputs.X, inputs.G, matrices(on), inputs.step, q, ETA), on, message
         ),
         on_workers,
@@ -85,9 +103,68 @@ def _lossy_gossip(
     )
 
 
+def _with_momentum(
+    name: str,
+    reference: str,
+    method: Callable,
+    recursion: Callable,
+    on: str,
+    message: float = BITS,
+    optimizer: str = "plain",
+) -> Case:
+    """Returns the case of a method (optimizer, topology) and its recursion (X, G, W, gamma)."""
+    return Case(
+        name,
+        reference,
+        lambda optimizer, of: method(optimizer, graph(on)),
+        lambda inputs: between_neighbours(
+            recursion(inputs.X, inputs.G, matrices(on), inputs.gamma), on, message
+        ),
+        on_workers,
+        f"on {on}",
+        optimizer,
+    )
+
+
+def _scaled(step: Step) -> Step:
+    """Returns the step of workers whose step sizes differ by `FACTORS`."""
+    return lambda y: np.array(FACTORS)[:, None] * step(y)
+
+
 def _largest(k: int, d: int) -> int:
     """Returns the bits of k of d elements with their indices."""
     return k * DOUBLE + packed((d - 1).bit_length(), k)
+
+
+def _prox_skip(inputs: Inputs) -> Iterator[Symbols]:
+    """Yields the rounds with the coins of the method, and the bits of all messages if it sends
+    any.
+    """
+    coins = inputs.found.sent[:, 0] > 0
+    rounds = local_gossip.prox_skip(
+        inputs.X, inputs.G, matrices("irregular"), inputs.gamma, P, CHI, coins
+    )
+    for coin, symbols in zip(coins, between_neighbours(rounds, "irregular", BITS), strict=True):
+        yield symbols | {bits: coin * symbols[bits] for bits in ("bits up", "bits down")}
+
+
+TRACKED = {
+    "BEER": (
+        "Zhao et al. 2022",
+        algorithms.beer,
+        lambda *given: decentralized.motef(*given, momentum=1.0),
+    ),
+    "C-GT": (
+        "Liao et al. 2022",
+        lambda *given: algorithms.c_gt(*given, memory_step=0.6),
+        lambda *given: decentralized.c_gt(*given, alpha=0.6),
+    ),
+    "MoTEF": (
+        "Islamov et al. 2024",
+        lambda *given: algorithms.motef(*given, momentum_step=0.4),
+        lambda *given: decentralized.motef(*given, momentum=0.4),
+    ),
+}
 
 
 def _in_layers(q: compressed.Q) -> compressed.Q:
@@ -110,11 +187,49 @@ CASES = (
         decentralized.decentralized,
         "one peer",
     ),
+    _gossip(
+        "DGD",
+        "Nedic and Ozdaglar 2009",
+        algorithms.dgd,
+        decentralized.combine_then_adapt,
+        "one peer",
+        "momentum",
+    ),
+    _with_momentum(
+        "DSGD, averaged momenta",
+        "Yu, Jin and Yang 2019",
+        partial(algorithms.decentralized_sgd, average_momentum=True),
+        partial(decentralized.synchronized_momentum, beta=0.9),
+        "one peer",
+        2 * BITS,
+        "momentum",
+    ),
+    _with_momentum(
+        "QG-DSGDm",
+        "Lin et al. 2021",
+        partial(algorithms.quasi_global_momentum, momentum=BETA, decay=0.6),
+        partial(decentralized.quasi_global, beta=BETA, mu=0.6),
+        "one peer",
+    ),
+    _with_momentum(
+        "QG-DSGDm-N",
+        "Lin et al. 2021",
+        partial(algorithms.quasi_global_momentum, momentum=BETA, nesterov=True),
+        partial(decentralized.quasi_global, beta=BETA, mu=BETA, nesterov=True),
+        "star",
+    ),
+    _with_momentum(
+        "DecentLaM",
+        "Yuan et al. 2021",
+        partial(algorithms.decentlam, momentum=BETA),
+        partial(decentralized.decentlam, beta=BETA),
+        "one peer",
+    ),
     Case(
         "local SGD, schedule",
         "Koloskova et al. 2020",
         lambda optimizer, of: algorithms.local_sgd(optimizer, 2, graph("one peer")),
-        lambda inputs: _between_neighbours(
+        lambda inputs: between_neighbours(
             synchronous.local(inputs.X, inputs.G, matrices("one peer"), inputs.step, 2),
             "one peer",
             BITS,
@@ -163,6 +278,40 @@ CASES = (
         "momentum",
         2 * BITS,
     ),
+    Case(
+        "K-GT, schedule",
+        "Liu et al. 2024",
+        lambda optimizer, of: algorithms.k_gt(optimizer, graph("one peer"), K, ETA),
+        lambda inputs: between_neighbours(
+            local_gossip.k_gt(inputs.X, inputs.G, matrices("one peer"), inputs.gamma, K, ETA),
+            "one peer",
+            2 * BITS,
+            K,
+        ),
+        on_workers,
+        "on one peer, every third round",
+    ),
+    Case(
+        "LED",
+        "Alghunaim 2024",
+        lambda optimizer, of: algorithms.local_exact_diffusion(optimizer, graph("lazy"), K, ETA),
+        lambda inputs: between_neighbours(
+            local_gossip.led(inputs.X, inputs.G, matrices("lazy"), inputs.gamma, K, ETA),
+            "lazy",
+            BITS,
+            K,
+        ),
+        on_workers,
+        "on lazy, every third round",
+    ),
+    Case(
+        "ProxSkip on graphs",
+        "Guo et al. 2023",
+        lambda optimizer, of: algorithms.prox_skip(optimizer, graph("irregular"), P, 1 / (2 * CHI)),
+        _prox_skip,
+        on_workers,
+        "on irregular",
+    ),
     _gossip(
         "ATC tracking, schedule",
         "Di Lorenzo and Scutari 2016, NEXT",
@@ -171,6 +320,35 @@ CASES = (
         "one peer",
         "momentum",
         2 * BITS,
+    ),
+    Case(
+        "Aug-DGM",
+        "Xu et al. 2015",
+        lambda optimizer, of: algorithms.aug_dgm(optimizer, graph("irregular"), FACTORS),
+        lambda inputs: between_neighbours(
+            decentralized.augmented_tracking(
+                inputs.X, inputs.G, matrices("irregular"), _scaled(inputs.step)
+            ),
+            "irregular",
+            2 * BITS,
+        ),
+        on_workers,
+        "on irregular; step sizes differ",
+        "momentum",
+    ),
+    Case(
+        "momentum tracking",
+        "Takezawa et al. 2023",
+        lambda optimizer, of: algorithms.momentum_tracking(optimizer, graph("one peer"), BETA),
+        lambda inputs: between_neighbours(
+            decentralized.momentum_tracking(
+                inputs.X, inputs.G, matrices("one peer"), inputs.step, BETA
+            ),
+            "one peer",
+            2 * BITS,
+        ),
+        on_workers,
+        "on one peer",
     ),
     _gossip(
         "SGP",
@@ -188,6 +366,52 @@ CASES = (
         decentralized.push,
         "one peer",
         message=BITS + DOUBLE,
+    ),
+    _gossip(
+        "Push-DIGing",
+        "Nedic et al. 2017, Push-DIGing",
+        algorithms.push_diging,
+        decentralized.push_tracking,
+        "directed",
+        "momentum",
+        2 * BITS + DOUBLE,
+    ),
+    _gossip(
+        "Push-DIGing, schedule",
+        "Nedic et al. 2017, Push-DIGing",
+        algorithms.push_diging,
+        decentralized.push_tracking,
+        "pushes",
+        message=2 * BITS + DOUBLE,
+    ),
+    _push_pull(
+        "Push-Pull",
+        "Pu et al. 2021",
+        algorithms.push_pull,
+        decentralized.push_pull,
+        ("directed, pull", "directed"),
+        "momentum",
+    ),
+    _push_pull(
+        "Push-Pull, schedule",
+        "Pu et al. 2021",
+        algorithms.push_pull,
+        decentralized.push_pull,
+        ("pushes, pull", "pushes"),
+    ),
+    _push_pull(
+        "Push-Pull, tree",
+        "Pu et al. 2021",
+        algorithms.push_pull,
+        decentralized.push_pull,
+        ("tree, pull", "tree, push"),
+    ),
+    _push_pull(
+        "AB",
+        "Xin and Khan 2018",
+        algorithms.ab,
+        decentralized.ab,
+        ("directed, pull", "directed"),
     ),
     _lossy_gossip(
         "CHOCO",
@@ -230,5 +454,50 @@ CASES = (
         largest_half,
         _largest(D // 2, D),
         optimizer="momentum",
+    ),
+    _lossy_gossip(
+        "LEAD",
+        "Liu et al. 2021, algorithm 1",
+        lambda *given: algorithms.lead(*given, memory_step=0.4),
+        lambda *given: decentralized.lead(*given, alpha=0.4),
+        "irregular",
+        HALF_FOR_LEAD,
+        _in_layers(largest_half),
+        sum(_largest(-(-size // 2), size) for size in LAYERS),
+    ),
+    _lossy_gossip(
+        "DCD",
+        "Tang et al. 2018",
+        lambda optimizer, graph, C, eta: algorithms.dcd_sgd(optimizer, graph, C),
+        lambda X, G, W, step, q, eta: decentralized.dcd(X, G, W, step, q),
+        "star",
+        SHORT_FOR_DCD,
+        clipped,
+        packed(12, D),
+        optimizer="momentum",
+    ),
+    _lossy_gossip(
+        "ECD",
+        "Tang et al. 2018",
+        lambda optimizer, graph, C, eta: algorithms.ecd_sgd(optimizer, graph, C),
+        lambda X, G, W, step, q, eta: decentralized.ecd(X, G, W, step, q),
+        "irregular",
+        SHORT_FOR_DCD,
+        clipped,
+        packed(12, D),
+    ),
+    *(
+        _lossy_gossip(
+            name,
+            reference,
+            method,
+            recursion,
+            "irregular",
+            HALF_OF_ALL,
+            largest_half,
+            2 * _largest(D // 2, D),
+            optimizer="momentum",
+        )
+        for name, (reference, method, recursion) in TRACKED.items()
     ),
 )

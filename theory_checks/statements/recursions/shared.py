@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ import topologies
 from dsgd import clusters, compressors
 from dsgd.base import Compressor
 from dsgd.graphs.topology import Topology
+from theory_checks.machinery.cases import Symbols
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws
 from theory_checks.machinery.trajectories import D, N, Trajectory
@@ -75,9 +76,12 @@ def placed(of: Instance, **options: Any) -> clusters.Cluster:
 
 _RING = [(n, (n + 1) % N) for n in range(N)]
 _IRREGULAR = [(0, 1), (0, 2), (0, 3), (1, 2), (3, 4), (4, 5)]
+_TREE = [(0, 1), (0, 2), (2, 3), (2, 4), (4, 5)]
 # Workers differ in the numbers of nodes to which they send and from which they receive, so that
 # only the columns of W sum to 1.
 _DIRECTED = [*_RING, (0, 2), (0, 3), (3, 1)]
+_FROM_ROOT = [(2, 0), (2, 4), (4, 1), (4, 3), (3, 5)]  # a tree
+_TO_ROOT = [(receiver, sender) for sender, receiver in _FROM_ROOT]
 
 
 @cache
@@ -91,6 +95,16 @@ def graph(name: str) -> Topology:
         "matchings": lambda: topologies.random_matchings(N, 4),
         "irregular": lambda: topologies.from_graph(nx.Graph(_IRREGULAR), name="irregular"),
         "directed": lambda: topologies.from_graph(nx.DiGraph(_DIRECTED), name="directed"),
+        "directed, pull": lambda: topologies.from_graph(
+            nx.DiGraph(_DIRECTED), topologies.pull, "directed"
+        ),
+        "pushes": lambda: topologies.random_pushes(N, 4),
+        "pushes, pull": lambda: topologies.random_pushes(N, 4, weights=topologies.pull),
+        "tree, pull": lambda: topologies.from_graph(
+            nx.DiGraph(_FROM_ROOT), topologies.pull, "tree"
+        ),
+        "tree, push": lambda: topologies.from_graph(nx.DiGraph(_TO_ROOT), topologies.push, "tree"),
+        "tree": lambda: topologies.from_graph(nx.Graph(_TREE), name="tree"),
     }
     return made[name]()
 
@@ -105,10 +119,31 @@ def matrices(name: str) -> Matrices:
             graphs.weighted("metropolis", graphs.edges(N, [(0, n) for n in range(1, N)]))
         ],
         "irregular": lambda: [graphs.weighted("metropolis", graphs.edges(N, _IRREGULAR))],
+        "tree": lambda: [graphs.weighted("metropolis", graphs.edges(N, _TREE))],
         "exponential": lambda: [graphs.weighted("uniform", graphs.around(N, 1, 2, 4))],
         "one peer": lambda: graphs.one_peer(N),
         "directed": lambda: [graphs.weighted("uniform", graphs.arrows(N, _DIRECTED))],
+        "directed, pull": lambda: [graphs.pulled(graphs.arrows(N, _DIRECTED))],
+        "tree, pull": lambda: [graphs.pulled(graphs.arrows(N, _FROM_ROOT))],
+        "tree, push": lambda: [graphs.weighted("uniform", graphs.arrows(N, _TO_ROOT))],
+        "pushes, pull": lambda: [
+            graphs.pulled((W.toarray() > 0) - np.eye(N)) for W in graph("pushes").matrices
+        ],
+        "pushes": lambda: [W.toarray() for W in graph("pushes").matrices],
         "matchings": lambda: [W.toarray() for W in graph("matchings").matrices],
     }
     dense = written[name]()
     return lambda t: dense[t % len(dense)]
+
+
+def between_neighbours(
+    rounds: Iterator[Symbols], on: str | tuple[str, ...], message: float, every: int = 1
+) -> Iterator[Symbols]:
+    """Yields the same rounds with their bits: in the last of every `every` rounds each worker sends
+    `message` bits to each neighbour on the graph, or on each of several graphs.
+    """
+    graphs = [matrices(name) for name in ((on,) if isinstance(on, str) else on)]
+    for t, symbols in enumerate(rounds, start=1):
+        links = np.sum([(W(t // every - 1) != 0) * (1 - np.eye(N)) for W in graphs], axis=0)
+        up, down = ((message if t % every == 0 else 0.0) * links.sum(axis=axis) for axis in (0, 1))
+        yield {**symbols, "bits up": up, "bits down": down}

@@ -1,0 +1,158 @@
+"""Push-Pull and AB: gradient tracking on directed graphs with two matrices, one for models and one
+for trackers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import numpy as np
+import optax
+
+from algorithms import methods, optimizers
+from algorithms.decentralized.gradient_tracking import Tracking, track
+from dsgd import Algorithm, Topology, checks
+
+
+@checks.arguments
+def push_pull(optimizer: optax.GradientTransformation, pull: Topology, push: Topology) -> Algorithm:
+    r"""Push-Pull: models are averaged by a matrix R whose rows sum to 1, trackers are summed by a
+    matrix P whose columns sum to 1.
+
+    $$ X_{t+1} = (X_t - \gamma Y_t) R_t^T, \qquad Y_{t+1} = Y_t P_t^T + G(X_{t+1}) - G(X_t), \qquad
+    Y_0 = G(X_0) $$
+
+    (X has a column for each worker; $R_{ij}$ is the weight that i gives to the model of j, and
+    $P_{ij}$ the share of its tracker that j sends to i.) Each worker sends its model after the step
+    along the edges of R and its tracker along those of P; if R and P have the same edges, both
+    travel in one message. There is no division, as in push-sum.
+
+    The sum of the trackers is the sum of the gradients, and models that agree do not change, so
+    that with exact gradients the fixed point is the minimizer of f for any data. If R = P = W, the
+    method is `atc_tracking`.
+
+    A receiver keeps its own model in the place of one that is not delivered, a sender keeps the
+    share of its tracker that is not, and a worker that does not participate keeps its state, so
+    that both properties hold when messages are lost or workers do not participate.
+
+    Args:
+        optimizer: each worker's step along its tracker; `optax.sgd(gamma)` gives the equation.
+            Momentum and Adam receive y as the gradient.
+        pull: R, whose rows sum to 1: a topology with the weights `topologies.pull`, or one that is
+            doubly stochastic. With a schedule, round t uses R_t.
+        push: P, whose columns sum to 1: a topology for gossip, or one with the weights
+            `topologies.push`. The graphs need not be strongly connected: it suffices that one
+            worker reaches all others along the edges of R, and that all others reach it along those
+            of P. For example, R leads from the root of a tree to the leaves, and P back.
+
+    Raises:
+        ValueError: if the rows of R or the columns of P do not sum to 1, or R and P have different
+            workers or no such worker in common.
+
+    Source: Pu, Shi, Xu and Nedic, "Push-pull gradient methods for distributed optimization in
+    networks", 2021.
+    """
+
+    def update(state, gradients, round, exchange):
+        y = track(state.tracker, gradients, state.gradient)
+        change, memory = optimizers.update_local(optimizer, state, y)
+        half = optax.apply_updates(state.params, change)  # X - gamma Y
+        with exchange(round):
+            x, y = round.pull(half, pull), round.push(y, push)
+        return Tracking(x, memory, y, gradients)
+
+    return _push_pull("push_pull", optimizer, pull, push, update)
+
+
+@checks.arguments
+def ab(optimizer: optax.GradientTransformation, pull: Topology, push: Topology) -> Algorithm:
+    r"""AB: Push-Pull that combines, then adapts.
+
+    $$ X_{t+1} = X_t R_t^T - \gamma Y_t, \qquad Y_{t+1} = Y_t P_t^T + G(X_{t+1}) - G(X_t), \qquad
+    Y_0 = G(X_0) $$
+
+    R is called A in the paper, and P is called B. Messages, missing messages and workers, and the
+    fixed point are those of `push_pull`. If R = P = W is the same in all rounds, the method is
+    `gradient_tracking`.
+
+    The arguments and errors are those of `push_pull`.
+
+    Source: Xin and Khan, "A linear algorithm for optimization over directed graphs with geometric
+    convergence", 2018.
+    """
+
+    def update(state, gradients, round, exchange):
+        y = track(state.tracker, gradients, state.gradient)
+        change, memory = optimizers.update_local(optimizer, state, y)
+        with exchange(round):
+            x, y = round.pull(state.params, pull), round.push(y, push)
+        return Tracking(optax.apply_updates(x, change), memory, y, gradients)
+
+    return _push_pull("ab", optimizer, pull, push, update)
+
+
+def _push_pull(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    pull: Topology,
+    push: Topology,
+    update: Callable,
+) -> Algorithm:
+    """Returns a method with the state `Tracking` and an update (state, gradients, Communicator,
+    exchange) -> state. The context `exchange(round)` makes one message of two along the same edges.
+    """
+    _require(name, pull, push)
+    together = pull.same_links(push)
+
+    def exchange(round):
+        return round.joint() if together else nullcontext()
+
+    return methods.local_models(
+        f"{name}({pull.name}, {push.name})",
+        optimizer,
+        lambda state, gradients, round: update(state, gradients, round, exchange),
+        start=lambda x: Tracking(*x, *[optax.tree.zeros_like(x.params)] * 2),
+        topology=pull,
+        tracked=True,
+    )
+
+
+def _require(name: str, pull: Topology, push: Topology) -> None:
+    """Raises a ValueError unless a method can use the two topologies."""
+    for topology in (pull, push):
+        topology.require_one_exchange(name)
+    if not pull.row_stochastic:
+        raise ValueError(
+            f"{name}: pull: the rows of W of {pull.name} do not sum to 1; expected a topology with "
+            "weights=topologies.pull, or a doubly stochastic one"
+        )
+    if not push.column_stochastic:
+        raise ValueError(
+            f"{name}: push: the columns of W of {push.name} do not sum to 1; expected a topology "
+            "with weights=topologies.push or topologies.uniform, or a doubly stochastic one"
+        )
+    if pull.n != push.n or pull.names != push.names:
+        raise ValueError(
+            f"{name}: pull = {pull.name} has {_workers(pull)}, push = {push.name} has "
+            f"{_workers(push)}; expected the same workers in the same order"
+        )
+    if not np.intersect1d(pull.roots, push.roots).size:
+        raise ValueError(
+            f"{name}: the workers that reach all others on {pull.name} are {_named(pull)}, those "
+            f"that all others reach on {push.name} are {_named(push)}; expected one in common"
+        )
+
+
+def _workers(topology: Topology) -> str:
+    return (
+        f"{topology.n} workers"
+        if topology.names is None
+        else f"the workers {checks.shown(topology.names)}"
+    )
+
+
+def _named(topology: Topology) -> str:
+    """Returns the topology's roots as text."""
+    names = topology.names or range(topology.n)
+    return checks.shown([names[root] for root in topology.roots])

@@ -1,0 +1,510 @@
+"""Several queries in a round: two points with the same samples, exact gradients in some rounds,
+chosen samples, and losses. Answers are compared with those of single queries and of numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import algorithms
+import dsgd
+from dsgd import Query, State, clusters, problems, work, workers
+from dsgd.engine import oracle, pooled, units
+from dsgd.engine.queries import Asked
+
+N, B, D = 4, 3, 6
+KEY, ROWS = jax.random.key(5), P(workers.AXIS)
+RNG = np.random.default_rng(0)
+INPUTS, CLASSES = RNG.normal(size=(40, D)), np.arange(40) % 2
+SIZES = (5, 20, 3, 12)
+PARTS = np.split(np.arange(40), np.cumsum(SIZES)[:-1])
+ACTIVE = np.array([True, False, False, True])
+MODEL = problems.Model(
+    lambda key: {"w": jnp.zeros(D), "b": jnp.zeros(())},
+    lambda params, inputs: inputs @ params["w"] + params["b"],
+)
+
+
+def log_loss(outputs: jax.Array, classes: jax.Array) -> jax.Array:
+    return optax.sigmoid_binary_cross_entropy(outputs, classes.astype(outputs.dtype))
+
+
+@cache
+def problem(layout: str = "padded", **options: Any) -> dsgd.Problem:
+    """Returns a logistic regression with workers of unequal sizes."""
+    defaults = {"batch_size": B, "partition": PARTS, "l2": 0.1, "workers": N}
+    of = problems.finite_sum(MODEL, log_loss, (INPUTS, CLASSES), **defaults | options)
+    if layout == "padded":
+        return of
+    train = np.asarray(of.data.inputs), np.asarray(of.data.targets)
+    inputs, targets = (
+        np.concatenate([leaf[n, :size] for n, size in enumerate(SIZES)]) for leaf in train
+    )
+    return of._replace(data=pooled.pool(inputs, targets, list(PARTS), problems.Examples))
+
+
+def gradients(query: Asked, devices: int = 2, layout: str = "padded", **options: Any) -> Any:
+    """Returns the answer to a query at stacked models."""
+    of = problem(layout, **options)
+
+    def block(data, params):
+        return oracle.gradients(of, query._replace(params=params, axis=0), KEY, data, N)
+
+    mesh, data = workers.mesh(devices), pooled.laid_out(of.data, devices)
+    specs = {"mesh": mesh, "in_specs": ROWS, "out_specs": ROWS, "check_vma": False}
+    return jax.tree.map(np.asarray, jax.jit(jax.shard_map(block, **specs))(data, models(of)))
+
+
+def models(of: dsgd.Problem) -> Any:
+    """Returns a different model for each worker, leaves `[N, ...]`."""
+    rng = np.random.default_rng(1)
+    like = jax.eval_shape(of.init, KEY)
+    return jax.tree.map(lambda leaf: rng.normal(size=(N, *leaf.shape)).astype(np.float32), like)
+
+
+def by_numpy(n: int, samples: Any) -> tuple[float, np.ndarray]:
+    """Returns the mean loss of these samples of worker n and its gradient with respect to all
+    parameters, at its model.
+    """
+    of, rows = problem(), PARTS[n][np.asarray(samples)]
+
+    def loss(x):
+        return of.loss(
+            x,
+            problems.Examples(
+                jnp.asarray(INPUTS[rows], jnp.float32),
+                jnp.asarray(CLASSES[rows]),
+                jnp.ones(len(rows)),
+            ),
+        )
+
+    mine = jax.tree.map(lambda leaf: leaf[n], models(of))
+    value, slope = jax.value_and_grad(loss)(mine)
+    return float(value), flat(slope)
+
+
+def flat(tree: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def row(tree: Any, n: int) -> np.ndarray:
+    return flat(jax.tree.map(lambda leaf: leaf[n], tree))
+
+
+@pytest.mark.parametrize(("layout", "devices"), [("padded", 1), ("padded", 2), ("pool", 2)])
+def test_a_chosen_batch_has_exactly_its_samples(layout, devices):
+    """A sample that is chosen twice counts twice."""
+    samples = np.array([[4, 0], [7, 7], [2, 1], [11, 3]], np.int32)
+    losses, slopes = gradients(Asked((), samples=samples, loss=True), devices, layout)
+    for n in range(N):
+        value, slope = by_numpy(n, samples[n])
+        np.testing.assert_allclose(losses[n], value, rtol=1e-5)
+        np.testing.assert_allclose(row(slopes, n), slope, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(("layout", "devices"), [("padded", 2), ("pool", 4)])
+def test_workers_that_are_not_active_get_zeros_and_the_others_the_same(exact, layout, devices):
+    whole = gradients(Asked((), exact=exact), devices, layout)
+    some = gradients(Asked((), exact=exact, active=ACTIVE, loss=True), devices, layout)
+    for n in range(N):
+        expected = row(whole, n) if ACTIVE[n] else 0 * row(whole, n)
+        np.testing.assert_allclose(row(some[1], n), expected, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(some[0] > 0, ACTIVE)
+
+
+def test_losses_are_means_over_each_worker_s_samples():
+    """With unequal local work, and with weights of the problem if gradients have them."""
+    given = work.local_batches([6, 2, 0, 3], batch_size=B, micro_batches=2)
+    exact, _ = gradients(Asked((), exact=True, loss=True))
+    for n in range(N):
+        assert exact[n] == pytest.approx(by_numpy(n, np.arange(SIZES[n]))[0], rel=1e-5)
+    drawn, _ = gradients(Asked((), loss=True))
+    some, _ = gradients(
+        Asked((), work=work.in_samples(given, B), loss=True), weights=(1.0, 2.0, 4.0, 1.0)
+    )
+    assert some[2] == 0
+    assert some[3] == pytest.approx(drawn[3] / 2, rel=1e-5), "the same three samples, weight 1/2"
+
+
+# --- Methods
+
+
+class Snapshot(NamedTuple):
+    x: Any
+    w: Any
+    mean: Any
+
+
+def svrg(gamma: Any, period: int) -> dsgd.Algorithm:
+    """SVRG with a server: exact gradients at the snapshot w in every `period`-th round."""
+
+    def snapshot(state, round):
+        start = round.step % period == 0
+        x, w, _ = state.server
+        return start, jax.tree.map(lambda x, w: jnp.where(start, x, w), x, w)
+
+    def query(state, round):
+        start, w = snapshot(state, round)
+        return Query(state.server.x), Query(w), Query(w, exact=True, active=start)
+
+    def update(state, answer, round):
+        (at_x, at_w, exact), (start, w) = answer, snapshot(state, round)
+        mean = round.when(start, lambda mean: round.mean(exact), state.server.mean)
+        change = round.mean(jax.tree.map(jnp.subtract, at_x, at_w))
+        x = jax.tree.map(lambda x, v, c: x - gamma * (v + c), state.server.x, change, mean)
+        return State(Snapshot(x, w, mean))
+
+    return dsgd.Algorithm(
+        "svrg",
+        lambda params, N: State(Snapshot(params, params, jax.tree.map(jnp.zeros_like, params))),
+        query,
+        update,
+        lambda state: state.server.x,
+    )
+
+
+def saga(gamma: float) -> dsgd.Algorithm:
+    """SAGA with a server and one sample of each worker in a round; the table has a row for each
+    sample, of which the unused ones stay 0.
+    """
+
+    def init(params, N):
+        zeros = jax.tree.map(lambda leaf: jnp.zeros((N, max(SIZES), *leaf.shape)), params)
+        return State(params, zeros)
+
+    def query(state, round):
+        return Query(state.server, samples=round.draw_samples())
+
+    def update(state, gradients, round):
+        ids = workers.local_block(round.draw_samples()[:, 0], round.workers)
+        sizes = workers.local_block(
+            jnp.asarray(round.problem.local_samples, jnp.float32), round.workers
+        )
+        at = jnp.arange(len(ids)), ids
+
+        def estimate(g, table):
+            shares = jnp.expand_dims(sizes, tuple(range(1, g.ndim)))
+            return g - table[at] + jnp.sum(table, axis=1) / shares
+
+        v = round.mean(jax.tree.map(estimate, gradients, state.workers))
+        table = jax.tree.map(lambda table, g: table.at[at].set(g), state.workers, gradients)
+        return State(jax.tree.map(lambda x, v: x - gamma * v, state.server, v), table)
+
+    return dsgd.Algorithm("saga", init, query, update, lambda state: state.server)
+
+
+@pytest.mark.parametrize("method", [svrg(0.3, 20), saga(0.1)], ids=["svrg", "saga"])
+def test_variance_reduced_methods_reach_the_optimum_with_single_samples(method):
+    """SGD with the same steps stays far from it."""
+    with jax.enable_x64(True):
+        of = problem.__wrapped__(batch_size=1)
+        history = dsgd.run(method, of, steps=3000, key=KEY, record_every=1000, mesh=2).history
+        plain = algorithms.minibatch_sgd(optax.sgd(0.1))
+        sgd = dsgd.run(plain, of, steps=3000, key=KEY, record_every=1000, mesh=2).history
+    assert history["grad_sqnorm"][-1] < 1e-18
+    assert sgd["grad_sqnorm"][-1] > 1e-6
+
+
+@pytest.mark.parametrize("method", [svrg(0.3, 3), saga(0.1)], ids=["svrg", "saga"])
+def test_methods_with_several_queries_satisfy_the_contract(method):
+    dsgd.check(method, problem(), key=KEY).require()
+
+
+def twice(state: Any, round: dsgd.Round) -> Any:
+    return Query(state.server), Query(state.server)
+
+
+def asking(query: Any, name: str = "mine") -> dsgd.Algorithm:
+    """Returns gradient descent along the first of the answers, which logs how much the second one
+    differs from it.
+    """
+
+    def update(state, answer, round):
+        one, other = answer if isinstance(answer, tuple) else (answer, answer)
+        difference = jax.tree.map(lambda a, b: jnp.sum(jnp.abs(a - b)), one, other)
+        with round.unrecorded():
+            round.log(difference=workers.sum(jnp.stack(jax.tree.leaves(difference))).sum())
+        return State(jax.tree.map(lambda x, g: x - 0.1 * g, state.server, round.mean(one)))
+
+    return dsgd.Algorithm(
+        name, lambda params, N: State(params), query, update, lambda state: state.server
+    )
+
+
+@pytest.mark.parametrize("replacement", [True, "epoch"])
+def test_all_queries_of_a_round_draw_the_same_batches(replacement):
+    """Batches of epochs are counted once, so that both methods continue with the same ones."""
+    single, of = asking(lambda state, round: Query(state.server)), problem(replacement=replacement)
+    found, plain = (
+        dsgd.run(method, of, steps=9, key=KEY, mesh=2).history for method in (asking(twice), single)
+    )
+    assert not found["difference"][1:].any()
+    np.testing.assert_allclose(found["loss"], plain["loss"], rtol=1e-6)
+    sizes = np.minimum(SIZES, B) if replacement == "epoch" else np.full(N, B)
+    np.testing.assert_array_equal(found["samples"][1:], np.tile(2 * sizes, (9, 1)))
+
+
+def test_all_queries_of_a_round_have_the_batches_that_the_user_supplies():
+    arrays: Any = RNG.normal(size=(N, B, D)), np.ones((N, B), int), np.ones((N, B))
+    batch = problems.Examples(*arrays)
+    found = dsgd.run(
+        asking(twice), problem(), steps=3, key=KEY, mesh=2, batches=iter([batch] * 3)
+    ).history
+    assert not found["difference"][1:].any()
+
+
+def test_nothing_is_computed_if_no_worker_of_any_run_is_active():
+    """Runs that are mapped over share the branch."""
+    computed = []
+
+    def of_run(active, value):
+        def compute():
+            jax.debug.callback(lambda: computed.append(1))
+            return value * jnp.ones(2)
+
+        return units.if_any(active, compute)
+
+    runs, values = jax.jit(jax.vmap(of_run)), jnp.array([2.0, 3.0])
+    np.testing.assert_array_equal(runs(np.zeros((2, 2), bool), values), np.zeros((2, 2)))
+    jax.effects_barrier()
+    assert not computed
+    found = runs(np.array([[False, False], [False, True]]), values)
+    jax.effects_barrier()
+    np.testing.assert_array_equal(found[1], [3, 3])
+    assert computed
+
+
+def test_every_query_counts_its_samples():
+    """An exact gradient has all samples of a worker."""
+    history = dsgd.run(svrg(0.1, 3), problem(), steps=7, key=KEY, seeds=2, mesh=1).history
+    exact = np.outer([1, 0, 0, 1, 0, 0, 1], SIZES)
+    np.testing.assert_array_equal(history["samples"][:, 1:], [2 * B + exact] * 2)
+    chosen = dsgd.run(saga(0.1), problem(), steps=2, key=KEY, mesh=1).history["samples"]
+    np.testing.assert_array_equal(chosen[1:], np.ones((2, N)))
+
+
+def test_every_query_takes_its_time():
+    """Two batches of three samples; an exact gradient takes that of the most samples, 20."""
+    cluster = clusters.Cluster(clusters.constant(0.0), per_sample=clusters.constant(1.0))
+
+    def seconds(method, **fields):
+        run = {"steps": 4, "key": KEY, "mesh": 1, "cluster": replace(cluster, **fields)}
+        return np.diff(dsgd.run(method, problem(), **run).history["clock"])
+
+    np.testing.assert_allclose(seconds(svrg(0.1, 3)), [26, 6, 6, 26])
+    np.testing.assert_allclose(seconds(svrg(0.1, 3), micro_batches=2), [32, 12, 12, 32])
+    np.testing.assert_allclose(seconds(saga(0.1)), [1, 1, 1, 1])
+    random = seconds(asking(twice), per_sample=clusters.exponential(1.0))
+    assert (random != seconds(asking(twice), per_sample=clusters.exponential(1.0))).sum() == 0
+    assert (np.abs(random / 6 - np.round(random / 6, 2)) > 0).any()
+
+
+def test_timings_have_a_column_for_every_micro_batch_of_every_query():
+    seen = []
+
+    def query(state, round):
+        seen.append(None if round.timings is None else round.timings.compute.shape)
+        return Query(state.server), Query(state.server, exact=True, active=ACTIVE)
+
+    cluster = clusters.Cluster(clusters.constant(1.0), micro_batches=2)
+
+    method = asking(query)._replace(
+        update=lambda state, answer, round: (
+            round.log(
+                first=round.timings.compute[0].sum(), second=round.timings.compute[1, 2:].sum()
+            )
+            or State(state.server)
+        )
+    )
+    history = dsgd.run(method, problem(), steps=3, key=KEY, mesh=1, cluster=cluster).history
+    assert (N, 4) in seen
+    # 20 samples are 10 / 3 times two batches of three
+    np.testing.assert_allclose(history["first"][2:], 2 + 2 * 20 / 6, rtol=1e-6)
+    assert np.isnan(history["second"][2:]).all()
+
+
+def test_a_worker_that_does_not_participate_computes_none_of_the_queries():
+    cluster = clusters.Cluster(
+        clusters.constant(1.0), present=clusters.constant([1.0, 0.0, 1.0, 1.0])
+    )
+    run = {"steps": 3, "key": KEY, "mesh": 2, "cluster": cluster}
+    found = dsgd.run(svrg(0.1, 3), problem(), **run).history["samples"][1:]
+    expected = 2 * B + np.outer([1, 0, 0], SIZES)
+    expected[:, 1] = 0
+    np.testing.assert_array_equal(found, expected)
+    assert (
+        dsgd.run(saga(0.1), problem(), **run).history["samples"][1:].tolist() == [[1, 0, 1, 1]] * 3
+    )
+
+
+def test_local_work_applies_to_every_query():
+    given = work.local_batches([6, 2, 0, 3], batch_size=B, micro_batches=2)
+    method = algorithms.with_local_work(asking(twice), given)
+    found = dsgd.run(method, problem(), steps=3, key=KEY, mesh=2).history
+    assert not found["difference"][1:].any()
+    np.testing.assert_array_equal(found["samples"][1:], [[12, 4, 0, 6]] * 3)
+
+
+def test_a_sweep_varies_a_method_with_several_queries():
+    swept = dsgd.sweep(
+        lambda gamma: svrg(gamma, 3), problem(), steps=4, key=KEY, mesh=2, gamma=[0.1, 0.2]
+    )
+    single = dsgd.run(svrg(0.2, 3), problem(), steps=4, key=KEY, seeds=1, mesh=2)
+    np.testing.assert_allclose(swept.history["loss"][1], single.history["loss"], rtol=1e-6)
+
+
+ONES = np.ones((N, 1), np.int32)
+MISTAKES = {
+    "no query": (
+        lambda state, round: (state.server,),
+        "query returns .* expected a dsgd.Query, or",
+    ),
+    "an empty tuple": (lambda state, round: (), "query returns .* expected a dsgd.Query, or"),
+    "workers among several": (
+        lambda state, round: (Query(state.server), Query(state.server, workers=jnp.array([1]))),
+        "2 queries, one of them with workers; .* pass active",
+    ),
+    "a traced exact": (
+        lambda state, round: Query(state.server, exact=round.step % 2 == 0),
+        r"exact = a traced .* return two queries: \(Query\(x\), Query\(x, exact=True, active=",
+    ),
+    "a traced loss": (
+        lambda state, round: Query(state.server, loss=round.step % 2 == 0),
+        "loss = a traced .* expected True or False",
+    ),
+    "active for other workers": (
+        lambda state, round: Query(state.server, active=np.ones(3, bool)),
+        r"active = .* expected None, a bool scalar, or bool \[4\]",
+    ),
+    "active numbers": (
+        lambda state, round: Query(state.server, active=np.ones(N)),
+        r"active = .* expected None, a bool scalar, or bool \[4\]",
+    ),
+    "samples of other workers": (
+        lambda state, round: Query(state.server, samples=ONES[1:]),
+        r"samples = .* integers \[4\], or integers \[4, b\]",
+    ),
+    "samples that are no integers": (
+        lambda state, round: Query(state.server, samples=ONES * 1.0),
+        r"samples = .* integers \[4\], or integers \[4, b\]",
+    ),
+    "samples and exact": (
+        lambda state, round: Query(state.server, samples=ONES, exact=True),
+        "query returns samples and exact = True; expected samples alone",
+    ),
+    "samples and work": (
+        lambda state, round: Query(state.server, samples=ONES, work=work.weighted(ONES * 1.0)),
+        "query returns samples and work; expected samples alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_queries_that_cannot_be_answered_are_refused(mistake, mesh):
+    query, message = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=f"mine: .*{message}"):
+        dsgd.compile_round(asking(query), problem(), mesh)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        (
+            lambda state, round: Query(state.server, samples=ONES),
+            "samples of quadratic.* cannot be chosen; expected a problem with a finite number of",
+        ),
+        (
+            lambda state, round: Query(state.server, samples=round.draw_samples()),
+            "numbers of samples are not known for quadratic.* expected a problem with a finite",
+        ),
+    ],
+)
+def test_problems_without_samples_are_refused(query, message, mesh):
+    with pytest.raises(ValueError, match=message):
+        dsgd.compile_round(asking(query), problems.random_quadratic(N, D), mesh)
+
+
+def test_samples_that_do_not_exist_end_the_run():
+    """The second worker has 20 samples, the third has 3."""
+    right = asking(lambda state, round: Query(state.server, samples=np.array([4, 19, 2, 11])))
+    dsgd.run(right, problem(), steps=2, key=KEY, mesh=2)
+    wrong = asking(lambda state, round: Query(state.server, samples=2 + 0 * ONES + round.step))
+    with pytest.raises(ValueError, match=r"query chooses sample 3; expected numbers from 0 to m_n"):
+        dsgd.run(wrong, problem(), steps=4, key=KEY, mesh=2)
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "message"),
+    [
+        (
+            lambda: algorithms.drop_compute(asking(twice), 1.0, 2),
+            "its method has several queries in a round",
+        ),
+        (
+            lambda: algorithms.with_local_work(saga(0.1), work.weighted(ONES * 1.0)),
+            "the queries of saga choose their samples themselves",
+        ),
+    ],
+)
+def test_wrappers_refuse_queries_that_they_cannot_change(wrapped, message):
+    cluster = clusters.Cluster(clusters.constant(1.0))
+    with pytest.raises(ValueError, match=message):
+        dsgd.run(wrapped(), problem(), steps=1, key=KEY, mesh=1, cluster=cluster)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (svrg(0.1, 3), "the method asks for exact gradients, but batches are given"),
+        (saga(0.1), "the method chooses the samples of its batches, but batches are given"),
+    ],
+    ids=["svrg", "saga"],
+)
+def test_methods_that_need_the_data_refuse_batches_of_the_user(method, message):
+    batch = problem().sample(KEY, jax.tree.map(lambda leaf: leaf[0], problem().data))
+    batch = jax.tree.map(lambda leaf: np.stack([leaf] * N), batch)
+    with pytest.raises(ValueError, match=message):
+        dsgd.run(method, problem(), steps=1, key=KEY, mesh=1, batches=iter([batch]))
+
+
+def test_diagnostics_are_those_of_the_first_query():
+    given = work.local_batches([6, 2, 0, 3], batch_size=B, micro_batches=2)
+    single = asking(lambda state, round: Query(state.server))
+    one, two = (
+        dsgd.run(
+            algorithms.with_diagnostics(algorithms.with_local_work(method, given)),
+            problem(),
+            steps=3,
+            key=KEY,
+            mesh=2,
+        ).history
+        for method in (single, asking(twice))
+    )
+    for name in ("local_sqnorms", "global_sqnorm"):
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-6)
+
+
+def test_diagnostics_and_losses_of_one_query():
+    """The pair of losses and gradients; `train_loss` is the mean of the same losses."""
+
+    def update(state, answer, round):
+        losses, _ = answer
+        with round.unrecorded():
+            round.log(mean=workers.mean(losses))
+        return State(state.server)
+
+    method = asking(lambda state, round: Query(state.server, loss=True))._replace(update=update)
+    method = algorithms.with_diagnostics(method)
+    history = dsgd.run(method, problem(), steps=2, key=KEY, mesh=2, train_loss=True).history
+    np.testing.assert_allclose(history["mean"][1:], history["train_loss"][1:], rtol=1e-6)
+    assert (history["local_sqnorms"][1:] > 0).all()

@@ -1,0 +1,432 @@
+"""`worst_case` computes the worst case of a method over a class of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import dsgd
+from dsgd import checks
+from dsgd.base import Algorithm, Key, Problem, Round
+from dsgd.engine import loop, protocol
+from theory_checks.machinery import rounds
+from theory_checks.worst_cases import functions as interpolated
+from theory_checks.worst_cases import layout, measures, messages, sizes, solution
+from theory_checks.worst_cases import symmetry as symmetries
+from theory_checks.worst_cases.classes import Smooth
+from theory_checks.worst_cases.coefficients import Build, Reader, Values
+from theory_checks.worst_cases.measures import MEASURES, OVER, Measure, Over
+from theory_checks.worst_cases.program import Assembly, Program
+from theory_checks.worst_cases.symmetry import Symmetry
+
+LARGEST = 100
+"""The largest block of a Gram matrix. Time and memory of the solver grow with its sixth power."""
+_MOST_WORKERS = 128  # that are tried if the number of workers is not given
+_CUT = 1e-9  # eigenvalues of a Gram matrix below this share of the largest are rounding errors
+
+
+@dataclass(frozen=True, eq=False)
+class WorstCase:
+    """The worst case of a method over a class of functions.
+
+    Args:
+        value: the measure on the worst functions.
+        bound: an upper bound for all functions of the class, certified from the multipliers of the
+            solution with their residuals, up to rounding in float64.
+        exact: whether functions of the class attain the value. If False, for several functions that
+            are not convex, the infimum of the worst functions may be lower than assumed, and the
+            worst case may be lower than the value.
+        status: status of the solver.
+        problem: the worst functions. The optimum is the origin with value 0.
+        method: the method; with compressed messages, it makes the worst errors.
+        functions: the class.
+        steps: number of rounds.
+        measure, over: what is measured.
+        key: key of the run.
+        symmetry: the permutations of the workers that leave the method unchanged: "all", rotations
+            and reflections of a "ring", or "none" of these groups.
+        gram: sizes of the blocks of the Gram matrix.
+    """
+
+    value: float
+    bound: float
+    exact: bool
+    status: str
+    problem: Problem
+    method: Algorithm
+    functions: Smooth
+    steps: int
+    measure: Measure
+    over: Over
+    key: jax.Array
+    symmetry: Symmetry
+    gram: tuple[int, ...]
+
+    def measured(self) -> float:
+        """Runs the method on the worst functions by `dsgd.run`, in float64, and returns the
+        measure.
+        """
+        with jax.enable_x64(True):
+            result = dsgd.run(self.method, self.problem, steps=self.steps, key=self.key, mesh=1)
+        column = {"gap": "loss", "gradient": "grad_sqnorm"}.get(self.measure, self.measure)
+        series = np.asarray(result.history[column], np.float64)
+        taken = series[measures.measured(self.over, self.steps)]
+        return float(taken.min() if self.over == "best" else taken.mean())
+
+
+@checks.arguments
+def worst_case(
+    method: Algorithm | Callable[..., Algorithm],
+    functions: Smooth,
+    *,
+    steps: int,
+    measure: Measure = "gap",
+    over: Over = "last",
+    workers: int | None = None,
+    delta: float | None = None,
+    key: Key | None = None,
+    **hyperparameters: float,
+) -> WorstCase:
+    r"""Computes the worst case of a method over a class of functions, exactly, from the method's
+    own `query` and `update`.
+
+    The method must be linear in its start, the gradients and the errors of its messages, the same
+    in every coordinate, and deterministic up to the key of the run. The dimension of the worst
+    functions is at most the size of the Gram matrix; for problems of lower dimension the value is
+    an upper bound.
+
+    Args:
+        method: a method; or a function that returns one, with the hyperparameters as keyword
+            arguments, and with a `compressor` if delta is given.
+        functions: the class.
+        steps: T, number of rounds.
+        measure: what is measured, at the model that a run would return: "gap", $f(\bar x) -
+            f^\star$; "gradient", $|f'(\bar x)|^2$; "distance", $|\bar x - x^\star|^2$; or
+            "consensus", $\frac1N \sum_n |x_n - \bar x|^2$ of the local models.
+        over: "last": after the last round. "mean": on average over the models before each of the T
+            rounds. "best": the smallest before each round and after the last.
+        workers: N; None: the smallest number, at least 2, that the method accepts: for methods on a
+            graph, the number of its nodes.
+        delta: in (0, 1]: the compressor is the worst map with $|C(v) - v|^2 \le (1 - \delta)
+            |v|^2$, which may differ between rounds and workers. None: the method has no
+            `compressor`.
+        key: key of the run, which matters if the method draws workers; None: key 0.
+        hyperparameters: values of the function's arguments, such as `rate=0.5`.
+
+    Returns:
+        The worst case, with a certified bound and functions that attain it.
+
+    Raises:
+        ImportError: if Clarabel is not installed.
+        ValueError: if an argument is out of range, the method is not covered, a block of the Gram
+            matrix has more than 100 rows, or the solver fails.
+
+    Source: Drori and Teboulle, "Performance of first-order methods for smooth convex minimization:
+    a novel approach", 2014; Taylor, Hendrickx and Glineur, "Smooth strongly convex interpolation
+    and exact worst-case performance of first-order methods", 2017.
+    """
+    analysis = Analysis.of(
+        method,
+        functions,
+        hyperparameters,
+        steps=steps,
+        measure=measure,
+        over=over,
+        workers=workers,
+        delta=delta,
+        key=key,
+    )
+    return analysis.attained(analysis.solve(hyperparameters), hyperparameters)
+
+
+class Solved(NamedTuple):
+    """A program with its solution.
+
+    Args:
+        layout: points of the run.
+        basis: coordinates of its vectors.
+        vectors: its coefficients, `[K, inputs]`.
+        units: sizes of the inputs.
+        program: the program.
+        solution: its solution.
+    """
+
+    layout: layout.Layout
+    basis: symmetries.Basis
+    vectors: np.ndarray
+    units: np.ndarray
+    program: Program
+    solution: solution.Solution
+
+    def assembly(self, delta: float | None, vectors: np.ndarray) -> Assembly:
+        """Returns the program's constraints for other coefficients of the same points."""
+        return Assembly(self.layout, self.basis, vectors, self.units, delta)
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """Worst cases of a method as a function of its hyperparameters. Arguments are those of
+    `worst_case`.
+    """
+
+    build: Build
+    functions: Smooth
+    reader: Reader
+    measure: Measure
+    over: Over
+    delta: float | None
+    key: jax.Array
+
+    @classmethod
+    def of(
+        cls,
+        method: Algorithm | Callable[..., Algorithm],
+        functions: Smooth,
+        hyperparameters: Values,
+        *,
+        steps: int,
+        measure: Measure,
+        over: Over,
+        workers: int | None,
+        delta: float | None,
+        key: Key | None,
+    ) -> Analysis:
+        """Validates the arguments, and traces and probes the method."""
+        steps = checks.positive_int("worst_case: steps", steps)
+        for name, value, known in (
+            ("measure", measure, MEASURES),
+            ("over", over, OVER),
+        ):
+            if value not in known:
+                raise ValueError(
+                    f"worst_case: {name} = {value!r}; expected {', '.join(map(repr, known))}"
+                )
+        if measure == "distance" and not functions.convex:
+            raise ValueError(
+                "worst_case: measure = 'distance', but functions that are not convex need not have "
+                "a minimizer; expected measure='gradient'"
+            )
+        if delta is not None:
+            checks.within("worst_case: delta", delta, "(0, 1]")
+        build = _builder(method, hyperparameters, compressed=delta is not None)
+        key = checks.default_key() if key is None else key
+        N = (
+            _accepted_workers(build, hyperparameters, delta)
+            if workers is None
+            else checks.positive_int("worst_case: workers", workers)
+        )
+        if N > 1 and not functions.convex and functions.where == "optimum":
+            raise ValueError(
+                f"worst_case: functions of {N} workers with mu = {functions.mu} need not have an "
+                "optimum; expected Smooth(..., where='path') or 'average', which bounds the "
+                "heterogeneity at the models"
+            )
+        reader = Reader(build, steps, N, key, delta, hyperparameters)
+        return cls(build, functions, reader, measure, over, delta, key)
+
+    @cached_property
+    def _evaluated(self) -> set[int]:
+        of = self.functions
+        path = of.where != "optimum"
+        return measures.rounds_of(
+            self.measure, self.over, self.reader.steps, of.gap is not None, path
+        )
+
+    def solve(self, values: Values) -> Solved:
+        """Solves the program for these hyperparameters."""
+        coefficients = self.reader(values)
+        points, vectors = layout.lay_out(self.reader, coefficients, self.functions, self._evaluated)
+        units = sizes.units(points, vectors)
+        basis = symmetries.basis(points, symmetries.find(points, vectors), units)
+        _require_small(basis, self.reader.steps)
+        assembly = Assembly(points, basis, vectors, units, self.delta)
+        stated = assembly.program(self.measure, self.over)
+        found = solution.solve(stated, *self._limits(assembly))
+        return Solved(points, basis, vectors, units, stated, found)
+
+    def limits(self, solved: Solved) -> tuple[float, np.ndarray]:
+        """Returns a bound on the trace of G and bounds on |F|, for `solution.certified`."""
+        return self._limits(solved.assembly(self.delta, solved.vectors))
+
+    def _limits(self, assembly: Assembly) -> tuple[float, np.ndarray]:
+        bounds = sizes.sizes(assembly.layout, assembly.vectors, self.delta)
+        trace = bounds.trace(assembly.basis, assembly.units)
+        return trace, assembly.value_bounds(bounds, self.measure, self.over)
+
+    def slope(self, solved: Solved, values: Values, name: str) -> float:
+        r"""Returns the derivative of the worst case by a hyperparameter, from the multipliers l:
+
+        $$ \frac{dw}{d\gamma} = \frac{dc}{d\gamma} \cdot y - l \cdot \frac{dA}{d\gamma} y. $$
+
+        It is a subgradient if the multipliers are not unique.
+        """
+        change = layout.stacked(self.reader.derivative(values, name)) @ solved.layout.merge
+        # c and A are quadratic in the coefficients, so central differences are exact.
+        ahead, behind = (
+            solved.assembly(self.delta, solved.vectors + sign * change).program(
+                self.measure, self.over
+            )
+            for sign in (1, -1)
+        )
+        y, multipliers = solved.solution.y, solved.solution.multipliers
+        of_objective = (ahead.c - behind.c) @ y
+        of_constraints = multipliers @ ((ahead.A - behind.A) @ y)
+        return float(of_objective - of_constraints) / 2 * solved.program.unit
+
+    def attained(self, solved: Solved, values: Values) -> WorstCase:
+        """Returns the worst case with the functions that attain it."""
+        N, of = self.reader.N, self.functions
+        vectors = solved.basis.inputs(
+            [
+                _factor(block)
+                for block in solution.matrices(
+                    solved.solution.y[: solved.program.products], solved.program.sizes
+                )
+            ]
+        )
+        if solved.layout.messages:  # N servers have one part each; the first has all coordinates
+            vectors = np.pad(vectors, ((0, 0), (0, (N - 1) * vectors.shape[1])))
+        values_at = self._values_at(solved)
+        points = [_points(solved, n, vectors, values_at) for n in range(N)]
+        most = max(len(f) for _, _, f in points)
+        x, g, f = (
+            np.stack([_repeated(rows, most) for rows in each]) for each in zip(*points, strict=True)
+        )
+        start = vectors[0] if of.convex else np.zeros(vectors.shape[1])
+        method = self.build(values, self._compressor(solved, vectors))
+        return WorstCase(
+            solved.solution.value,
+            solved.solution.bound,
+            of.convex or N == 1,
+            solved.solution.status,
+            interpolated.problem(
+                x, g, f, start, L=of.L, mu=of.mu, name=f"worst case of {method.name}"
+            ),
+            method,
+            of,
+            self.reader.steps,
+            self.measure,
+            self.over,
+            self.key,
+            solved.basis.symmetry,
+            tuple(solved.basis.sizes),
+        )
+
+    def _values_at(self, solved: Solved) -> Callable[[int, int], float]:
+        assembly = solved.assembly(self.delta, solved.vectors)
+        F = solved.solution.y[solved.program.products :]
+        return lambda n, point: float(assembly.value(n, point) @ F[: assembly.values])
+
+    def _compressor(self, solved: Solved, vectors: np.ndarray) -> Any:
+        sent = solved.layout.messages
+        ids = np.array([message.id for message in sent], np.int32)
+        p = vectors.shape[1] // self.reader.N if sent else vectors.shape[1]
+        errors = vectors[[message.error for message in sent], :p]
+        return messages.with_errors(ids, errors, self.delta or 1.0)
+
+
+def _points(
+    solved: Solved, n: int, vectors: np.ndarray, values: Callable[[int, int], float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns points, gradients and values of worker n's function, with the optimum."""
+    points = solved.layout.points[n]
+    x = solved.vectors[[point.row for point in points]] @ vectors
+    g = vectors[[point.gradient for point in points]]
+    f = np.array([values(n, number) for number in range(len(points))])
+    if not solved.layout.of.convex:
+        return x, g, f
+    optimum = solved.layout.optimum
+    at_optimum = vectors[optimum[n]] if optimum else 0 * vectors[0]
+    origin = np.zeros((1, vectors.shape[1]))
+    return (
+        np.concatenate([x, origin]),
+        np.concatenate([g, at_optimum[None]]),
+        np.append(f, 0.0),
+    )
+
+
+def _repeated(rows: np.ndarray, count: int) -> np.ndarray:
+    """Returns the rows with the last one repeated, so that there are `count`."""
+    return np.concatenate([rows, np.repeat(rows[-1:], count - len(rows), axis=0)])
+
+
+def _factor(gram: np.ndarray) -> np.ndarray:
+    """Returns vectors with this Gram matrix, `[n, p]`."""
+    values, axes = np.linalg.eigh(gram)
+    kept = values > _CUT * max(values.max(initial=0), 1e-300)
+    return axes[:, kept] * np.sqrt(values[kept])
+
+
+def _require_small(basis: symmetries.Basis, steps: int) -> None:
+    largest = max(basis.sizes)
+    if largest > LARGEST:
+        fitting = max(1, steps * LARGEST // largest)
+        raise ValueError(
+            f"worst_case: the Gram matrix has a block of {largest} rows; expected at most "
+            f"{LARGEST}; use about {fitting} steps, fewer workers, or a method that permutations "
+            "of the workers leave unchanged, such as one on topologies.ring"
+        )
+
+
+def _builder(
+    method: Algorithm | Callable[..., Algorithm], hyperparameters: Values, *, compressed: bool
+) -> Build:
+    """Returns the method as a function of hyperparameters and a compressor."""
+    if isinstance(method, Algorithm):
+        if hyperparameters or compressed:
+            given = [*hyperparameters, *["delta"] * compressed]
+            raise ValueError(
+                f"worst_case: {', '.join(given)} given with a method; expected a function that "
+                "returns the method, such as lambda rate: algorithms.extra(optax.sgd(rate), graph)"
+            )
+        return lambda values, compressor: method
+    named = ["compressor"] if compressed else []
+    checks.require_call("worst_case: method", method, keywords=[*named, *hyperparameters])
+
+    def build(values: Values, compressor: Any) -> Algorithm:
+        made = method(**values, **({"compressor": compressor} if compressed else {}))
+        if not isinstance(made, Algorithm):
+            raise ValueError(
+                f"worst_case: method returns {checks.typed(made)}; expected a dsgd.Algorithm"
+            )
+        return made
+
+    return build
+
+
+def _accepted_workers(build: Build, values: Values, delta: float | None) -> int:
+    """Returns the smallest number of workers, at least 2, with which a round can be traced."""
+    refused: ValueError | None = None
+    for N in range(2, _MOST_WORKERS + 1):
+        try:
+            _trace_round(build, values, N, delta)
+        except ValueError as error:
+            refused = refused or error
+        else:
+            return N
+    assert refused is not None
+    raise refused
+
+
+def _trace_round(build: Build, values: Values, N: int, delta: float | None) -> None:
+    """Traces one round of N workers; nothing is compiled."""
+    problem = rounds.problem_of_gradients(1, lambda x, answer: answer)
+
+    def first_round(key):
+        compressor = messages.with_errors(np.zeros(0, np.int32), np.zeros((0, 1)), delta or 1.0)
+        method = protocol.Method(build(values, compressor), problem, N)
+        state = method.init(problem.init(key))
+        query, _, update = loop.round_keys(key, state.step)
+        this_round = Round(state.step, N, query, problem=problem)
+        asked = method.query(state, this_round)
+        count = N if asked.workers is None else len(asked.workers)
+        this_round = this_round._replace(work=asked.work)
+        return method.update(state, jax.numpy.zeros((count, 1)), this_round, update)[0]
+
+    with jax.enable_x64(True):
+        jax.eval_shape(rounds.on_one_device(first_round), checks.default_key())

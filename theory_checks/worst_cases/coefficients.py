@@ -1,0 +1,415 @@
+r"""Coefficients of everything that a method computes, from its own `query` and `update` by forward
+differentiation.
+
+The inputs of a run are its start $x_0$, each gradient $g_{t,n}$ that the oracle returns, and each
+error $e_{t,r}$ of a compressed message. If every quantity that a method carries is a linear
+function of the inputs, the same in every coordinate, then a run with one coordinate has all
+information. Let $s^0_t$ be its state for inputs of 0, and $S_t$ the derivative of the state with
+respect to the inputs:
+
+$$ S_0 = Ds_0\, e_{x_0}, \qquad S_{t+1} = D_s u\, S_t + D_g u\, E_t + D_e u\, F_t $$
+
+Here u is a round of the method, and $E_t$, $F_t$ select the inputs of round t. The derivatives of
+the queried points and of the models at $s^0_t$, applied to $S_t$, are their coefficients. The
+expansion is about the run with inputs of 0, not about 0, since some states are not 0 in that run:
+the weights of push-sum are 1.
+
+A *probe* runs the method on random inputs in several dimensions and compares all quantities with
+the coefficients times the inputs. It refuses methods that are not linear, such as Adam, and methods
+that draw noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from dsgd import workers
+from dsgd.base import Algorithm, Compressor, PyTree, Round, State
+from dsgd.engine import loop, oracle, randomness
+from dsgd.engine.protocol import Method
+from theory_checks.machinery import rounds
+from theory_checks.machinery.rounds import on_one_device
+from theory_checks.worst_cases import messages
+
+Values = dict[str, Any]
+Build = Callable[[Values, Compressor], Algorithm]
+
+_ROUNDING = 1e-9  # relative difference up to which the probe accepts coefficients
+_SIZES = (1.0, 100.0)  # sizes of the probe's inputs
+_DIMENSION = 3  # of the probe; 1 with compressed messages
+_NOTHING = 1e-13  # coefficients below this are rounding errors
+
+
+class Coefficients(NamedTuple):
+    """Coefficients of a run's quantities with respect to its B inputs: the start, T N gradients,
+    and T R errors of messages.
+
+    Args:
+        asked: whether a worker is queried in a round, bool `[T, N]`.
+        points: where, `[T, N, B]`; 0 if it is not queried.
+        models: the model that a run would return before each round and after the last,
+            `[T + 1, B]`.
+        local_models: the workers' models whose consensus the history records, `[T + 1, N, B]`.
+        messages: the vectors that are compressed, `[T, R, B]`; 0 for messages of padding.
+    """
+
+    asked: Any
+    points: Any
+    models: Any
+    local_models: Any
+    messages: Any
+
+
+class _Seen(NamedTuple):
+    """Quantities before a round: points `[N, d]` (0 for workers that are not queried), model `[d]`,
+    local models `[N, d]`.
+    """
+
+    points: jax.Array
+    model: jax.Array
+    local_models: jax.Array
+
+
+class Reader:
+    """Computes the coefficients of a method for any values of its hyperparameters. All rounds are
+    one program, which is compiled once.
+
+    Args:
+        build: (hyperparameters, compressor) -> method.
+        steps: T.
+        N: number of workers.
+        key: key of the run.
+        delta: the contraction that the compressor states; None: no messages are compressed.
+        values: hyperparameters at which the method is probed.
+
+    Raises:
+        ValueError: if the method is not linear in its inputs or differs between coordinates, or two
+            messages have the same id.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        steps: int,
+        N: int,
+        key: jax.Array,
+        delta: float | None,
+        values: Values,
+    ) -> None:
+        self.steps, self.N, self._delta, self._key = steps, N, delta, key
+        self._build = build
+        self.ids = np.zeros((steps, 0), np.int32) if delta is None else self._find_ids(values)
+        self._program = jax.jit(on_one_device(self._coefficients))
+        self._require_linear(values)
+
+    @property
+    def inputs(self) -> int:
+        """B, the number of inputs."""
+        return 1 + self.steps * (self.N + self.ids.shape[1])
+
+    def gradient(self, t: int, n: int) -> int:
+        """Returns the input that is worker n's gradient of round t."""
+        return 1 + t * self.N + n
+
+    def error(self, t: int, r: int) -> int:
+        """Returns the input that is the error of message r of round t."""
+        return 1 + self.steps * self.N + t * self.ids.shape[1] + r
+
+    def __call__(self, values: Values) -> Coefficients:
+        """Returns the coefficients for these hyperparameters, as NumPy arrays."""
+        with jax.enable_x64(True):
+            found = jax.tree.map(np.array, self._program(_floats(values)))
+        return found._replace(messages=_without_rounding(found.messages))
+
+    def derivative(self, values: Values, name: str) -> Coefficients:
+        """Returns the derivative of the coefficients by one hyperparameter; `asked` is zeros."""
+        with jax.enable_x64(True):
+            values = _floats(values)
+
+            def by_name(value):
+                found = self._program({**values, name: value})
+                return found._replace(asked=jnp.zeros(()))
+
+            one = jnp.ones_like(values[name])
+            return jax.tree.map(np.array, jax.jvp(by_name, (values[name],), (one,))[1])
+
+    # --- One round, for d coordinates.
+
+    def _method(self, values: Values, compressor: Compressor, d: int) -> Method:
+        problem = rounds.problem_of_gradients(d, lambda x, answer: answer)
+        return Method(self._build(values, compressor), problem, self.N)
+
+    def _exact(self) -> Compressor:
+        nothing = jnp.zeros((0, 1))
+        return messages.with_errors(jnp.zeros(0, jnp.int32), nothing, self._delta or 1.0)
+
+    def _init(self, method: Method, x: jax.Array) -> State:
+        return randomness.of_run(method.init(x), loop.split(self._key)[0], self.N)
+
+    def _round(self, method: Method, t: jax.Array) -> tuple[Round, jax.Array, jax.Array]:
+        """Returns the round and the keys of its samples and of its update, as the engine does."""
+        query, samples, update = loop.round_keys(loop.split(self._key)[1], t)
+        return Round(t, self.N, query, problem=method.problem), samples, update
+
+    def _seen(self, method: Method, t: jax.Array, state: State) -> _Seen:
+        N, state = self.N, state._replace(step=t)
+        query = method.query(state, self._round(method, t)[0])
+        ids = jnp.arange(N) if query.workers is None else query.workers
+        d = query.params.shape[-1]
+        stacked = query.axis == 0
+        points = query.params[ids] if stacked else jnp.broadcast_to(query.params, (len(ids), d))
+        model, local = method.models(state)
+        if local:
+            local_models, model = model, workers.mean(model)
+        else:
+            local_models = query.params if stacked else jnp.broadcast_to(model, (N, d))
+        return _Seen(jnp.zeros((N, d)).at[ids].set(points), model, local_models)
+
+    def _asked(self, method: Method, t: jax.Array, state: State) -> jax.Array:
+        query = method.query(state._replace(step=t), self._round(method, t)[0])
+        everyone = jnp.ones(self.N, bool)
+        return everyone if query.workers is None else ~everyone.at[query.workers].set(False)
+
+    def _after(self, method: Method, t: jax.Array, state: State, answers: jax.Array) -> State:
+        """Returns the state after a round in which worker n's gradient is `answers[n]`."""
+        state = state._replace(step=t)
+        this_round, samples, key = self._round(method, t)
+        query = method.query(state, this_round)
+        gradients = oracle.gradients(method.problem, query, samples, answers, self.N)
+        return method.update(state, gradients, this_round._replace(work=query.work), key)[0]
+
+    # --- Coefficients.
+
+    def _coefficients(self, values: Values) -> Coefficients:
+        N, T, B, R = self.N, self.steps, self.inputs, self.ids.shape[1]
+        exact = self._method(values, self._exact(), 1)
+
+        def first(x):
+            return _floats_of(self._init(exact, x))
+
+        start, at_start = jax.jvp(first, (jnp.zeros(1),), (jnp.ones(1),))
+        rest, whole = _rest(self._init(exact, jnp.zeros(1)))
+        by_input = [
+            jnp.zeros((B, *leaf.shape), leaf.dtype).at[0].set(change)
+            for leaf, change in zip(start, at_start, strict=True)
+        ]
+        zeros, none = jnp.zeros((N, 1)), jnp.zeros((R, 1))
+
+        def seen(t, floats, rest, by_input):
+            def of(floats):
+                return self._seen(exact, t, whole(floats, rest))
+
+            asked = self._asked(exact, t, whole(floats, rest))
+            derivative = jax.vmap(lambda change: jax.jvp(of, (floats,), (change,))[1])(by_input)
+            points, model, local_models = jax.tree.map(
+                lambda leaf: jnp.moveaxis(leaf[..., 0], 0, -1), derivative
+            )
+            return asked, points, model, local_models
+
+        def turn(carry, round):
+            (floats, rest, by_input), (t, ids) = carry, round
+
+            def after(floats, answers, errors, gains):
+                compressor = messages.with_errors(ids, errors, self._delta or 1.0, gains)
+                method = self._method(values, compressor, 1)
+                return self._after(method, t, whole(floats, rest), answers)
+
+            def moved(floats, answers, errors, gains=None):
+                return _floats_of(after(floats, answers, errors, gains))
+
+            inputs = (
+                by_input,
+                _selected(B, 1 + t * N, N)[..., None],
+                _selected(B, 1 + T * N + t * R, R)[..., None],
+            )
+            base = (floats, zeros, none)
+            changed = jax.vmap(lambda *change: jax.jvp(moved, base, change)[1])(*inputs)
+            compressed = _compressed(moved, base, inputs) if R else jnp.zeros((0, B))
+            following = after(*base, None)
+            return (
+                (_floats_of(following), _rest(following)[0], changed),
+                (*seen(t, floats, rest, by_input), compressed),
+            )
+
+        rounds = jnp.arange(T, dtype=jnp.int32), jnp.asarray(self.ids)
+        carry, found = lax.scan(turn, (start, rest, by_input), rounds)
+        asked, points, models, local_models, compressed = found
+        *_, model, local_model = seen(jnp.int32(T), *carry)
+        return Coefficients(
+            asked,
+            points,
+            jnp.concatenate([models, model[None]]),
+            jnp.concatenate([local_models, local_model[None]]),
+            compressed,
+        )
+
+    # --- Messages.
+
+    def _find_ids(self, values: Values) -> np.ndarray:
+        """Returns the ids of each round's messages, int32 `[T, R]`: those with an effect on the
+        next state. Rounds with fewer messages have ids that no message has.
+        """
+        with jax.enable_x64(True):
+            effects = np.asarray(jax.jit(on_one_device(self._effects))(_floats(values)))
+        found = [np.flatnonzero(row) for row in effects]
+        everything = np.concatenate(found)
+        if len(np.unique(everything)) < len(everything):
+            raise ValueError(
+                "worst_case: two of the run's messages have the same id; expected another key, "
+                "such as key=jax.random.key(1)"
+            )
+        R = max(map(len, found))
+        return np.stack([np.pad(row, (0, R - len(row)), constant_values=-1) for row in found])
+
+    def _effects(self, values: Values) -> jax.Array:
+        """Returns the ids whose errors change the next state, bool `[T, ROWS]`."""
+        exact = self._method(values, self._exact(), 1)
+        start = self._init(exact, jnp.zeros(1))
+        rest, whole = _rest(start)
+
+        def turn(carry, t):
+            def functional(errors):
+                method = self._method(values, messages.from_table(errors, self._delta or 1.0), 1)
+                after = self._after(method, t, whole(*carry), jnp.zeros((self.N, 1)))
+                floats = _floats_of(after)
+                generic = sum(jnp.sum(_generic(leaf.shape) * leaf) for leaf in floats)
+                return generic, (floats, _rest(after)[0])
+
+            effect, following = jax.grad(functional, has_aux=True)(jnp.zeros(messages.ROWS))
+            return following, effect != 0
+
+        return lax.scan(turn, (_floats_of(start), rest), jnp.arange(self.steps, dtype=jnp.int32))[1]
+
+    # --- The probe.
+
+    def _require_linear(self, values: Values) -> None:
+        coefficients = self(values)
+        T, N, R = self.steps, self.N, self.ids.shape[1]
+        d = 1 if R else _DIMENSION
+        rng = np.random.default_rng(0)
+        start, answers, errors = (rng.normal(size=shape) for shape in ((d,), (T, N, d), (T, R, d)))
+        # Messages of padding have no errors.
+        errors = errors * np.any(coefficients.messages, axis=-1)[..., None]
+        inputs = np.concatenate([start[None], answers.reshape(T * N, d), errors.reshape(T * R, d)])
+        with jax.enable_x64(True):
+            run = jax.jit(on_one_device(partial(self._run, d=d)))
+            for size in _SIZES:
+                given = (jnp.asarray(size * each) for each in (start, answers, errors))
+                seen = jax.tree.map(np.asarray, run(_floats(values), *given))
+                for found, known in (
+                    (seen.points[:T], coefficients.points),
+                    (seen.model, coefficients.models),
+                    (seen.local_models, coefficients.local_models),
+                ):
+                    self._require_equal(values, found, known @ (size * inputs))
+
+    def _require_equal(self, values: Values, found: np.ndarray, known: np.ndarray) -> None:
+        # The comparison is written such that NaN counts as large.
+        if not np.abs(found - known).max() <= _ROUNDING * (1 + np.abs(known).max()):
+            name = self._build(values, self._exact()).name
+            raise ValueError(
+                f"worst_case: {name} is not a linear function of the start, the gradients and the "
+                "errors of messages, the same in every coordinate and without noise; expected such "
+                "a method. Adam, normalised or clipped steps, random noise, and delays or "
+                "compressors that depend on the iterates are not covered"
+            )
+
+    def _run(self, values: Values, start, answers, errors, *, d: int) -> _Seen:
+        """Returns the quantities of a run with given inputs, `[T + 1, ...]`; points of round T are
+        where the next round would query.
+        """
+        exact = self._method(values, self._exact(), d)
+        rest, whole = _rest(self._init(exact, start))
+
+        def turn(carry, round):
+            (floats, rest), (t, answers, errors, ids) = carry, round
+            compressor = messages.with_errors(ids, errors, self._delta or 1.0)
+            method = self._method(values, compressor, d)
+            state = whole(floats, rest)
+            after = self._after(method, t, state, answers)
+            return (_floats_of(after), _rest(after)[0]), self._seen(exact, t, state)
+
+        inputs = jnp.arange(self.steps, dtype=jnp.int32), answers, errors, jnp.asarray(self.ids)
+        carry, seen = lax.scan(turn, (_floats_of(self._init(exact, start)), rest), inputs)
+        last = self._seen(exact, jnp.int32(self.steps), whole(*carry))
+        return jax.tree.map(lambda some, one: jnp.concatenate([some, one[None]]), seen, last)
+
+
+def _compressed(moved: Callable, base: tuple, inputs: tuple) -> jax.Array:
+    r"""Returns the coefficients of the vectors that a round compresses, `[R, B]`.
+
+    With $C(v) = (1 + a_r) v + b_r$, the state s after the round has $\partial s / \partial a_r =
+    v_r J_r$ with $J_r = \partial s / \partial b_r$. The vector is therefore
+
+    $$ v_r = \frac{\langle \partial s / \partial a_r, J_r \rangle}{\langle J_r, J_r \rangle}. $$
+    """
+    R = base[2].shape[0]
+    units = jnp.eye(R)
+    nothing = jax.tree.map(jnp.zeros_like, base)
+
+    def by_error(unit):
+        return _flat(jax.jvp(moved, base, (*nothing[:2], unit[:, None]))[1])
+
+    def by_gain(floats, answers, errors):
+        def of(gains):
+            return _flat(moved(floats, answers, errors, gains))
+
+        return jax.vmap(lambda unit: jax.jvp(of, (jnp.zeros(R),), (unit,))[1])(units)
+
+    J = jax.vmap(by_error)(units)  # [R, S]
+    by_input = jax.vmap(lambda *change: jax.jvp(by_gain, base, change)[1])(*inputs)  # [B, R, S]
+    squares = jnp.sum(J * J, axis=1)
+    return jnp.einsum("brs,rs->rb", by_input, J) / jnp.where(squares > 0, squares, 1)[:, None]
+
+
+def _without_rounding(coefficients: np.ndarray) -> np.ndarray:
+    """Sets vectors to 0 if all their coefficients are rounding errors."""
+    largest = np.abs(coefficients).max(axis=-1, keepdims=True, initial=0)
+    return np.where(largest > _NOTHING, coefficients, 0)
+
+
+def _floats_of(state: State) -> list[jax.Array]:
+    return [jnp.asarray(leaf) for leaf in jax.tree.leaves(state) if rounds.floating(leaf)]
+
+
+def _rest(state: State) -> tuple[list[Any], Callable[[list, list], State]]:
+    """Returns the leaves of a state that are not floating-point numbers, and the function that
+    reassembles a state from both kinds of leaves.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    kinds = [rounds.floating(leaf) for leaf in leaves]
+
+    def whole(floats, rest):
+        floats, rest = iter(floats), iter(rest)
+        return structure.unflatten(next(floats) if kind else next(rest) for kind in kinds)
+
+    rest = [jnp.asarray(leaf) for leaf, kind in zip(leaves, kinds, strict=True) if not kind]
+    return rest, whole
+
+
+def _flat(floats: PyTree) -> jax.Array:
+    return jnp.concatenate([jnp.ravel(leaf).astype(float) for leaf in floats])
+
+
+def _selected(B: int, first: jax.Array, count: int) -> jax.Array:
+    """Returns the rows of the identity of B rows that select the inputs from `first` on,
+    `[B, count]`.
+    """
+    return (jnp.arange(B)[:, None] == first + jnp.arange(count)[None]).astype(float)
+
+
+def _generic(shape: tuple[int, ...]) -> jax.Array:
+    """Returns generic numbers: a sum with these weights vanishes only if all its terms do."""
+    size = int(np.prod(shape))
+    return jnp.sin(2.0 + jnp.arange(size)).reshape(shape)
+
+
+def _floats(values: Values) -> Values:
+    return {name: jnp.asarray(value, float) for name, value in values.items()}
