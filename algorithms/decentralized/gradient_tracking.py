@@ -216,8 +216,13 @@ def _combine_then_adapt(
 
 
 def track(tracker: Params, gradients: Gradients, last: Gradients) -> Params:
-    """Returns the trackers increased by the changes of the gradients, leaves `[n, ...]`."""
-    return optax.tree.sub(optax.tree.add(tracker, gradients), last)
+    """Returns the trackers increased by the changes of the gradients, leaves `[n, ...]`.
+
+    Near the limit the change and the tracker are small, and their sum has a small rounding error.
+    The sum of a tracker and a gradient would have an error as large as a rounding of the gradient,
+    and these errors would add up.
+    """
+    return optax.tree.add(tracker, optax.tree.sub(gradients, last))
 
 
 def _tracking(

@@ -36,6 +36,7 @@ GOSSIP_OF_DIFFERENCES = "algorithms/test_compressed_gossip"
 LOCAL = "algorithms/test_local_updates"
 LOCAL_GOSSIP = "algorithms/test_local_gossip"
 SLOW_LINKS = "algorithms/test_slow_links"
+STARTS = "algorithms/test_with_starts"
 STATEMENTS = "theory_checks/test_statements"
 WEIGHTS = "dsgd/problems/test_weights"
 
@@ -236,7 +237,19 @@ MISTAKES = [
         "maximum(1, 1 + staleness)",
         history("asgd, staleness aware, blocking"),
     ),
-    # Rounding, warm starts, push-sum weights.
+    # Starts, rounding, warm starts, push-sum weights.
+    Mistake(
+        "algorithms/decentralized/lead.py",
+        "        common_start=True,\n",
+        "",
+        of(STARTS, "methods_with_copies_of_models_or_with_a_server_need_a_common_start"),
+    ),
+    Mistake(
+        "algorithms/decentralized/nids.py",
+        "workers.replicate(params, N) if models is None else models",
+        "workers.replicate(params, N)",
+        of(STARTS, "exact_methods_are_exact_from_random_starts[nids]"),
+    ),
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
         "jnp.asarray(weight, c.dtype) * c",
@@ -290,6 +303,15 @@ MISTAKES = [
         "lambda x: x / w.astype(x.dtype), x)",
         "lambda x: x / 8, x)",
         of(DECENTRALIZED, "push_sum_divides_by_the_actual_weights"),
+    ),
+    Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "optax.tree.add(tracker, optax.tree.sub(gradients, last))",
+        "optax.tree.sub(optax.tree.add(tracker, gradients), last)",
+        of(
+            "algorithms/test_directed",
+            "in_float32_the_models_stay_at_the_minimizer[push_diging, schedule]",
+        ),
     ),
     # Events.
     Mistake(
@@ -383,8 +405,8 @@ MISTAKES = [
     # Gossip of compressed differences.
     Mistake(
         "algorithms/gossip.py",
-        "pulled = optax.tree.add(copies.laplacian, sent.received)",
-        "pulled = laplacian",
+        "return _pulled(*estimates, weights)",
+        "return _pulled(own, others, weights)",
         of(STATEMENTS, "statement_holds[LEAD, every round]"),
     ),
     Mistake(
