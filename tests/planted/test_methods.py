@@ -405,8 +405,8 @@ MISTAKES = [
     # Gossip of compressed differences.
     Mistake(
         "algorithms/gossip.py",
-        "return _pulled(*estimates, weights)",
-        "return _pulled(own, others, weights)",
+        "return _pulled(estimates, weights)",
+        "return _pulled((own, others), weights)",
         of(STATEMENTS, "statement_holds[LEAD, every round]"),
     ),
     Mistake(
