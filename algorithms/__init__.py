@@ -48,6 +48,7 @@ from algorithms.decentralized.push_pull import ab, push_pull
 from algorithms.decentralized.quasi_global_momentum import quasi_global_momentum
 from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
+from algorithms.decentralized.variance_reduction import gt_hsgd, gt_saga, gt_sarah, gt_svrg, gt_vr
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
 from algorithms.local_updates.adacomm import adacomm
@@ -79,6 +80,7 @@ from algorithms.synchronous.proximal_gradient import proximal_gradient, proximal
 from algorithms.synchronous.sgd import sgd
 from algorithms.with_diagnostics import with_diagnostics
 from algorithms.with_local_work import with_local_work
+from algorithms.with_starts import with_starts
 from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.compressors import (
@@ -180,6 +182,10 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, topologies.ring(workers)
     ),
     "decentlam": lambda optimizer, workers: decentlam(optimizer, topologies.ring(workers)),
+    "gt-svrg": lambda optimizer, workers: gt_svrg(optimizer, topologies.ring(workers), 4),
+    "gt-vr": lambda optimizer, workers: gt_vr(optimizer, topologies.ring(workers), 0.25),
+    "gt-sarah": lambda optimizer, workers: gt_sarah(optimizer, topologies.ring(workers), 4),
+    "gt-hsgd": lambda optimizer, workers: gt_hsgd(optimizer, topologies.ring(workers), 0.1),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -297,6 +303,11 @@ __all__ = [
     "fed_yogi",
     "gradient_descent",
     "gradient_tracking",
+    "gt_hsgd",
+    "gt_saga",
+    "gt_sarah",
+    "gt_svrg",
+    "gt_vr",
     "k_gt",
     "kimad",
     "kimad_sgd",
@@ -340,4 +351,5 @@ __all__ = [
     "streaming_diloco",
     "with_diagnostics",
     "with_local_work",
+    "with_starts",
 ]

@@ -94,8 +94,14 @@ def update(
     return updates, after
 
 
-def init_local(optimizer: optax.GradientTransformation, params: Params, N: int) -> Model:
-    """Returns equal models for N workers, leaves `[N, ...]` (Assumption 8)."""
+def init_local(
+    optimizer: optax.GradientTransformation, params: Params, N: int, models: Params | None = None
+) -> Model:
+    """Returns equal models for N workers, leaves `[N, ...]` (Assumption 8), or, if given, `models`,
+    leaves `[N, ...]`, with the states of their optimizers.
+    """
+    if models is not None:
+        return init_each(optimizer, models)
     return workers.replicate(init(optimizer, params), N)
 
 

@@ -66,21 +66,29 @@ def choco_sgd(
     gossip.require_step("choco_sgd", consensus_step)
 
     def start(x: optimizers.Model):
-        return Estimates(*x, *gossip.start_copies("choco_sgd", compressor, x.params))
+        last = gossip.start_compressed("choco_sgd", compressor, x.params)
+        return Estimates(*x, x.params, optax.tree.zeros_like(x.params), last)
 
     def update(state, gradients, round):
+        round.require_all(gossip.SUMMED)
         half = optimizers.local_step(optimizer, state, gradients, round)
-        copies = gossip.Copies(state.x_hat, state.laplacian, state.last)
-        pulled, copies = gossip.update_copies(round, compressor, half.params, copies, topology)
-        x = jax.tree.map(
-            lambda x, pull: x + jnp.asarray(consensus_step, x.dtype) * pull, half.params, pulled
+        sent = round.to_neighbours(
+            compressor, optax.tree.sub(half.params, state.x_hat), topology, state.last
         )
-        return Estimates(x, half.optimizer, *copies)
+        # X-hat, X-hat (W - I)
+        x_hat, laplacian = optax.tree.add(
+            (state.x_hat, state.laplacian), (sent.decoded, sent.received)
+        )
+        x = jax.tree.map(
+            lambda x, pull: x + jnp.asarray(consensus_step, x.dtype) * pull, half.params, laplacian
+        )
+        return Estimates(x, half.optimizer, x_hat, laplacian, sent.messages)
 
     return methods.local_models(
         f"choco_sgd({topology.name}, {compressor.name})",
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
     )

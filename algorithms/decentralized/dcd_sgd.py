@@ -83,6 +83,7 @@ def dcd_sgd(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
     )
 
@@ -164,5 +165,6 @@ def ecd_sgd(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
     )

@@ -50,10 +50,9 @@ def k_gt(
 
     $c_i$ starts at 0, and $\sum_i c_i = 0$ always. A round is one gradient per worker. In every
     K-th round a worker sends two vectors to each neighbour; the other rounds send nothing. With
-    exact gradients the limit is the optimum for any data, any K and any number of workers that
-    participate, and $c_i \to -f_i'(x^\star)$. With $K = \eta = 1$ the method is gradient tracking
-    in the form adapt-then-combine; on the complete graph it is SCAFFOLD (option II) with the global
-    step $\eta$.
+    exact gradients the limit is the optimum for any data and any K, also if workers or messages are
+    missing in some rounds, and $c_i \to -f_i'(x^\star)$. With $K = \eta = 1$ the method is
+    `atc_tracking`; on the complete graph it is SCAFFOLD (option II) with the global step $\eta$.
 
     A worker that does not participate keeps its state; messages may be lost if W is symmetric.
 

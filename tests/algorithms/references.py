@@ -182,6 +182,8 @@ THIRD = {
     **dict.fromkeys(("dgd", "qg-dsgdm", "decentlam"), "lossy"),
     **dict.fromkeys(("push-diging", "push-pull"), "lossy"),
     "ab": "changing",
+    **dict.fromkeys(("gt-svrg", "gt-hsgd"), "blocking"),
+    **dict.fromkeys(("gt-vr", "gt-sarah"), "changing"),
     "prox-gd": "sampled",
     "prox-sgd": "lossy",
     "nids": "changing",

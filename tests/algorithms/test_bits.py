@@ -132,6 +132,7 @@ FORMS: dict[str, Form] = {
     "k-gt": _models(2),  # model and change
     **dict.fromkeys(("led", "prox-skip"), _models()),
     **dict.fromkeys(("aug-dgm", "momentum-tracking"), _models(2)),
+    **dict.fromkeys(("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd"), _models(2)),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
     "push-diging": lambda N, d: min(1, N - 1) * (2 * d + 1) * FLOAT,  # model, tracker and weight
     # model and tracker, to the workers that are a power of 2 further

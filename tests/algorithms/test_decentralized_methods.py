@@ -34,6 +34,11 @@ from algorithms import (
     exact_diffusion,
     extra,
     gradient_tracking,
+    gt_hsgd,
+    gt_saga,
+    gt_sarah,
+    gt_svrg,
+    gt_vr,
     k_gt,
     lead,
     local_exact_diffusion,
@@ -252,6 +257,11 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "local_exact_diffusion": lambda graph: local_exact_diffusion(STEP, graph, 2),
     "prox_skip": lambda graph: prox_skip(STEP, graph, 0.5),
     "aug_dgm": lambda graph: aug_dgm(STEP, graph),
+    "gt_svrg": lambda graph: gt_svrg(STEP, graph, 2),
+    "gt_vr": lambda graph: gt_vr(STEP, graph, 0.5),
+    "gt_sarah": lambda graph: gt_sarah(STEP, graph, 2),
+    "gt_hsgd": lambda graph: gt_hsgd(STEP, graph, 0.5),
+    "gt_saga": lambda graph: gt_saga(STEP, graph, 1),
     "momentum_tracking": lambda graph: momentum_tracking(STEP, graph),
     "d2": lambda graph: d2(STEP, graph),
     "extra": lambda graph: extra(STEP, graph),
@@ -275,6 +285,7 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
 ANY_DOUBLY_STOCHASTIC = (
     *("decentralized_sgd", "local_sgd", "gradient_tracking", "k_gt"),
     *("atc_tracking", "aug_dgm", "momentum_tracking", "proximal_tracking"),
+    *("gt_svrg", "gt_vr", "gt_sarah", "gt_hsgd", "gt_saga"),
     *("dgd", "quasi_global_momentum", "decentlam"),
 )
 SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")

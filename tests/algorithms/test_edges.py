@@ -223,6 +223,32 @@ def test_the_limit_is_the_optimum_if_messages_are_lost(method):
     )
 
 
+# --- One worker, and several devices.
+
+
+def test_one_worker_sends_nothing():
+    problem = problems.random_quadratic(1, 4, heterogeneity=0.0, seed=0)
+    for method in (
+        algorithms.dlm(SGD, topologies.ring(1)),
+        algorithms.lt_admm(SGD, topologies.ring(1), 1),
+        algorithms.relay_sgd(SGD, topologies.chain(1)),
+        algorithms.opapc(topologies.ring(1), 1.0, 0.1),
+        algorithms.decentralized_sgd(SGD, topologies.chebyshev(topologies.ring(1), 2)),
+    ):
+        history = dsgd.run(method, problem, steps=9, key=jax.random.key(0), mesh=1).history
+        assert history["bits"][-1] == 0
+        assert history["loss"][-1] < history["loss"][0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", [algorithms.extra, algorithms.decentralized_sgd])
+def test_accelerated_gossip_keeps_the_contract(method):
+    """The bits of its exchanges are those that the compiled program sends between devices."""
+    problem = problems.random_quadratic(8, 5, heterogeneity=1.0, seed=0)
+    accelerated = method(SGD, topologies.chebyshev(topologies.ring(8), 2))
+    dsgd.check(accelerated, problem, key=jax.random.key(0)).require()
+
+
 # --- Arguments that are refused.
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {

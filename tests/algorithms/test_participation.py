@@ -751,6 +751,7 @@ REFUSED = (
     *("dcd-sgd", "ecd-sgd", "lead", "beer", "c-gt", "motef"),
     *("dlm", "lt-admm-vr", "opapc"),
     *("led", "prox-skip"),
+    *("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd"),
     *("nids", "pg-extra"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )

@@ -35,6 +35,7 @@ GOSSIP_OF_DIFFERENCES = "algorithms/test_compressed_gossip"
 LOCAL = "algorithms/test_local_updates"
 LOCAL_GOSSIP = "algorithms/test_local_gossip"
 SLOW_LINKS = "algorithms/test_slow_links"
+STARTS = "algorithms/test_with_starts"
 STATEMENTS = "theory_checks/test_statements"
 WEIGHTS = "dsgd/problems/test_weights"
 
@@ -205,7 +206,19 @@ MISTAKES = [
         "maximum(1, 1 + staleness)",
         history("asgd, staleness aware, blocking"),
     ),
-    # Rounding, warm starts, push-sum weights.
+    # Starts, rounding, warm starts, push-sum weights.
+    Mistake(
+        "algorithms/decentralized/lead.py",
+        "        common_start=True,\n",
+        "",
+        of(STARTS, "methods_with_copies_of_models_or_with_a_server_need_a_common_start"),
+    ),
+    Mistake(
+        "algorithms/decentralized/nids.py",
+        "workers.replicate(params, N) if models is None else models",
+        "workers.replicate(params, N)",
+        of(STARTS, "exact_methods_are_exact_from_random_starts[nids]"),
+    ),
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
         "jnp.asarray(weight, c.dtype) * c",
@@ -361,8 +374,8 @@ MISTAKES = [
     # Gossip of compressed differences.
     Mistake(
         "algorithms/gossip.py",
-        "pulled = optax.tree.add(copies.laplacian, sent.received)",
-        "pulled = laplacian",
+        "return _pulled(estimates, weights)",
+        "return _pulled((own, others), weights)",
         of(STATEMENTS, "statement_holds[LEAD, every round]"),
     ),
     Mistake(

@@ -50,6 +50,24 @@ METHODS = [
         holds("gradient tracking, every round"),
     ),
     Mistake(
+        "algorithms/decentralized/variance_reduction.py",
+        "Query(snapshot, active=~new)",
+        "Query(x, active=~new)",
+        holds("GT-SVRG, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/variance_reduction.py",
+        "return _tracked(inner, state, v, _models(state), round)",
+        "return _tracked(inner, state, v, state.workers.memory, round)",
+        holds("GT-HSGD, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/variance_reduction.py",
+        "at = _places(drawn[:, 1])",
+        "at = _places(drawn[:, 0])",
+        '"tests/algorithms/test_variance_reduction.py::test_gt_saga_follows_its_recursion[1]"',
+    ),
+    Mistake(
         "algorithms/decentralized/gradient_tracking.py",
         "round.mix((half, y), topology)",
         "half, round.mix(y, topology)",

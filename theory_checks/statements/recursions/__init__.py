@@ -27,6 +27,7 @@ from theory_checks.statements.recursions import (
     proximal,
     slow_links,
     synchronous,
+    variance_reduction,
 )
 
 CASES: dict[str, Case] = {
@@ -42,6 +43,7 @@ CASES: dict[str, Case] = {
         decentralized,
         edges,
         proximal,
+        variance_reduction,
         asynchronous,
     )
     for case in family.CASES
