@@ -45,7 +45,7 @@ def chebyshev(topology: Topology, rounds: int) -> Accelerated:
             if K < 1.
 
     Source: Scaman, Bach, Bubeck, Lee and Massoulié, "Optimal algorithms for smooth and strongly
-    convex distributed optimization in networks", 2017, algorithm 2 (accelerated gossip).
+    convex distributed optimization in networks", 2017 (accelerated gossip).
     """
     checks.positive_int("chebyshev: rounds", rounds)
     _require_plain("chebyshev", topology)

@@ -52,6 +52,8 @@ def matcha(topology: Topology, budget: Real, period: int = 32, seed: int = 0) ->
     checks.within(f"{name}: budget", budget, "(0, 1]")
     checks.positive_int(f"{name}: period", period)
     checks.natural(f"{name}: seed", seed, most=None)
+    if topology.n == 1:
+        return Topology(name, np.eye(1), topology.names)
     laplacians = np.stack([laplacian(topology.n, pairs) for pairs in matchings(topology.edges)])
     p = probabilities(laplacians, float(budget))
     alpha = best_step(laplacians, p)

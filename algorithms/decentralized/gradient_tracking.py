@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from algorithms import gossip, methods, optimizers
@@ -138,7 +139,7 @@ def atc_tracking(optimizer: optax.GradientTransformation, topology: Topology) ->
 def aug_dgm(
     optimizer: optax.GradientTransformation,
     topology: Topology,
-    step_factors: Sequence[float] | None = None,
+    step_factors: Sequence[float] | np.ndarray | None = None,
 ) -> Algorithm:
     r"""Aug-DGM (ATC-DIGing): gradient tracking in which trackers and models are averaged after they
     change, with a step size of each worker.
@@ -183,7 +184,7 @@ def aug_dgm(
     return _tracking("aug_dgm", optimizer, topology, update)
 
 
-def _require_factors(factors: Sequence[float] | None, topology: Topology) -> None:
+def _require_factors(factors: Sequence[float] | np.ndarray | None, topology: Topology) -> None:
     """Raises a ValueError if the factors of the steps are not one for each node, or not
     positive.
     """

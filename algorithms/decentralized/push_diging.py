@@ -69,6 +69,7 @@ def push_diging(optimizer: optax.GradientTransformation, topology: Topology) -> 
     distributed directed optimization", 2018.
     """
     gossip.require_topology("push_diging", topology, doubly_stochastic=False)
+    topology.require_one_exchange("push_diging")
     optimizers.require_descent(optimizer)
 
     def init(params, N, models=None):
