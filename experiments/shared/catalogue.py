@@ -89,7 +89,7 @@ COMMANDS = {
         SURVEY,
         "chapter 5",
         "--workers 8 --alphas 0.1 100 --steps 100 --exact-steps 500 --seeds 1 --learning-rates "
-        "0.3 1",
+        "0.3 1 --families gossip corrections",
     ),
     "availability": Command(
         SURVEY,
