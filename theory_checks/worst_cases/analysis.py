@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import dsgd
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Problem, Round
-from dsgd.engine import loop, protocol
+from dsgd.engine import loop, oracle, protocol, queries
 from theory_checks.machinery import rounds
 from theory_checks.worst_cases import functions as interpolated
 from theory_checks.worst_cases import layout, measures, messages, sizes, solution
@@ -421,12 +422,14 @@ def _trace_round(build: Build, values: Values, N: int, delta: float | None) -> N
         compressor = messages.with_errors(np.zeros(0, np.int32), np.zeros((0, 1)), delta or 1.0)
         method = protocol.Method(build(values, compressor), problem, N)
         state = method.init(problem.init(key))
-        query, _, update = loop.round_keys(key, state.step)
+        query, samples, update = loop.round_keys(key, state.step)
         this_round = Round(state.step, N, query, problem=problem)
         asked = method.query(state, this_round)
-        count = N if asked.workers is None else len(asked.workers)
-        this_round = this_round._replace(work=asked.work)
-        return method.update(state, jax.numpy.zeros((count, 1)), this_round, update)[0]
+        gradients = queries.mapped(
+            lambda query: oracle.gradients(problem, query, samples, jnp.zeros((N, 1)), N), asked
+        )
+        work = queries.of_round(asked, problem, N)
+        return method.update(state, gradients, this_round._replace(work=work), update)[0]
 
     with jax.enable_x64(True):
         jax.eval_shape(rounds.on_one_device(first_round), checks.default_key())
