@@ -174,6 +174,14 @@ def test_asynchronous_methods_are_covered(rule):
             {"steps": 3, "rate": 0.4, "workers": 3},
         ),
         (
+            lambda rate, compressor: algorithms.ef21(
+                optax.sgd(rate), compressor, compressors.identity
+            ),
+            STRONG,
+            0.132438,  # gradient descent
+            {"steps": 3, "rate": 0.4, "workers": 1, "delta": 1.0},
+        ),
+        (
             lambda rate, compressor: algorithms.error_compensated_sgd(
                 optax.sgd(rate), compressor, compressor
             ),

@@ -215,6 +215,7 @@ class Analysis:
         if delta is not None:
             checks.within("worst_case: delta", delta, "(0, 1]")
         build = _builder(method, hyperparameters, compressed=delta is not None)
+        delta = None if delta == 1 else delta  # messages without errors
         key = checks.default_key() if key is None else key
         N = (
             _accepted_workers(build, hyperparameters, delta)

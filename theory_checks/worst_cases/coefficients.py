@@ -330,11 +330,12 @@ class Reader:
     def _probe(self, values: Values, coefficients: Coefficients, d: int, *, errors: bool) -> None:
         T, Q, N, R = self.steps, self.queries, self.N, self.ids.shape[1]
         rng = np.random.default_rng(0)
-        shapes = (d,), (T, Q, N, d), (T, R, d)
+        shapes = (d,), (T, Q, N, d), (T, R, d if errors else 0)
         start, answers, wrong = (rng.normal(size=shape) for shape in shapes)
         # Messages of padding have no errors.
-        wrong = errors * wrong * np.any(coefficients.messages, axis=-1)[..., None]
-        inputs = np.concatenate([start[None], answers.reshape(-1, d), wrong.reshape(-1, d)])
+        wrong = wrong * np.any(coefficients.messages, axis=-1)[..., None]
+        of_messages = wrong if errors else np.zeros((T, R, d))
+        inputs = np.concatenate([start[None], answers.reshape(-1, d), of_messages.reshape(-1, d)])
         with jax.enable_x64(True):
             run = jax.jit(on_one_device(partial(self._run, d=d)))
             for size in _SIZES:
