@@ -22,7 +22,8 @@ from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
 from algorithms.decentralized.dcd_sgd import dcd_sgd, ecd_sgd
-from algorithms.decentralized.decentralized_sgd import decentralized_sgd
+from algorithms.decentralized.decentlam import decentlam
+from algorithms.decentralized.decentralized_sgd import decentralized_sgd, dgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
@@ -36,7 +37,7 @@ from algorithms.decentralized.gradient_tracking import (
 from algorithms.decentralized.k_gt import k_gt
 from algorithms.decentralized.lead import lead
 from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
-from algorithms.decentralized.lt_admm import lt_admm
+from algorithms.decentralized.lt_admm import lt_admm, lt_admm_vr
 from algorithms.decentralized.nids import nids
 from algorithms.decentralized.opapc import opapc
 from algorithms.decentralized.pg_extra import pg_extra
@@ -44,14 +45,17 @@ from algorithms.decentralized.prox_skip import prox_skip
 from algorithms.decentralized.proximal_tracking import proximal_tracking
 from algorithms.decentralized.push_diging import push_diging
 from algorithms.decentralized.push_pull import ab, push_pull
+from algorithms.decentralized.quasi_global_momentum import quasi_global_momentum
 from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
+from algorithms.decentralized.variance_reduction import gt_hsgd, gt_saga, gt_sarah, gt_svrg, gt_vr
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
+from algorithms.local_updates.adacomm import adacomm
 from algorithms.local_updates.delayed_diloco import delayed_diloco, eager_diloco
 from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
-from algorithms.local_updates.easgd import easgd
+from algorithms.local_updates.easgd import eamsgd, easgd
 from algorithms.local_updates.fed_avg import fed_avg, fed_prox
 from algorithms.local_updates.fed_dyn import fed_dyn
 from algorithms.local_updates.fed_nova import fed_nova
@@ -76,6 +80,7 @@ from algorithms.synchronous.proximal_gradient import proximal_gradient, proximal
 from algorithms.synchronous.sgd import sgd
 from algorithms.with_diagnostics import with_diagnostics
 from algorithms.with_local_work import with_local_work
+from algorithms.with_starts import with_starts
 from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.compressors import (
@@ -114,13 +119,16 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
         optimizer, topologies.complete(workers)
     ),
+    "dgd": lambda optimizer, workers: dgd(optimizer, topologies.ring(workers)),
     "local-sgd": lambda optimizer, workers: local_sgd(optimizer, 4),
     "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
     "diloco": lambda optimizer, workers: diloco(optimizer, 4),
     "slowmo": lambda optimizer, workers: slowmo(optimizer, 4),
+    "adacomm": lambda optimizer, workers: adacomm(optimizer, 4, 4, minimum=-10.0),
     "post-local-sgd": lambda optimizer, workers: post_local_sgd(optimizer, 4, 4),
     "des-loc": lambda optimizer, workers: des_loc(optimizer, 2),
     "easgd": lambda optimizer, workers: easgd(optimizer, 2),
+    "eamsgd": lambda optimizer, workers: eamsgd(optimizer, 0.9, 2),
     "fed-avg": lambda optimizer, workers: fed_avg(optimizer, 4),
     "fed-prox": lambda optimizer, workers: fed_prox(optimizer, 4, 0.1),
     "fed-avgm": lambda optimizer, workers: fed_avgm(optimizer, 4),
@@ -130,7 +138,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "fed-nova": lambda optimizer, workers: fed_nova(optimizer, 4),
     "fed-dyn": lambda optimizer, workers: fed_dyn(optimizer, 4, 1.0),
     "mime-lite": lambda optimizer, workers: mime_lite(optimizer, 4),
-    "mime": lambda optimizer, workers: mime(optimizer, 2),
+    "mime": lambda optimizer, workers: mime(optimizer, 4),
     "scaffnew": lambda optimizer, workers: scaffnew(optimizer, 0.5),
     "streaming-diloco": lambda optimizer, workers: streaming_diloco(optimizer, 1, 4),
     "sparse-loco": lambda optimizer, workers: sparse_loco(
@@ -170,6 +178,14 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "momentum-tracking": lambda optimizer, workers: momentum_tracking(
         optimizer, topologies.ring(workers)
     ),
+    "qg-dsgdm": lambda optimizer, workers: quasi_global_momentum(
+        optimizer, topologies.ring(workers)
+    ),
+    "decentlam": lambda optimizer, workers: decentlam(optimizer, topologies.ring(workers)),
+    "gt-svrg": lambda optimizer, workers: gt_svrg(optimizer, topologies.ring(workers), 4),
+    "gt-vr": lambda optimizer, workers: gt_vr(optimizer, topologies.ring(workers), 0.25),
+    "gt-sarah": lambda optimizer, workers: gt_sarah(optimizer, topologies.ring(workers), 4),
+    "gt-hsgd": lambda optimizer, workers: gt_hsgd(optimizer, topologies.ring(workers), 0.1),
     "sgp": lambda optimizer, workers: stochastic_gradient_push(
         optimizer, topologies.one_peer_exponential(workers)
     ),
@@ -188,6 +204,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     ),
     "dlm": lambda optimizer, workers: dlm(optimizer, topologies.ring(workers)),
     "lt-admm": lambda optimizer, workers: lt_admm(optimizer, topologies.ring(workers), 4),
+    "lt-admm-vr": lambda optimizer, workers: lt_admm_vr(optimizer, topologies.ring(workers), 4),
     "relay-sgd": lambda optimizer, workers: relay_sgd(optimizer, topologies.chain(workers)),
     "opapc": lambda optimizer, workers: opapc(topologies.ring(workers), 1.0, 0.1),
     "dcd-sgd": lambda optimizer, workers: dcd_sgd(
@@ -241,6 +258,7 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
 __all__ = [
     "ALGORITHMS",
     "ab",
+    "adacomm",
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
@@ -253,18 +271,21 @@ __all__ = [
     "compressed_sgd",
     "d2",
     "dcd_sgd",
+    "decentlam",
     "decentralized_sgd",
     "deepsqueeze",
     "delayed_diloco",
     "delays",
     "demo",
     "des_loc",
+    "dgd",
     "diloco",
     "dion",
     "dlm",
     "drop_compute",
     "dropcompute",
     "eager_diloco",
+    "eamsgd",
     "easgd",
     "ecd_sgd",
     "ef21",
@@ -282,6 +303,11 @@ __all__ = [
     "fed_yogi",
     "gradient_descent",
     "gradient_tracking",
+    "gt_hsgd",
+    "gt_saga",
+    "gt_sarah",
+    "gt_svrg",
+    "gt_vr",
     "k_gt",
     "kimad",
     "kimad_sgd",
@@ -289,6 +315,7 @@ __all__ = [
     "local_exact_diffusion",
     "local_sgd",
     "lt_admm",
+    "lt_admm_vr",
     "make",
     "mime",
     "mime_lite",
@@ -312,6 +339,7 @@ __all__ = [
     "proximal_tracking",
     "push_diging",
     "push_pull",
+    "quasi_global_momentum",
     "relay_sgd",
     "scaffnew",
     "scaffold",
@@ -323,4 +351,5 @@ __all__ = [
     "streaming_diloco",
     "with_diagnostics",
     "with_local_work",
+    "with_starts",
 ]

@@ -93,24 +93,30 @@ def require_unbiased(method: str, compressor: Compressor) -> None:
 
 
 class Copies(NamedTuple):
-    r"""The copies that neighbours keep of a vector of each worker, leaves `[n, ...]`.
+    """The copies of the workers' vectors that each worker keeps.
 
-    A worker stores its own copy, and the weighted sum of the neighbours' copies in the form of a
-    difference. It does not store each neighbour's copy.
+    A worker keeps the copies of its neighbours one by one instead of their weighted sum: a sum that
+    is updated for many rounds differs from that of the copies by rounding errors, which a method
+    that accumulates differences of copies would add up in every round.
 
     Args:
-        value: H, the copy.
-        laplacian: $H (W - I)$.
+        own: H, the copy of the worker's own vector, leaves `[n, ...]`.
+        others: the neighbours' copies, leaves `[n, K, ...]`, where K is the degree of the graph.
         last: the last messages, from which a warm-started compressor starts.
     """
 
-    value: Any
-    laplacian: Any
+    own: Any
+    others: Any
     last: Any
 
 
 def start_copies(
-    method: str, compressor: Compressor, value: Params, *, unbiased: bool = False
+    method: str,
+    compressor: Compressor,
+    value: Params,
+    topology: Topology,
+    *,
+    unbiased: bool = False,
 ) -> Copies:
     """Returns copies that are equal on all workers, so that no message is necessary.
 
@@ -118,10 +124,12 @@ def start_copies(
         method: name for the error message.
         compressor: compressor of the differences.
         value: the first copy, with the same row for all workers, leaves `[N, ...]`.
+        topology: the graph.
         unbiased: see `start_compressed`.
     """
     last = start_compressed(method, compressor, value, unbiased=unbiased)
-    return Copies(value, optax.tree.zeros_like(value), last)
+    others = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], topology.degree, axis=1), value)
+    return Copies(value, others, last)
 
 
 def update_copies(
@@ -151,16 +159,32 @@ def update_copies(
     Raises:
         ValueError: if workers may not participate, or messages may be lost.
     """
-    round.require_all(SUMMED)
-    difference = optax.tree.sub(vectors, copies.value)
-    sent = round.to_neighbours(compressor, difference, topology, copies.last)
-    value, laplacian = jax.tree.map(
-        lambda old, q: old + jnp.asarray(share, old.dtype) * q,
-        (copies.value, copies.laplacian),
-        (sent.decoded, sent.received),
+    round.require_all("a worker that misses a message no longer has its neighbour's copy")
+    difference = optax.tree.sub(vectors, copies.own)
+    sent = round.to_neighbours(compressor, difference, topology, copies.last, one_by_one=True)
+    received, weights = sent.received
+    estimates = optax.tree.add((copies.own, copies.others), (sent.decoded, received))
+    own, others = jax.tree.map(
+        lambda h, q: h + jnp.asarray(share, h.dtype) * q,
+        (copies.own, copies.others),
+        (sent.decoded, received),
     )
-    pulled = optax.tree.add(copies.laplacian, sent.received)
-    return pulled, Copies(value, laplacian, sent.messages)
+    return _pulled(estimates, weights), Copies(own, others, sent.messages)
+
+
+def _pulled(estimates: tuple[Params, Params], weights: jax.Array) -> Params:
+    r"""Returns $\sum_m W_{nm} (x_m - x_n)$ from each worker's own vectors `[n, ...]` and those of
+    its neighbours `[n, K, ...]`; half precision is summed in float32.
+    """
+    own, others = estimates
+
+    def pull(x, rows):
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        differences = rows.astype(wide) - x.astype(wide)[:, None]
+        shares = weights.astype(wide).reshape(*weights.shape, *[1] * (x.ndim - 1))
+        return jnp.sum(shares * differences, axis=1).astype(x.dtype)
+
+    return jax.tree.map(pull, own, others)
 
 
 def start_compressed(

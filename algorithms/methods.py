@@ -51,6 +51,7 @@ def local_models(
     start: Callable | None = None,
     topology: Topology | None = None,
     tracked: bool = False,
+    common_start: bool = False,
     absent: Callable | None = None,
 ) -> Algorithm:
     """Returns a method in which each worker has its own model and computes gradients at it; the
@@ -67,6 +68,8 @@ def local_models(
             none.
         tracked: whether the optimizers receive estimates of the mean gradient instead of each
             worker's own gradient.
+        common_start: whether all workers must start from the same model (see `with_starts`), for
+            example because they keep copies of each other's models.
         absent: see `dsgd.Algorithm`.
     """
 
@@ -79,21 +82,19 @@ def local_models(
         of_workers,
         server=lambda params: (),
         start=start or (lambda models: models),
+        topology=topology,
+        common_start=common_start,
         absent=absent,
     )
     if topology is None:
         return method
-
-    def init(params, N):
-        topology.require_workers(name, N)
-        return method.init(params, N)
 
     def query(state, round):
         if not tracked:
             weights.warn_if_cancelled(name, optimizer, round)
         return method.query(state, round)
 
-    return method._replace(init=init, query=query)
+    return method._replace(query=query)
 
 
 def with_server(
@@ -103,13 +104,15 @@ def with_server(
     *,
     server: Callable,
     start: Callable,
+    topology: Topology | None = None,
+    common_start: bool = True,
     absent: Callable | None = None,
 ) -> Algorithm:
     """Returns a method as `local_models` does, with an additional state shared by all workers,
     which a server would hold.
 
     Args:
-        name, optimizer, absent: see `local_models`.
+        name, optimizer, topology, common_start, absent: see `local_models`.
         update: (shared state, worker states, gradients, Communicator) -> (shared state, worker
             states).
         server: parameters -> shared state.
@@ -117,15 +120,21 @@ def with_server(
     """
     optimizers.require_descent(optimizer)
 
+    def init_from(params, N, models=None):
+        if topology is not None:
+            topology.require_workers(name, N)
+        x = optimizers.init_local(optimizer, params, N, models)
+        return State(server(params), start(x))
+
     def init(params, N):
-        return State(server(params), start(optimizers.init_local(optimizer, params, N)))
+        return init_from(params, N)
 
     def step(state, gradients, round):
         return State(*update(state.server, state.workers, gradients, round))
 
     return Algorithm(
         name,
-        init,
+        init if common_start else init_from,
         lambda state, round: Query(state.workers.params),
         step,
         lambda state: state.workers.params,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,7 +27,10 @@ from dsgd.communication import Communicator
 from dsgd.engine import randomness
 from dsgd.engine.randomness import StateKey, is_state_key
 
-_FIRST = 8  # number of steps tested for ascent
+FIRST, SECOND = ("mu", "trace"), ("nu", "nu_max")
+"""Names that optax gives to first and second moments in the states of its optimizers."""
+
+_TESTED = 8  # number of steps tested for ascent
 
 
 class Model(NamedTuple):
@@ -91,8 +94,14 @@ def update(
     return updates, after
 
 
-def init_local(optimizer: optax.GradientTransformation, params: Params, N: int) -> Model:
-    """Returns equal models for N workers, leaves `[N, ...]` (Assumption 8)."""
+def init_local(
+    optimizer: optax.GradientTransformation, params: Params, N: int, models: Params | None = None
+) -> Model:
+    """Returns equal models for N workers, leaves `[N, ...]` (Assumption 8), or, if given, `models`,
+    leaves `[N, ...]`, with the states of their optimizers.
+    """
+    if models is not None:
+        return init_each(optimizer, models)
     return workers.replicate(init(optimizer, params), N)
 
 
@@ -155,6 +164,35 @@ def update_local(
         gradients, models.optimizer, models.params
     )
     return jax.tree.map(lambda update, x: update.astype(x.dtype), updates, models.params), memory
+
+
+def moments(names: tuple[str, ...], states: PyTree) -> list[Any]:
+    """Returns the leaves of an optimizer's states that belong to moments with the given names, of
+    `FIRST` and `SECOND`.
+    """
+    leaves = zip(_are_moments(names, states), jax.tree.leaves(states), strict=True)
+    return [leaf for is_moment, leaf in leaves if is_moment]
+
+
+def with_moments(names: tuple[str, ...], states: PyTree, new: Sequence[Any]) -> PyTree:
+    """Returns the states with new values of the leaves that `moments` returns."""
+    leaves, treedef = jax.tree.flatten(states)
+    chosen = [i for i, is_moment in enumerate(_are_moments(names, states)) if is_moment]
+    for i, leaf in zip(chosen, new, strict=True):
+        leaves[i] = leaf
+    return treedef.unflatten(leaves)
+
+
+def _are_moments(names: tuple[str, ...], states: PyTree) -> list[bool]:
+    """Returns, for each leaf, whether it belongs to a moment with one of the given names. If names
+    are nested, the outermost counts, because parameters may have fields of the same names.
+    """
+
+    def name(path: tuple[Any, ...]) -> str | None:
+        fields = (key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey))
+        return next((field for field in fields if field in FIRST + SECOND), None)
+
+    return [name(path) in names for path, _ in jax.tree_util.tree_leaves_with_path(states)]
 
 
 def step_size(optimizer: optax.GradientTransformation) -> jax.Array:
@@ -221,7 +259,7 @@ def _ascends(optimizer: optax.GradientTransformation, memory: PyTree, one: Any) 
     chosen = re.findall(r"\w+", display_name(optimizer))[-1] in ("scale", "scale_by_schedule")
     if chosen or any(map(randomness.may_be_key, jax.tree.leaves(memory))):
         return False
-    for _ in range(_FIRST):
+    for _ in range(_TESTED):
         step: Any
         step, memory = optimizer.update(one, memory, one)
         if not step > 0:

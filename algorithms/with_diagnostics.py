@@ -20,7 +20,8 @@ def with_diagnostics(method: Algorithm) -> Algorithm:
 
     `local_sqnorms` are the squared norms of the mean over each worker's samples (NaN if the worker
     computed nothing or did not participate); `global_sqnorm` (`[records]`) is that of the mean over
-    workers. If a method asks only some workers for gradients, the mean is over those. On several
+    workers. If a method asks only some workers for gradients, the mean is over those; if it has
+    several queries in a round, the gradients are those of the first one. On several
     devices this needs one more all-reduce, which is not counted as traffic.
 
     On a cluster, `measured_compute` is the seconds of all micro-batches that a worker computed,
@@ -32,10 +33,10 @@ def with_diagnostics(method: Algorithm) -> Algorithm:
     second round, for workers that computed nothing, and for methods with their own clock.
 
     Args:
-        method: any method with one query in a round; its own metrics are kept.
+        method: any method; its own metrics are kept.
 
     Raises:
-        ValueError: if it is not a method. During a run: if it has several queries in a round.
+        ValueError: if it is not a method.
 
     Source: Nie et al., "Cannikin", section 4.4, for the gradient noise scale.
     """
@@ -43,13 +44,10 @@ def with_diagnostics(method: Algorithm) -> Algorithm:
     def update(state, answer, round):
         after = method.update(state, answer, round)
         with round.unrecorded():
-            query = method.query(state, round)
+            query, first = method.query(state, round), answer
             if not isinstance(query, Query):
-                raise ValueError(
-                    f"with_diagnostics: {method.name} has {len(query)} queries in a round; "
-                    "expected a method with one, of which the gradient is measured"
-                )
-            seen = _sqnorms(query, answer[1] if query.loss else answer, round)
+                query, first = query[0], answer[0]
+            seen = _sqnorms(query, first[1] if query.loss else first, round)
         round.log(**seen, **({} if round.timings is None else _by_worker(round.timings)))
         return after
 
@@ -69,7 +67,8 @@ def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.
     if round.present is not None:
         local = jnp.where(round.present, local, jnp.nan)
     if round.work is not None:
-        own = of_each(round.work).astype(local.dtype)
+        M = 1 if query.work is None else query.work.samples.shape[1]
+        own = of_each(jax.tree.map(lambda each: each[:, :M], round.work)).astype(local.dtype)
         local = local / jnp.where(own > 0, own, jnp.nan) ** 2
     return {"local_sqnorms": local, "global_sqnorm": whole}
 

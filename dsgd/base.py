@@ -211,7 +211,8 @@ class Query(NamedTuple):
             equal on every device: the gradient is that of the mean loss of these samples. None: the
             problem draws the batches.
         loss: whether to return the losses at the same batches, too. The answer is then a pair
-            (losses, gradients), where the losses are `[n]`, in JAX's default float type.
+            (losses, gradients), where the losses are `[n]`, of the parameters' type, at least
+            float32.
     """
 
     params: PyTree
@@ -236,9 +237,6 @@ class Pattern(NamedTuple):
         clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Timing`; None: all
             messages begin when the last worker is ready, and the slowest port determines the
             duration.
-        links: the messages of each round of a schedule, as bytes, for gossip. Exchanges along the
-            same links can be one exchange (`round.joint`), even if they use different weights.
-            None: the name identifies the pattern.
     """
 
     name: str
@@ -246,7 +244,6 @@ class Pattern(NamedTuple):
     volume: Callable
     messages: Callable | None = None
     clock: Callable | None = None
-    links: tuple[bytes, ...] | None = None
 
 
 class Algorithm(NamedTuple):

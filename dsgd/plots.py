@@ -34,6 +34,8 @@ _AXES = {  # name in the history: (unit of the axis in units of the history, lab
     "clock": (1, "simulated seconds"),
     "loss": (1, "loss f(x)"),
     "grad_sqnorm": (1, "|f'(x)|²"),
+    "objective": (1, "objective f(x) + r(x)"),
+    "prox_grad_sqnorm": (1, "|x - prox(x - f'(x))|²"),
     "consensus": (1, "consensus distance"),
     "train_loss": (1, "loss of the batches"),
     "test_error": (1, "test error"),

@@ -162,7 +162,7 @@ def build(clients: Clients) -> dict[str, Case]:
         "fed-adam": epochs(algorithms.fed_adam, step=(0.01, 0.03, 0.1)),
         "fed-avg-equal": equal_steps(algorithms.fed_avg),
         "scaffold": equal_steps(algorithms.scaffold, via=network.star),
-        "mime": Case(mime, 2 * equal - 1, EQUAL, {"momentum": (0.0, 0.9)}),
+        "mime": Case(mime, equal, EQUAL, {"momentum": (0.0, 0.9)}),
         "fed-avg-all": epochs(algorithms.fed_avg, group=ALL),
         "scaffnew-all": equal_steps(algorithms.scaffnew, 1 / equal, group=ALL, via=network.star),
     }

@@ -40,6 +40,7 @@ METHODS = {
     "servers": "ec-sgd",
     "ring": "csgd-ring",
     "permutes": "dsgd",
+    "edges": "relay-sgd",
     "gather": "",  # on a star, which is not registered
     "schedule": "sgp",
     "one at a time": "asgd",

@@ -38,7 +38,7 @@ def test_the_protocol_has_few_fields():
         )
     }
     assert fields[dsgd.Algorithm] <= 6
-    assert sum(fields.values()) <= 35, fields
+    assert sum(fields.values()) <= 40, fields
 
 
 def test_importing_dsgd_does_not_import_slow_packages():

@@ -47,8 +47,8 @@ def beer(
     $$ \hat V_t = \hat V_{t-1} + C(V_t - \hat V_{t-1}), \qquad \hat X_t = \hat X_{t-1} + C(X_t -
     \hat X_{t-1}), \qquad X_{t+1} = X_t + \eta \hat X_t (W - I) - \gamma V_t $$
 
-    Each worker sends two compressed vectors to its neighbours in one message, and keeps its own
-    copies $\hat X$ and $\hat V$, $\hat X (W - I)$ and $\hat V (W - I)$. All workers must
+    Each worker sends two compressed vectors to its neighbours in one message, and keeps copies
+    $\hat X$ and $\hat V$ of its own vectors and of those of each neighbour. All workers must
     participate. The copies start at $\hat X_{-1} = X_0$, the common initial model, and
     $\hat V_{-1} = 0$. The mean of V is the mean of the gradients, and the differences vanish at the
     fixed point, so that the limit with exact gradients is the optimum of the mean objective. With
@@ -68,7 +68,7 @@ def beer(
 
     Source: Zhao, Li, Li, Richtarik and Chi, "BEER: fast O(1/T) rate for decentralized nonconvex
     optimization with communication compression", 2022. Departure: the copies of the models start at
-    $x_0$ instead of 0, which requires no message.
+    $x_0$ and those of the trackers at $C(V_0)$, instead of 0.
     """
     return _tracked("beer", optimizer, topology, compressor, consensus_step)
 
@@ -95,7 +95,8 @@ def c_gt(
         topology: W, symmetric, the same in all rounds.
         compressor: C, unbiased or a contraction.
         consensus_step: eta, in (0, 1].
-        memory_step: alpha, in (0, 1]; for an unbiased compressor at most $1 / (1 + \omega)$.
+        memory_step: alpha, in (0, 1]. For an unbiased compressor, $1 / (1 + \omega)$ contracts the
+            differences fastest.
 
     Raises:
         ValueError: if the topology is not symmetric or is a schedule, or a step is not in (0, 1].
@@ -159,19 +160,22 @@ def _tracked(
     so that previous gradients need not be kept, and rounding errors of gradients do not accumulate.
     """
     gossip.require_topology(name, topology, symmetric=True, fixed=True)
+    topology.require_one_exchange(name)
     gossip.require_step(name, consensus_step)
 
     def start(x: optimizers.Model):
         zero = optax.tree.zeros_like(x.params)
         models, trackers = (
-            gossip.start_copies(name, compressor, value, unbiased=unbiased)
+            gossip.start_copies(name, compressor, value, topology, unbiased=unbiased)
             for value in (x.params, zero)
         )
         average = () if momentum_step is None else zero
         return CompressedTracking(*x, zero, models, trackers, average)
 
+    def send(vectors, copies, round):
+        return gossip.update_copies(round, compressor, vectors, copies, topology, memory_step)
+
     def averaged(state, gradients, round):
-        """Returns M."""
         return jax.tree.map(
             lambda m, g: m + jnp.where(round.step == 0, 1, momentum_step).astype(m.dtype) * (g - m),
             state.average,
@@ -182,10 +186,8 @@ def _tracked(
         m = gradients if momentum_step is None else averaged(state, gradients, round)
         v = optax.tree.add(m, state.correction)
         with round.joint():
-            (x_pulled, models), (v_pulled, trackers) = (
-                gossip.update_copies(round, compressor, vectors, copies, topology, memory_step)
-                for vectors, copies in ((state.params, state.models), (v, state.trackers))
-            )
+            x_pulled, models = send(state.params, state.models, round)
+            v_pulled, trackers = send(v, state.trackers, round)
         change, memory = optimizers.update_local(optimizer, state, v)
         x_moved, v_moved = jax.tree.map(
             lambda pull: jnp.asarray(consensus_step, pull.dtype) * pull, (x_pulled, v_pulled)
@@ -200,6 +202,7 @@ def _tracked(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
         tracked=True,
     )

@@ -89,5 +89,6 @@ def choco_sgd(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
     )

@@ -61,6 +61,7 @@ def dcd_sgd(
     2018, DCD-PSGD.
     """
     gossip.require_topology("dcd_sgd", topology, symmetric=True, fixed=True)
+    topology.require_one_exchange("dcd_sgd")
     gossip.require_unbiased("dcd_sgd", compressor)
 
     def start(x: optimizers.Model):
@@ -82,6 +83,7 @@ def dcd_sgd(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
     )
 
@@ -135,6 +137,7 @@ def ecd_sgd(
     2018, ECD-PSGD.
     """
     gossip.require_topology("ecd_sgd", topology, symmetric=True, fixed=True)
+    topology.require_one_exchange("ecd_sgd")
     gossip.require_unbiased("ecd_sgd", compressor)
 
     def start(x: optimizers.Model):
@@ -162,5 +165,6 @@ def ecd_sgd(
         optimizer,
         update,
         start=start,
+        common_start=True,
         topology=topology,
     )

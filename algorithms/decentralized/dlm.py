@@ -54,7 +54,7 @@ def dlm(
         return Corrected(optax.apply_updates(x.params, change), memory, Y, lost)
 
     return methods.local_models(
-        f"dlm({topology.name}, {penalty})",
+        f"dlm({topology.name})",
         optimizer,
         update,
         start=start_corrected,

@@ -69,7 +69,8 @@ def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology)
     W}{2}, \qquad \psi_0 = X_0 $$
 
     Without psi, $X_{t+1} = (2 X_t - X_{t-1} - \gamma G(X_t) + \gamma G(X_{t-1})) \frac{I + W}{2}$;
-    this is NIDS with equal step sizes.
+    this is NIDS with equal step sizes. A worker that computes nothing in a round (`Query.work`)
+    makes no step in it.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` gives the equation. The update of any

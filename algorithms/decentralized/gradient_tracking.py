@@ -12,6 +12,7 @@ import optax
 from algorithms import gossip, methods, optimizers
 from dsgd import Algorithm, Topology, checks, workers
 from dsgd.base import Gradients, Params, Real
+from dsgd.engine import units
 
 
 class Tracking(NamedTuple):
@@ -174,7 +175,8 @@ def aug_dgm(
         y = round.mix(track(state.tracker, gradients, state.gradient), topology)
         change, memory = optimizers.update_local(optimizer, state, y)
         if step_factors is not None:
-            change = _scaled(change, step_factors)
+            factors = workers.local_block(jnp.asarray(step_factors), topology.n)
+            change = units.scaled(factors, change)
         x = round.mix(optax.apply_updates(state.params, change), topology)
         return Tracking(x, memory, y, gradients)
 
@@ -196,14 +198,6 @@ def _require_factors(factors: Sequence[float] | None, topology: Topology) -> Non
         checks.within("aug_dgm: step_factors", factor, "(0, inf)")
 
 
-def _scaled(change: Params, factors: Sequence[float]) -> Params:
-    """Returns the changes, leaves `[n, ...]`, each multiplied by its worker's factor."""
-    rows = workers.local_block(jnp.asarray(factors), len(factors))
-    return jax.tree.map(
-        lambda leaf: rows.astype(leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1)) * leaf, change
-    )
-
-
 def _combine_then_adapt(
     name: str, optimizer: optax.GradientTransformation, topology: Topology, tracked: Callable
 ) -> Algorithm:
@@ -222,8 +216,13 @@ def _combine_then_adapt(
 
 
 def track(tracker: Params, gradients: Gradients, last: Gradients) -> Params:
-    """Returns the trackers increased by the changes of the gradients, leaves `[n, ...]`."""
-    return optax.tree.sub(optax.tree.add(tracker, gradients), last)
+    """Returns the trackers increased by the changes of the gradients, leaves `[n, ...]`.
+
+    Near the limit the change and the tracker are small, and their sum has a small rounding error.
+    The sum of a tracker and a gradient would have an error as large as a rounding of the gradient,
+    and these errors would add up.
+    """
+    return optax.tree.add(tracker, optax.tree.sub(gradients, last))
 
 
 def _tracking(

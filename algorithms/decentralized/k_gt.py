@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import gossip, methods
+from algorithms import gossip, methods, optimizers
 from algorithms.decentralized.exact_diffusion import add_up, corrected_step
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Period
 
 
-class Corrected(NamedTuple):
+class Tracked(NamedTuple):
     r"""State of a worker, leaves `[n, ...]`.
 
     Args:
@@ -50,10 +50,9 @@ def k_gt(
 
     $c_i$ starts at 0, and $\sum_i c_i = 0$ always. A round is one gradient per worker. In every
     K-th round a worker sends two vectors to each neighbour; the other rounds send nothing. With
-    exact gradients the limit is the optimum for any data, any K and any number of workers that
-    participate, and $c_i \to -f_i'(x^\star)$. With $K = \eta = 1$ the method is gradient tracking
-    in the form adapt-then-combine; on the complete graph it is SCAFFOLD (option II) with the global
-    step $\eta$.
+    exact gradients the limit is the optimum for any data and any K, also if workers or messages are
+    missing in some rounds, and $c_i \to -f_i'(x^\star)$. With $K = \eta = 1$ the method is
+    `atc_tracking`; on the complete graph it is SCAFFOLD (option II) with the global step $\eta$.
 
     A worker that does not participate keeps its state; messages may be lost if W is symmetric.
 
@@ -75,17 +74,21 @@ def k_gt(
     gossip.require_topology("k_gt", topology)
     gossip.require_step("k_gt", consensus_step)
 
-    def update(y: Corrected, gradients, round):
+    def start(y: optimizers.Model):
+        zero = optax.tree.zeros_like(y.params)
+        return Tracked(y.params, y.optimizer, y.params, zero, zero)
+
+    def update(y: Tracked, gradients, round):
         y = corrected_step(optimizer, y, gradients, 1 / period, round)
 
-        def exchange(y: Corrected):
+        def exchange(y: Tracked):
             change = optax.tree.sub(y.params, y.start)
             half = jax.tree.map(
                 lambda x, change: x + jnp.asarray(consensus_step, x.dtype) * change, y.start, change
             )
             pull, moved = round.laplacian((half, change), topology)
             x = optax.tree.add(half, pull)
-            return Corrected(x, y.optimizer, x, *add_up(y, moved))
+            return Tracked(x, y.optimizer, x, *add_up(y, moved))
 
         return round.every(period, exchange, y)
 
@@ -93,6 +96,6 @@ def k_gt(
         f"k_gt({period}, {topology.name}, {consensus_step})",
         optimizer,
         update,
-        start=lambda y: Corrected(*y, y.params, *[optax.tree.zeros_like(y.params)] * 2),
+        start=start,
         topology=topology,
     )

@@ -1,4 +1,4 @@
-"""LT-ADMM: local training between exchanges of ADMM on a graph."""
+"""LT-ADMM: local training between exchanges of ADMM on a graph, also with variance reduction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from algorithms import gossip, methods, optimizers
-from dsgd import Algorithm, Topology, checks, workers
+from dsgd import Algorithm, Query, Topology, checks, workers
 from dsgd.base import Period, Real
 
 
@@ -69,11 +69,100 @@ def lt_admm(
     2024. Departure: $z_{nm}$ starts at $\rho x_0$ instead of $x_0$, so that the first correction is
     0.
     """
-    period = checks.period("lt_admm: period", period)
-    gossip.require_topology("lt_admm", topology, symmetric=True, fixed=True)
-    topology.require_one_exchange("lt_admm")
-    checks.within("lt_admm: penalty", penalty, "(0, inf)")
-    checks.within("lt_admm: correction_step", correction_step, "(0, inf)")
+    return _local_admm("lt_admm", optimizer, topology, period, penalty, correction_step)
+
+
+class Snapshots(NamedTuple):
+    """State of a worker.
+
+    Args:
+        local: its state in LT-ADMM.
+        x: its model at the start of the local steps.
+        gradient: its exact gradient at x.
+    """
+
+    local: Bridged
+    x: Any
+    gradient: Any
+
+
+@checks.arguments
+def lt_admm_vr(
+    optimizer: optax.GradientTransformation,
+    topology: Topology,
+    period: Period = 5,
+    *,
+    penalty: Real = 0.5,
+    correction_step: Real = 0.05,
+) -> Algorithm:
+    r"""LT-ADMM-VR: LT-ADMM with gradients that have less variance the closer the model is to $x_n$.
+
+    $$ g_n(\phi_n) = f_n'(\phi_n; \xi) - f_n'(x_n; \xi) + f_n'(x_n) $$
+
+    $x_n$ is the model at the start of the local steps, and $\xi$ the same samples in both terms.
+    In each round a worker computes two stochastic gradients, and in the first of every $\tau$
+    rounds also its exact gradient. Otherwise the method is `lt_admm`, and sends the same vectors.
+    With stochastic gradients the limit is the optimum, too. All workers must participate.
+
+    Args:
+        optimizer, topology, period, penalty, correction_step: as for `lt_admm`.
+
+    Raises:
+        ValueError: as for `lt_admm`.
+
+    Source: Ren, Bastianello, Johansson and Parisini, "Communication-efficient stochastic
+    distributed learning", 2025. Departure: a sample that is drawn again before the next exchange
+    has $x_n$ as its reference point, too, instead of the model at which it was drawn before, so
+    that no table of gradients is needed.
+    """
+    inner = _local_admm("lt_admm_vr", optimizer, topology, period, penalty, correction_step)
+
+    def init(params, N):
+        state = inner.init(params, N)
+        x = state.workers.params
+        return state._replace(workers=Snapshots(state.workers, x, optax.tree.zeros_like(x)))
+
+    def local(state):
+        return state._replace(workers=state.workers.local)
+
+    def query(state, round):
+        x = state.workers.x
+        first = round.step % period == 0
+        return inner.query(local(state), round), Query(x), Query(x, exact=True, active=first)
+
+    def update(state, gradients, round):
+        round.require_all("a worker computes its exact gradient in the first round of a period")
+        at_phi, at_x, exact = gradients
+        gradient = optax.tree.where(round.step % period == 0, exact, state.workers.gradient)
+        reduced = optax.tree.add(optax.tree.sub(at_phi, at_x), gradient)
+        after = inner.update(local(state), reduced, round)
+        phi = after.workers.params
+        x = optax.tree.where((round.step + 1) % period == 0, phi, state.workers.x)
+        return after._replace(workers=Snapshots(after.workers, x, gradient))
+
+    return Algorithm(
+        inner.name,
+        init,
+        query,
+        update,
+        lambda state: state.workers.local.params,
+    )
+
+
+def _local_admm(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    topology: Topology,
+    period: Period,
+    penalty: Real,
+    correction_step: Real,
+) -> Algorithm:
+    """Returns LT-ADMM under this name; the other arguments are those of `lt_admm`."""
+    period = checks.period(f"{name}: period", period)
+    gossip.require_topology(name, topology, symmetric=True, fixed=True)
+    topology.require_one_exchange(name)
+    checks.within(f"{name}: penalty", penalty, "(0, inf)")
+    checks.within(f"{name}: correction_step", correction_step, "(0, inf)")
 
     def start(x: optimizers.Model):
         exists = np.arange(topology.degree) < topology.out_degrees[0][:, None]
@@ -107,5 +196,5 @@ def lt_admm(
         return round.every(period, exchange, state)
 
     return methods.local_models(
-        f"lt_admm({period}, {topology.name})", optimizer, update, start=start, topology=topology
+        f"{name}({period}, {topology.name})", optimizer, update, start=start, topology=topology
     )

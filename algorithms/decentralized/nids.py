@@ -79,7 +79,7 @@ def nids(step_sizes: StepSizes, topology: Topology, coupling: Real | None = None
     def update(state, gradients, round):
         round.require_all(ONE_W)
         x = state.workers
-        steps = workers.local_block(gamma, round.workers)
+        steps = workers.local_block(jnp.asarray(gamma), round.workers)
         half = optax.tree.sub(x.params, units.scaled(steps, gradients))
 
         def combine(correction, lost):
@@ -90,9 +90,9 @@ def nids(step_sizes: StepSizes, topology: Topology, coupling: Real | None = None
         z = optax.tree.add(half, units.scaled(c * steps, correction))
         return State(workers=Proximal(jax.vmap(round.prox)(z, steps), half, correction, lost))
 
-    def init(params, N):
+    def init(params, N, models=None):
         topology.require_workers("nids", N)
-        x = workers.replicate(params, N)
+        x = workers.replicate(params, N) if models is None else models
         zeros = jax.tree.map(jnp.zeros_like, x)
         return State(workers=Proximal(x, x, zeros, zeros))
 

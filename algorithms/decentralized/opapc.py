@@ -74,8 +74,9 @@ def opapc(topology: Topology, smoothness: float, strong_convexity: float) -> Alg
             "smoothness, such as problem.constants has them"
         )
     chi = (1 - topology.smallest_eigenvalue) / (1 - topology.second_eigenvalue)
-    # The factor accepts a root that equals an integer up to rounding.
-    gossiped = topologies.chebyshev(topology, math.floor(math.sqrt(chi) * (1 + 1e-12)))
+    # The factor accepts a root that equals an integer up to rounding; a single worker has chi = 0.
+    T = max(1, math.floor(math.sqrt(chi) * (1 + 1e-12)))
+    gossiped = topologies.chebyshev(topology, T)
     tau = min(1.0, math.sqrt((1 + gossiped.rho) / (1 - gossiped.rho) * mu / L) / 2)
     eta = 1 / (4 * tau * L)
     theta = 1 / (eta * (1 + gossiped.rho))

@@ -71,9 +71,9 @@ def push_diging(optimizer: optax.GradientTransformation, topology: Topology) -> 
     gossip.require_topology("push_diging", topology, doubly_stochastic=False)
     optimizers.require_descent(optimizer)
 
-    def init(params, N):
+    def init(params, N, models=None):
         topology.require_workers(f"push_diging({topology.name})", N)
-        u = optimizers.init_local(optimizer, params, N)
+        u = optimizers.init_local(optimizer, params, N, models)
         v = jnp.ones(N, jnp.result_type(*jax.tree.leaves(params)))
         return State(workers=PushedTracking(*u, v, *[optax.tree.zeros_like(u.params)] * 2))
 

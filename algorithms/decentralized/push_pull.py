@@ -12,7 +12,7 @@ import optax
 
 from algorithms import methods, optimizers
 from algorithms.decentralized.gradient_tracking import Tracking, track
-from dsgd import Algorithm, Topology, checks, network
+from dsgd import Algorithm, Topology, checks
 
 
 @checks.arguments
@@ -103,7 +103,7 @@ def _push_pull(
     exchange) -> state. The context `exchange(round)` makes one message of two along the same edges.
     """
     _require(name, pull, push)
-    together = network.gossip(pull).links == network.gossip(push).links
+    together = pull.same_links(push)
 
     def exchange(round):
         return round.joint() if together else nullcontext()

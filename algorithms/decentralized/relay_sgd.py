@@ -91,17 +91,21 @@ def relay_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Al
         return x0, Relayed(x, y.optimizer, m, c)
 
     name = f"relay_sgd({topology.name})"
-    method = methods.with_server(name, optimizer, update, server=lambda params: params, start=start)
-
-    def init(params, workers):
-        topology.require_workers(name, workers)
-        return method.init(params, workers)
+    method = methods.with_server(
+        name,
+        optimizer,
+        update,
+        server=lambda params: params,
+        start=start,
+        topology=topology,
+        common_start=False,
+    )
 
     def query(state, round):
         weights.warn_if_cancelled(name, optimizer, round)
         return method.query(state, round)
 
-    return method._replace(init=init, query=query)
+    return method._replace(query=query)
 
 
 def _of_neighbours(tree: PyTree) -> PyTree:

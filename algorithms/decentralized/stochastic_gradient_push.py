@@ -62,10 +62,11 @@ def stochastic_gradient_push(
     topology.require_one_exchange("stochastic_gradient_push")
     optimizers.require_descent(optimizer)
 
-    def init(params, N):
+    def init(params, N, models=None):
         topology.require_workers(name, N)
         weight = jnp.ones(N, jnp.result_type(*jax.tree.leaves(params)))
-        return State(workers=Pushed(*optimizers.init_local(optimizer, params, N), weight))
+        x = optimizers.init_local(optimizer, params, N, models)
+        return State(workers=Pushed(*x, weight))
 
     def query(state, round):
         weights.warn_if_cancelled("stochastic_gradient_push", optimizer, round)

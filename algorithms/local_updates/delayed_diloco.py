@@ -140,7 +140,9 @@ def eager_diloco(
         state = optimizers.init_each(outer, y.params).optimizer
         return Eager(*y, y.params, state, optax.tree.zeros_like(y.params))
 
-    return methods.local_models(f"eager_diloco({period})", optimizer, update, start=start)
+    return methods.local_models(
+        f"eager_diloco({period})", optimizer, update, start=start, common_start=True
+    )
 
 
 def _outer(outer: optax.GradientTransformation | None) -> optax.GradientTransformation:

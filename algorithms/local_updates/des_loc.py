@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
+from algorithms.optimizers import FIRST, SECOND
 from dsgd import Algorithm, checks, network
 from dsgd.base import Pattern, Period, PyTree
 from dsgd.communication import Communicator
-
-FIRST, SECOND = ("mu", "trace"), ("nu", "nu_max")
-"""Names that optax gives to first and second moments in the states of its optimizers."""
 
 
 @checks.arguments
@@ -80,7 +77,7 @@ def des_loc(
         params, memory = optimizers.local_step(optimizer, y, gradients, round)
         params = round.every(period, partial(round.average, via=via), params)
         for each, names in ((of_first, FIRST), (of_second, SECOND)):
-            if any(_are(names, memory)):
+            if optimizers.moments(names, memory):
                 memory = round.every(each, partial(_averaged, names, round, via), memory)
         return optimizers.Model(params, memory)
 
@@ -102,7 +99,7 @@ def _require_names(optimizer: optax.GradientTransformation, states: PyTree) -> N
         for leaf in jax.tree.leaves(states)
         if leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.floating)
     ]
-    if vectors and not any(_are(FIRST + SECOND, states)):
+    if vectors and not optimizers.moments(FIRST + SECOND, states):
         raise ValueError(
             f"des_loc: the state of optimizer {optimizers.display_name(optimizer)} has no field "
             f"{', '.join(FIRST + SECOND)}; expected an optimizer with moments of these names, "
@@ -110,24 +107,9 @@ def _require_names(optimizer: optax.GradientTransformation, states: PyTree) -> N
         )
 
 
-def _are(names: tuple[str, ...], states: PyTree) -> list[bool]:
-    """Returns, for each leaf, whether it belongs to a moment with one of the given names. If names
-    are nested, the outermost counts, because parameters may have fields of the same names.
-    """
-
-    def name(path: tuple[Any, ...]) -> str | None:
-        fields = (key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey))
-        return next((field for field in fields if field in FIRST + SECOND), None)
-
-    return [name(path) in names for path, _ in jax.tree_util.tree_leaves_with_path(states)]
-
-
 def _averaged(names: tuple[str, ...], round: Communicator, via: Pattern, states: PyTree) -> PyTree:
     """Returns the states, leaves `[n, ...]`, in which the moments with the given names are averaged
     over the workers.
     """
-    leaves, treedef = jax.tree.flatten(states)
-    chosen = [i for i, is_moment in enumerate(_are(names, states)) if is_moment]
-    for i, mean in zip(chosen, round.average([leaves[i] for i in chosen], via), strict=True):
-        leaves[i] = mean
-    return treedef.unflatten(leaves)
+    means = round.average(optimizers.moments(names, states), via)
+    return optimizers.with_moments(names, states, means)

@@ -1,4 +1,4 @@
-"""EASGD: workers' models and a center variable attract each other."""
+"""EASGD and EAMSGD: workers' models and a center variable attract each other."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def easgd(
     along $w_n g_n$.
 
     Args:
-        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation. With momentum this is
-            not the paper's EAMSGD, which computes gradients at $x^{(n)} + \mu v^{(n)}$.
+        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation. `eamsgd` is the
+            paper's method with momentum.
         period: H. It may be swept.
         moving_rate: $\beta$, in (0, 1].
         via: communication pattern.
@@ -53,6 +53,63 @@ def easgd(
     """
     period = checks.period("easgd: period", period)
     checks.within("easgd: moving_rate", moving_rate, "(0, 1]")
+    return _elastic(f"easgd({period}, {moving_rate})", optimizer, period, moving_rate, via)
+
+
+@checks.arguments
+def eamsgd(
+    optimizer: optax.GradientTransformation,
+    momentum: Real = 0.99,
+    period: Period = 10,
+    moving_rate: Real = 0.9,
+    *,
+    via: Pattern = network.star,
+) -> Algorithm:
+    r"""EAMSGD: synchronous elastic averaging SGD with Nesterov momentum on the workers, which
+    compute gradients at the points to which their momentum leads.
+
+    $$ v^{(n)} \leftarrow \mu v^{(n)} - \gamma g_n\big(x^{(n)} + \mu v^{(n)}\big), \qquad
+       x^{(n)} \leftarrow x^{(n)} + v^{(n)} - \alpha (x^{(n)} - \tilde x) $$
+
+    $\tilde x$, $\alpha$, H, messages, participation and weights are those of `easgd`, which this is
+    with $\mu = 0$. Momenta start at 0 and stay local. The limit is biased: with $H = 1$ and exact
+    gradients, $\tilde x$ tends to the minimizer of the mean of the Moreau envelopes of $f_n$ with
+    parameter $\rho = (1 - \mu) \alpha / (\gamma (1 + \mu \alpha))$.
+
+    Args:
+        optimizer: each worker's step without momentum; `optax.sgd(gamma)` gives the equation.
+        momentum: $\mu$, in [0, 1).
+        period, moving_rate, via: as in `easgd`.
+
+    Raises:
+        ValueError: as `easgd`, or if $\mu$ is not in [0, 1).
+
+    Source: Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", 2015.
+    """
+    period = checks.period("eamsgd: period", period)
+    checks.within("eamsgd: momentum", momentum, "[0, 1)")
+    checks.within("eamsgd: moving_rate", moving_rate, "(0, 1]")
+    name = f"eamsgd({momentum}, {period}, {moving_rate})"
+    # the trace of the updates is v
+    moving = optax.chain(optimizer, optax.trace(momentum))
+    method = _elastic(name, moving, period, moving_rate, via)
+
+    def query(state, round):
+        asked, v = method.query(state, round), state.workers.optimizer[1].trace
+        ahead = jax.tree.map(lambda x, v: x + jnp.asarray(momentum, x.dtype) * v, asked.params, v)
+        return asked._replace(params=ahead)
+
+    return method._replace(query=query)
+
+
+def _elastic(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    period: Period,
+    moving_rate: Real,
+    via: Pattern,
+) -> Algorithm:
+    """Returns `easgd` with this name."""
 
     def update(center, y, gradients, round):
         before, y = y.params, optimizers.local_step(optimizer, y, gradients, round)
@@ -68,13 +125,8 @@ def easgd(
         center, models = round.every(period, attract, center, y.params)
         return center, y._replace(params=models)
 
-    name = f"easgd({period}, {moving_rate})"
     method = methods.with_server(
-        name,
-        optimizer,
-        update,
-        server=lambda params: params,
-        start=lambda models: models,
+        name, optimizer, update, server=lambda params: params, start=lambda models: models
     )
 
     def query(state, round):

@@ -32,6 +32,7 @@ class Measured(NamedTuple):
 def fed_nova(
     optimizer: optax.GradientTransformation,
     period: Period,
+    outer: optax.GradientTransformation | None = None,
     *,
     via: Pattern = network.star,
 ) -> Algorithm:
@@ -61,6 +62,9 @@ def fed_nova(
         optimizer: each client's step, for example `optax.sgd(gamma, momentum=0.9)`; its state
             starts again in each period.
         period: H, the largest number of steps. It may be swept.
+        outer: the server's step on $\gamma \tau_{\mathrm{eff}} \sum_n p_n d_n$; None: the equation
+            above, `optax.sgd(1)`. `optax.sgd(1, momentum=beta)` is the authors' momentum at the
+            server.
         via: communication pattern; by default each client has its own link to the server.
 
     Raises:
@@ -68,8 +72,8 @@ def fed_nova(
             accept a scalar.
 
     Source: Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated
-    optimization", 2020, without the proximal term and without momentum at the server. The
-    authors' code has the same $\|a_n\|_1$ for SGD with and without momentum.
+    optimization", 2020, without the proximal term. The authors' code has the same $\|a_n\|_1$ for
+    SGD with and without momentum.
     """
     period = checks.period("fed_nova: period", period)
 
@@ -85,7 +89,7 @@ def fed_nova(
     return local_updates(
         f"fed_nova({period})",
         _measured(optimizer),
-        optax.sgd(1.0),
+        optax.sgd(1.0) if outer is None else outer,
         period,
         via=via,
         fresh=True,

@@ -10,16 +10,16 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
-from algorithms.local_updates.outer import Inner, Outer, outer_gradient, replicated
+from algorithms.local_updates.outer import Inner, Outer, outer_gradient, replicated, scaled
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import (
     Gradients,
-    LocalWork,
     Params,
     Pattern,
     Period,
     PyTree,
     Query,
+    Real,
     Round,
     State,
 )
@@ -30,6 +30,7 @@ from dsgd.communication import Communicator
 def mime_lite(
     optimizer: optax.GradientTransformation,
     period: Period,
+    server_step: Real = 1.0,
     *,
     via: Pattern = network.star,
 ) -> Algorithm:
@@ -39,30 +40,35 @@ def mime_lite(
     $$ y^{(n)} \leftarrow y^{(n)} - \gamma\, \mathcal U(g_n(y^{(n)}), s_t) \quad H \text{ times from
        } x_t, \qquad c = \frac{1}{|S_t|} \sum_{n \in S_t} g_n(x_t) $$
 
-    $$ x_{t+1} = \frac{1}{|S_t|} \sum_{n \in S_t} y^{(n)}, \qquad s_{t+1} = \mathcal V(c, s_t) $$
+    $$ x_{t+1} = x_t + \eta_s \frac{1}{|S_t|} \sum_{n \in S_t} (y^{(n)} - x_t), \qquad
+       s_{t+1} = \mathcal V(c, s_t) $$
 
     $\mathcal U$ and $\mathcal V$ are the updates and the next state of the optimizer. $g_n(x_t)$ is
     the gradient of the client's first local step of the period; the paper computes that of all
     samples of a client. A client that computes nothing in a period sends its last such gradient. A
     round is one gradient per client; every H-th round sends $y^{(n)}$ and $g_n(x_t)$. Clients
-    participate as in `fed_avg`. If the problem has weights, means are weighted. With H = 1 and
-    momentum the method is mini-batch SGD with momentum; with an optimizer without state it is
-    FedAvg. The limit is biased by $O(\gamma (H - 1))$ if the clients' data differ.
+    participate as in `fed_avg`. If the problem has weights, means are weighted. With $\eta_s = 1$
+    the method is mini-batch SGD with momentum if H = 1 and the optimizer has momentum, and FedAvg
+    if the optimizer has no state. The limit is biased by $O(\gamma (H - 1))$ if the clients' data
+    differ.
 
     Args:
         optimizer: for example `optax.sgd(gamma, momentum=0.9)`. As in fedjax's `mime_lite`, a local
             step is the whole update of the optimizer, and the new state is discarded: Adam's
             moments contain the gradient of that step, which the paper's do not.
         period: H. It may be swept.
+        server_step: $\eta_s$, positive; fedjax has the same. With 1 the server takes the mean of
+            $y^{(n)}$. It may be swept.
         via: communication pattern; by default each client has its own link to the server.
 
     Raises:
-        ValueError: if the period is less than 1 or more than 2^31 - 1.
+        ValueError: if the period is less than 1 or more than 2^31 - 1, or $\eta_s$ is not positive.
 
     Source: Karimireddy et al., "Mime: mimicking centralized stochastic algorithms in federated
     learning", 2020, Algorithm 1 (MimeLite).
     """
     period = checks.period("mime_lite: period", period)
+    checks.within("mime_lite: server_step", server_step, "(0, inf)")
 
     def update(x: Outer, y: Inner, gradients: Gradients, round: Communicator):
         at_start = round.step % period == 0
@@ -70,12 +76,12 @@ def mime_lite(
         yes = jnp.ones_like(known)
         computed = Reference(jax.vmap(optax.tree.where)(known, memory, gradients), yes)
         y = y._replace(memory=round.if_active(computed, Reference(memory, known)))
-        y = _frozen_step(optimizer, x, y, gradients, round, yes)
+        y = _frozen_step(optimizer, x, y, gradients, round)
 
         def synchronize(x: Outer, y: Inner):
             sent = outer_gradient(x, y), y.memory.gradient
             delta, c = round.weighted_mean(sent, via)
-            return _synchronized(optimizer, x, y, delta, c)
+            return _synchronized(optimizer, x, y, scaled(server_step, delta), c)
 
         return round.every(period, synchronize, x, y)
 
@@ -86,81 +92,73 @@ def mime_lite(
 @checks.arguments
 def mime(
     optimizer: optax.GradientTransformation,
-    steps: Period,
+    period: Period,
+    server_step: Real = 1.0,
     *,
     via: Pattern = network.star,
 ) -> Algorithm:
     r"""Mime: MimeLite with local gradients that are corrected as in SVRG.
 
-    $$ c = \frac{1}{|S_t|} \sum_{n \in S_t} g_n(x_t), \qquad
+    $$ c = \frac{1}{|S_t|} \sum_{n \in S_t} f_n'(x_t), \qquad
        y^{(n)} \leftarrow y^{(n)} - \gamma\, \mathcal U\big(g_n(y^{(n)}; \xi) - g_n(x_t; \xi) + c,
        s_t\big) \quad H \text{ times from } x_t $$
 
-    $x_{t+1}$, $s_{t+1}$, participation and weights are those of `mime_lite`. With exact gradients
-    the limit is exact: the optimum of the mean objective for any data.
+    $x_{t+1}$, $s_{t+1}$, participation and weights are those of `mime_lite`. If all clients
+    participate, the limit is exact, the optimum of the mean objective for any data, also with
+    gradients of batches.
 
-    A round is one gradient per client, and a period has $2H - 1$ rounds. The first round computes
-    $g_n(x_t)$, which are sent, averaged and sent back as c; the first local step is along c, since
-    $y^{(n)} = x_t$. Each further step takes two rounds, which compute $g_n(x_t; \xi)$ and
-    $g_n(y^{(n)}; \xi)$ for the same draw $\xi$; a client that misses the first of the two makes no
-    step in the second. The last round averages $y^{(n)}$. The clients $S_t$ should be drawn once
-    per period. In the paper $g_n(x_t)$ is the gradient of all samples of a client; here it is that
-    of one batch, unless the problem's gradients are exact.
+    A round is one local step. The first round of a period computes the exact gradients $f_n'(x_t)$,
+    which are sent, averaged and sent back as c; its step is along c, since $y^{(n)} = x_t$. Each
+    further round computes $g_n(y^{(n)}; \xi)$ and $g_n(x_t; \xi)$ for the same draw $\xi$. The last
+    round averages $y^{(n)}$. The clients $S_t$ should be drawn once per period; if no gradient
+    arrives in its first round, c does not change.
 
     Args:
         optimizer: as in `mime_lite`.
-        steps: H, the number of local steps. It may be swept.
-        via: as in `mime_lite`.
+        period: H, the number of local steps. It may be swept.
+        server_step, via: as in `mime_lite`.
 
     Raises:
-        ValueError: if the number of steps is less than 1 or more than 2^30. During a run: if the
-            user supplies the batches, which cannot be drawn twice.
+        ValueError: if the period is less than 1 or more than 2^31 - 1, or $\eta_s$ is not
+            positive. During a run: if the user supplies the batches, of which no exact gradients
+            are known.
 
     Source: Karimireddy et al., "Mime: mimicking centralized stochastic algorithms in federated
     learning", 2020, Algorithm 1 (Mime).
     """
-    steps = checks.period("mime: steps", steps)
-    period = checks.period("mime: 2 * steps - 1", 2 * steps - 1)
+    period = checks.period("mime: period", period)
+    checks.within("mime: server_step", server_step, "(0, inf)")
 
-    def query(state: State, round: Round) -> Query:
-        t, x, y = round.step, state.server.params, state.workers.params
-        at_start, at_local = _place(t, period)
-        # Both gradients of a pair have the number of its first round as the number of their draw.
-        draws = jnp.full(round.workers, jnp.where(at_local, t - 1, t), jnp.int32)
-        once = jnp.ones((round.workers, 1))
-        models = optax.tree.where(at_start | at_local, y, replicated(x, y))
-        return Query(models, work=LocalWork(once > 0, once, draws))
+    def query(state: State, round: Round) -> tuple[Query, Query, Query]:
+        x, y, at_start = state.server.params, state.workers.params, round.step % period == 0
+        pair = Query(y, active=~at_start), Query(x, active=~at_start)
+        return *pair, Query(x, exact=True, active=at_start)
 
-    def update(x: Outer, y: Inner, gradients: Gradients, round: Communicator):
-        at_start, at_local = _place(round.step, period)
+    def update(x: Outer, y: Inner, answer: tuple[Gradients, ...], round: Communicator):
+        at_y, at_x, exact = answer
 
         def share(x: Outer) -> Outer:
-            return x._replace(memory=round.weighted_mean(gradients, via))
+            return x._replace(memory=workers.if_nonempty(round.weighted_mean(exact, via), x.memory))
 
         x = round.every(period, share, x, offset=1 % period)
-        corrected = jax.tree.map(
-            lambda g, at_x, c: jnp.where(at_start, 0, g - at_x) + c[None],
-            gradients,
-            y.memory.gradient,
-            x.memory,
-        )
-        y = _frozen_step(optimizer, x, y, corrected, round, at_start | (at_local & y.memory.known))
-        yes = jnp.ones_like(y.memory.known)
-        computed = round.if_active(Reference(gradients, yes), Reference(gradients, ~yes))
-        y = y._replace(memory=optax.tree.where(at_start | at_local, y.memory, computed))
+        # In the first round the pair is not computed and its gradients are 0.
+        corrected = jax.tree.map(lambda g, g_x, c: g - g_x + c[None], at_y, at_x, x.memory)
+        y = _frozen_step(optimizer, x, y, corrected, round)
 
         def synchronize(x: Outer, y: Inner):
             delta = round.weighted_mean(outer_gradient(x, y), via)
-            return _synchronized(optimizer, x, y, delta, x.memory)
+            return _synchronized(optimizer, x, y, scaled(server_step, delta), x.memory)
 
         return round.every(period, synchronize, x, y)
 
-    method = _clients(f"mime({steps})", optimizer, update, optax.tree.zeros_like, _unknown)
-    return method._replace(query=query)
+    name = f"mime({period})"
+    return _clients(name, optimizer, update, optax.tree.zeros_like, lambda models: ())._replace(
+        query=query
+    )
 
 
 class Reference(NamedTuple):
-    """A client's gradient at the server's model, for the current period, or pair of rounds of Mime.
+    """A client's gradient at the server's model, for the current period.
 
     Args:
         gradient: the gradient.
@@ -177,38 +175,29 @@ def _unknown(models: Params) -> Reference:
     return Reference(optax.tree.zeros_like(models), jnp.zeros(rows, bool))
 
 
-def _place(t: jax.Array, period: Period) -> tuple[jax.Array, jax.Array]:
-    """Returns whether round t of Mime is the first of its period, and whether it is the second of a
-    pair.
-    """
-    place = t % period
-    return place == 0, (place > 0) & (place % 2 == 0)
-
-
 def _frozen_step(
     optimizer: optax.GradientTransformation,
     x: Outer,
     y: Inner,
     gradients: Gradients,
     round: Communicator,
-    moves: jax.Array,
 ) -> Inner:
-    """Makes a step of each client that is active and for which `moves`, bool `[n]`, is True. The
-    state of the optimizer is the server's and does not change.
+    """Makes a step of each client that is active. The state of the optimizer is the server's and
+    does not change.
     """
 
-    def stepped(params, gradient, moves):
+    def stepped(params, gradient):
         updates, _ = optimizers.update(optimizer, gradient, x.optimizer, params)
-        return optax.tree.where(moves, optax.apply_updates(params, updates), params)
+        return optax.apply_updates(params, updates)
 
-    after = jax.vmap(stepped)(y.params, gradients, moves)
+    after = jax.vmap(stepped)(y.params, gradients)
     return y._replace(params=round.if_active(after, y.params))
 
 
 def _synchronized(
     optimizer: optax.GradientTransformation, x: Outer, y: Inner, delta: Params, c: Params
 ) -> tuple[Outer, Inner]:
-    """Returns the states after the averaging, from the mean change `delta` and the mean gradient
+    """Returns the states after the averaging, from the server's step `delta` and the mean gradient
     `c`.
     """
     _, state = optimizers.update(optimizer, c, x.optimizer, x.params)

@@ -167,7 +167,7 @@ def replicated(tree: PyTree, like: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf, rows: jnp.broadcast_to(leaf, rows.shape), tree, like)
 
 
-def scaled(factor: jax.Array, tree: PyTree) -> PyTree:
+def scaled(factor: Real, tree: PyTree) -> PyTree:
     """Multiplies all leaves by a scalar; their types stay the same."""
     return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
 

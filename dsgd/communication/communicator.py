@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -282,11 +283,18 @@ class Communicator(Round):
                 f"to_each_neighbour on {topology.name}",
                 network.gossip(topology),
                 bits.to_neighbours(size, size, topology, turn),
+                topology=topology,
             )
             return workers.to_each_neighbour(tree, otherwise, topology)
 
     def to_neighbours(
-        self, compressor: Compressor, tree: PyTree, topology: Topology, last: Any = ()
+        self,
+        compressor: Compressor,
+        tree: PyTree,
+        topology: Topology,
+        last: Any = (),
+        *,
+        one_by_one: bool = False,
     ) -> Delivery:
         r"""Sends one compressed message from every worker to its neighbours. Worker n receives
         $\sum_m W_{nm} (C(x_m) - C(x_n))$.
@@ -296,21 +304,30 @@ class Communicator(Round):
             tree: leaves `[n, ...]`.
             topology: W.
             last: as in `all_gather`.
+            one_by_one: whether worker n receives the C(x_m) of its neighbours instead of the sum.
 
         Returns:
-            A `Delivery` whose `received` has leaves `[n, ...]`.
+            A `Delivery` whose `received` has leaves `[n, ...]`; if `one_by_one`, it is the result
+            of `neighbours`: leaves `[n, K, ...]`, and weights.
         """
         with self._to_neighbours("to_neighbours", topology, _moves_the_mean):
             key, turn = self.record.next_key(), self.record.frame.turn
             vectors = compressed.flat(tree, compressor.layer_wise)
-            delivery = compressed.to_neighbours(compressor, key, vectors, topology, turn, last)
+            delivery = compressed.to_neighbours(
+                compressor, key, vectors, topology, turn, last, one_by_one=one_by_one
+            )
             self.record.add(
                 f"to_neighbours on {topology.name} of {compressor.name}",
                 network.gossip(topology),
                 delivery.bits,
-                turns=topology.period,
+                topology=topology,
             )
-            return _shaped(delivery, tree, compressor)
+            if not one_by_one:
+                return _shaped(delivery, tree, compressor)
+            rows, weights = delivery.received
+            shape = partial(compressed.shaped, like=tree, layer_wise=compressor.layer_wise)
+            rows = jax.vmap(shape, in_axes=1, out_axes=1)(rows)
+            return delivery._replace(received=(rows, weights), decoded=shape(delivery.decoded))
 
     # Messages through servers, around a ring, and between pairs of workers.
 
@@ -748,7 +765,7 @@ class Communicator(Round):
                 pattern,
                 sent,
                 simulated=simulated,
-                turns=topology.period,
+                topology=topology,
             )
             yield turn
 

@@ -218,18 +218,22 @@ def to_neighbours(
     topology: Topology,
     step: jax.Array,
     last: Any = (),
+    *,
+    one_by_one: bool = False,
 ) -> Delivery:
     r"""Sends one message from every worker to its neighbours. Worker n receives
-    $\sum_m W_{nm} (Q(x_m) - Q(x_n))$.
+    $\sum_m W_{nm} (Q(x_m) - Q(x_n))$, or Q(x_m) of its neighbours.
 
     Args:
         vectors: leaves `[n, d]`, from `flat`.
         topology: W.
         step: number of the exchange; selects the graph if the topology is a schedule.
         compressor, key, last: as in `to_servers`.
+        one_by_one: whether the neighbours' vectors are returned.
 
     Returns:
-        A `Delivery` whose `received` has leaves `[n, d]`.
+        A `Delivery` whose `received` has leaves `[n, d]`; if `one_by_one`, it is the result of
+        `workers.neighbours`, with leaves `[n, K, d]`.
     """
     messages, decoded = _compress(compressor, workers.keys(key, topology.n), vectors, last)
     arrived, table = workers.gather_neighbours(messages, topology, step), decoded
@@ -239,11 +243,12 @@ def to_neighbours(
             lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), vectors
         )
         table = _decompress(compressor, arrived, shapes)
-    pulled = workers.laplacian(decoded, topology, step, table=table)
+    receive = workers.neighbours if one_by_one else workers.laplacian
+    received = receive(decoded, topology, step, table=table)
     sent = bits.to_neighbours(
         _sizes(compressor, messages, 1), _sizes(compressor, arrived, 1), topology, step
     )
-    return Delivery(pulled, decoded, _remember(compressor, messages), sent)
+    return Delivery(received, decoded, _remember(compressor, messages), sent)
 
 
 def flat(tree: PyTree, layer_wise: bool) -> PyTree:

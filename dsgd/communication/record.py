@@ -17,6 +17,7 @@ from jax.extend.core import get_opaque_trace_state
 from dsgd.base import Pattern, Period
 from dsgd.communication import bits
 from dsgd.communication.bits import Bits
+from dsgd.graphs.topology import Topology
 
 
 class Sending(NamedTuple):
@@ -38,6 +39,7 @@ class Sending(NamedTuple):
             rounded once; 0 for other exchanges.
         delay: number of rounds that the workers go on with before they need the messages; 0: they
             wait for the messages in this round.
+        topology: the graph, if the messages are sent to neighbours.
     """
 
     call: str
@@ -50,6 +52,7 @@ class Sending(NamedTuple):
     now: jax.Array | None = None
     size: int = 0
     delay: Period = 0
+    topology: Topology | None = None
 
     @property
     def waits(self) -> bool:
@@ -173,12 +176,20 @@ class Record:
         return self._key if self._keys == 1 else jax.random.fold_in(self._key, self._keys)
 
     def add(
-        self, call: str, pattern: Pattern, sent: Bits, *, simulated: bool = False, turns: int = 1
+        self,
+        call: str,
+        pattern: Pattern,
+        sent: Bits,
+        *,
+        simulated: bool = False,
+        topology: Topology | None = None,
     ) -> None:
         """Records an exchange in the current frame."""
-        frame = self.frame
+        frame, turns = self.frame, topology.period if topology else 1
         frame.sendings.append(
-            Sending(call, pattern, sent, simulated, frame.period, turns, frame.turn)
+            Sending(
+                call, pattern, sent, simulated, frame.period, turns, frame.turn, topology=topology
+            )
         )
 
     def time(self, call: str, kind: str, seconds: jax.Array) -> None:
@@ -240,7 +251,7 @@ class Record:
         yield
         if not (parts := frame.sendings[first:]):
             return
-        if len({part.pattern.links or part.pattern.name for part in parts}) > 1:
+        if not all(_alike(parts[0], part) for part in parts):
             names = {part.pattern.name for part in parts}
             raise ValueError(
                 f"{self.method}: round.joint contains exchanges of different patterns, "
@@ -288,6 +299,13 @@ class Record:
             numbers["warnings"],
             [bits.up for bits in sent],
         )
+
+
+def _alike(one: Sending, other: Sending) -> bool:
+    """Whether two exchanges send messages between the same workers."""
+    if one.topology and other.topology:
+        return one.topology.same_links(other.topology)
+    return one.pattern.name == other.pattern.name
 
 
 def _only_if(now: jax.Array, sent: Bits) -> Bits:

@@ -384,7 +384,8 @@ def _no_answer(plan: Plan, query: Asked) -> Any:
         lambda leaf: jnp.zeros((*rows, *leaf.shape), leaf.dtype),
         protocol.parameters(plan.problem),
     )
-    return (jnp.zeros(rows), gradients) if query.loss else gradients
+    losses = jnp.zeros(rows, queries.loss_type(query.params))
+    return (losses, gradients) if query.loss else gradients
 
 
 def _measured(plan: Plan, method: Method, state: State, key: jax.Array) -> Timings | tuple[()]:

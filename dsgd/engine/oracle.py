@@ -119,7 +119,7 @@ def loss_and_gradients(
     if not query.loss:
         return mean, slopes
     own = _weighed(problem, query, own, N) if weigh else own
-    return mean, (own.astype(jnp.result_type(float)), slopes)
+    return mean, (own.astype(queries.loss_type(query.params)), slopes)
 
 
 def _mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:

@@ -99,6 +99,11 @@ def micro_batches(asked: AllAsked, default: int) -> int:
     )
 
 
+def loss_type(params: PyTree) -> Any:
+    """Returns the type of the losses that a query asks for."""
+    return jnp.result_type(jnp.float32, *jax.tree.leaves(params))
+
+
 def _whole(query: Asked, problem: Problem, N: int, M: int) -> LocalWork:
     """Returns M whole batches of every worker, or the samples that the query chooses."""
     if query.samples is not None:

@@ -286,6 +286,16 @@ class Topology:
         coordinates = [coo_array(W) for W in self.matrices]
         return [np.stack([W.col, W.row], axis=1)[W.row != W.col] for W in coordinates]
 
+    def same_links(self, other: Topology) -> bool:
+        """Whether the same workers send to each other in every round, with whatever weights.
+
+        Args:
+            other: another topology.
+        """
+        return self.period == other.period and all(
+            np.array_equal(*links) for links in zip(self.links, other.links, strict=True)
+        )
+
     def _shrinks(self) -> bool:
         """Whether a sufficient condition for convergence holds: every worker has a positive weight
         for itself, and no weight is negative.
@@ -541,7 +551,7 @@ def _repeated(names: tuple[Any, ...]) -> bool:
 
 
 def _check_connected(name: str, matrices: Sequence[csr_array], label: Label, role: Role) -> None:
-    links = _all_links(matrices)
+    links: Any = _all_links(matrices)
     if spectra.circulant(links) and np.gcd.reduce(links[[0]].indices, initial=links.shape[0]) == 1:
         return  # A circulant graph is connected if its offsets have no common divisor with n.
     component = _components(links)
@@ -576,7 +586,8 @@ def _components(links: csr_array) -> np.ndarray:
     """Returns the number of each worker's strongly connected component, int `[n]`."""
     from scipy.sparse.csgraph import connected_components  # noqa: PLC0415 (takes a tenth of a second to import)
 
-    return connected_components(links, directed=True, connection="strong")[1]
+    _, component = connected_components(links, directed=True, connection="strong")
+    return component
 
 
 def _ends(links: csr_array, role: Role) -> np.ndarray:

@@ -262,7 +262,6 @@ def gossip(topology: Topology) -> Pattern:
         volume,
         messages if turns == 1 else None,
         among_neighbours(topology),
-        tuple(links.tobytes() for links in topology.links),
     )
 
 

@@ -253,7 +253,7 @@ def finite_sum(
     alpha: float = 0.5,
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
-    batch_size: int = 16,
+    batch_size: int | None = 16,
     replacement: bool | Literal["epoch"] = True,
     l2: float = 0.0,
     seed: int = 0,
@@ -290,7 +290,8 @@ def finite_sum(
             objective, the gradients and the averages of models use them (`dsgd.Problem`). In
             decentralized methods, an optimizer that divides by the size of the gradient on each
             worker (Adam) cancels the weights; runs warn of it.
-        batch_size: B, the number of samples that each worker draws in a round.
+        batch_size: B, the number of samples that each worker draws in a round; None: all of its
+            samples, so that gradients are exact, whatever `replacement`.
         replacement: whether batches are drawn with replacement. Without replacement, the batch of a
             worker with m < B samples has all m, and its mean is over those. "epoch": each worker
             passes through its samples in random order, again and again, in batches of min(B, m);
@@ -322,7 +323,7 @@ def finite_sum(
             weights are none of these; if l2 < 0; or if only one of `metrics` and `test` is given.
     """
     numbers = {
-        "batch_size": batch_size,
+        "batch_size": 1 if batch_size is None else batch_size,
         "workers": workers,
         "min_samples": min_samples,
         "chunk": 1 if chunk is None else chunk,
@@ -337,6 +338,8 @@ def finite_sum(
     else:
         examples, sizes, some = _loaded(data, workers, partition, alpha, seed, min_samples)
     _require_samples(name, sizes, min_samples)
+    if batch_size is None:
+        batch_size, replacement = max(sizes), False
     # With replacement, a batch has B samples even if a worker has fewer.
     whole = replacement != EPOCH and bool(replacement)
     if replacement == EPOCH and max(sizes) * batch_size >= 1 << 32:

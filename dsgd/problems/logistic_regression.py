@@ -45,7 +45,7 @@ def logistic_regression(
     alpha: float = 0.5,
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
-    batch_size: int = 16,
+    batch_size: int | None = 16,
     replacement: bool | Literal["epoch"] = True,
     l2: float = 1e-4,
     seed: int = 0,
@@ -110,7 +110,7 @@ def sparse_logistic_regression(
     alpha: float = 0.5,
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
-    batch_size: int = 16,
+    batch_size: int | None = None,
     replacement: bool | Literal["epoch"] = True,
     l2: float = 0.0,
     seed: int = 0,
@@ -128,7 +128,8 @@ def sparse_logistic_regression(
             $y_i = 1$ for the class with the larger label.
         workers, partition, alpha: as in `logistic_regression`.
         penalty: $\lambda$, at least 0.
-        min_samples, weights, batch_size, replacement: as in `finite_sum`.
+        min_samples, weights, batch_size, replacement: as in `finite_sum`; by default, batches are
+            all samples of a worker, and gradients are exact.
         l2, seed, data_dir: as in `logistic_regression`.
 
     Returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +95,7 @@ def _soft_threshold(penalty: float, params: Params, step: Any) -> Params:
 
 
 @checks.arguments
-def group_lasso(penalty: float, groups: Literal["rows", "leaves"] = "rows") -> Regularizer:
+def group_lasso(penalty: float, groups: str = "rows") -> Regularizer:
     r"""Sum of the norms of groups of elements, at whose minimizer whole groups are 0.
 
     $$ r(x) = \lambda \sum_g \sqrt{d_g}\, |x_g|, \qquad \mathrm{prox}_{s r}(x)_g = \max\Big(1 -
@@ -116,6 +116,8 @@ def group_lasso(penalty: float, groups: Literal["rows", "leaves"] = "rows") -> R
     2006.
     """
     checks.within("group_lasso: penalty", penalty, "[0, inf)")
+    if groups not in ("rows", "leaves"):
+        raise ValueError(f"group_lasso: groups = {groups!r}; expected 'rows' or 'leaves'")
     of = (penalty, groups == "rows")
     name = f"group_lasso({penalty}, {groups!r})"
     return Regularizer(partial(_group_norms, *of), partial(_shrink_groups, *of), name)

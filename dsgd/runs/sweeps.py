@@ -58,8 +58,8 @@ class Sweep(NamedTuple):
             share: fraction of the records over which to average, counted from the end.
             largest: True: the largest value is best; False: the smallest. None: the largest for
                 accuracies ("accuracy", "test_accuracy"), and the smallest for losses, errors,
-                "grad_sqnorm", "consensus", "bits" and "clock". It is required for all other
-                metrics.
+                "grad_sqnorm", "objective", "prox_grad_sqnorm", "consensus", "bits" and "clock". It
+                is required for all other metrics.
 
         Raises:
             ValueError: if the metric is unknown or has no default direction, `share` is outside (0,
@@ -160,6 +160,8 @@ _SMALLEST = {
     "test_error",
     "test_bits_per_byte",
     "grad_sqnorm",
+    "objective",
+    "prox_grad_sqnorm",
     "consensus",
     "bits",
     "clock",
@@ -199,7 +201,8 @@ def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
         raise ValueError(
             f"tail_mean: values has shape {np.shape(values)}; expected a non-empty [..., records]"
         )
-    return values[..., -max(1, int(share * values.shape[-1])) :].mean(axis=-1)
+    with np.errstate(over="ignore"):  # the losses of a run that diverges
+        return values[..., -max(1, int(share * values.shape[-1])) :].mean(axis=-1)
 
 
 @checks.arguments

@@ -145,12 +145,17 @@ def gather_neighbours(tree: PyTree, topology: Topology, step: jax.Array | None =
 
 
 def neighbours(
-    tree: PyTree, topology: Topology, step: jax.Array | None = None
+    tree: PyTree,
+    topology: Topology,
+    step: jax.Array | None = None,
+    *,
+    table: PyTree | None = None,
 ) -> tuple[PyTree, jax.Array]:
     """Returns the rows that a worker receives, one by one, and their weights in W.
 
     Args:
         tree, topology, step: as in `mix`, with leaves of any type.
+        table: as in `laplacian`.
 
     Returns:
         Leaves `[n, K, ...]`, where K is the largest number of rows that a worker receives; and
@@ -164,9 +169,8 @@ def neighbours(
     places, weights = jnp.asarray(routes.places)[at], jnp.asarray(routes.weights, kind)[at]
     arrives = _arrives(routes, at, topology)
     weights = weights if arrives is None else jnp.where(arrives, weights, 0)
-    return jax.tree.map(
-        lambda table: table[places], gather_neighbours(tree, topology, step)
-    ), weights
+    table = gather_neighbours(tree, topology, step) if table is None else table
+    return jax.tree.map(lambda rows: rows[places], table), weights
 
 
 def to_each_neighbour(tree: PyTree, otherwise: PyTree, topology: Topology) -> PyTree:

@@ -147,6 +147,11 @@ COMMANDS = {
         "--text grammar --batch-size 1 --steps 40 --period 10 --learning-rates 3e-3 "
         "--outer-rates 0.7 --sign-rates 1e-3 --powersgd-rates 0.03",
     ),
+    "directed": Command(
+        BEYOND,
+        "-",
+        "--workers 8 --degree 2 --steps 100 --seeds 1 --learning-rates 0.05 0.2",
+    ),
     "federated": Command(
         BEYOND,
         "-",
@@ -187,6 +192,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "complexity_table": "complexity_table",
     "compression": "compression",
     "convergence_rates": "convergence_rates",
+    "directed": "directed",
     "dropcompute_processes": "dropcompute_processes",
     "dropcompute_speedup": "dropcompute_speedup",
     "dropcompute_text": "dropcompute_training --problem text",

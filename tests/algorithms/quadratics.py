@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import jax
 import numpy as np
 
+from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.trajectories import D, N
 
@@ -32,3 +34,16 @@ def instance(noise: float, start: np.ndarray) -> Instance:
     zero = np.float64(0)
     values: Any = (A, b, noise * np.eye(D), start, zero, zero)
     return Instance(*values)
+
+
+def states(build: trajectories.Build, numbers: Any, length: int) -> Any:
+    """Returns the workers' states before the first of `length` rounds with exact gradients and
+    after each, leaves `[length + 1, ...]`.
+
+    Args:
+        build: instance -> method; pass the same object to compile once.
+        numbers: the instance's `more`.
+    """
+    more = jax.tree.map(np.asarray, numbers)
+    exact = instance(0.0, arrays()[2])._replace(more=more)
+    return trajectories.run(build, exact, length=length).states.workers

@@ -46,6 +46,11 @@ def quadratic() -> dsgd.Problem:
 
 
 @cache
+def sparse() -> dsgd.Problem:
+    return problems.regularized(quadratic(), problems.l1(0.1))
+
+
+@cache
 def robust(replacement: Any = True) -> dsgd.Problem:
     """Returns a problem with ten samples for each worker, in batches of three."""
     return problems.robust_regression(
@@ -153,26 +158,37 @@ PERIODIC, ASYNCHRONOUS = {"local-sgd", "scaffold"}, {"asgd", "ad-psgd"}
 # The third cluster of methods that are not in the turn of `registered`. Clients are drawn once for
 # each synchronization; moments have periods of their own, in which others would be drawn.
 THIRD = {
-    **dict.fromkeys(("diloco", "slowmo", "post-local-sgd"), "sampled-4"),
+    **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "adacomm"), "sampled-4"),
     **dict.fromkeys(("fed-avg", "fed-prox", "fed-avgm"), "sampled-4"),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
-    **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite"), "sampled-4"),
-    "mime": "lossy",
+    **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "mime"), "sampled-4"),
     "scaffnew": "changing",
     "des-loc": "lossy",
-    "easgd": "lossy",
+    **dict.fromkeys(("easgd", "eamsgd"), "lossy"),
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
     "sparse-loco": "blocking",
     "muloco": "none",
+    **dict.fromkeys(("lead", "motef"), "changing"),
+    **dict.fromkeys(("dcd-sgd", "beer"), "blocking"),
+    "ecd-sgd": "none",
+    "c-gt": "noisy",
     "dlm": "changing",
     **dict.fromkeys(("lt-admm", "relay-sgd"), "lossy"),
-    "opapc": "blocking",
+    **dict.fromkeys(("lt-admm-vr", "opapc"), "blocking"),
     **dict.fromkeys(("noloco", "k-gt"), "lossy"),
     **dict.fromkeys(("led", "prox-skip"), "changing"),
     "sparta": "sampled",
     **dict.fromkeys(("atc-tracking", "aug-dgm", "momentum-tracking"), "lossy"),
+    **dict.fromkeys(("dgd", "qg-dsgdm", "decentlam"), "lossy"),
     **dict.fromkeys(("push-diging", "push-pull"), "lossy"),
     "ab": "changing",
+    **dict.fromkeys(("gt-svrg", "gt-hsgd"), "blocking"),
+    **dict.fromkeys(("gt-vr", "gt-sarah"), "changing"),
+    "prox-gd": "sampled",
+    "prox-sgd": "lossy",
+    "nids": "changing",
+    "pg-extra": "changing",
+    "prox-tracking": "lossy",
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.
@@ -287,6 +303,10 @@ ON_QUADRATICS: Table = {
         "changing partly sampled-2",
     ),
     "dsgd, Adam": (lambda: algorithms.decentralized_sgd(ADAM, RING), "partly"),
+    "dsgd, averaged momenta": (
+        lambda: algorithms.decentralized_sgd(MOMENTUM, RING, average_momentum=True),
+        "changing partly",
+    ),
     "dsgd on a star": (
         lambda: algorithms.decentralized_sgd(MOMENTUM, topologies.star(N)),
         "blocking pipelined changing partly",
@@ -354,6 +374,10 @@ ON_QUADRATICS: Table = {
     ),
     "choco-sgd, low rank": (
         lambda: algorithms.choco_sgd(SGD, RING, WHOLE_LOW_RANK, 0.4),
+        "pipelined",
+    ),
+    "beer, low rank": (
+        lambda: algorithms.beer(MOMENTUM, topologies.star(N), WHOLE_LOW_RANK, 0.2),
         "pipelined",
     ),
     "d2 on a torus": (
@@ -494,6 +518,17 @@ ON_LAYERS: Table = {
     ),
 }
 
+ON_SPARSE: Table = {
+    "prox-gd": (lambda: algorithms.proximal_gradient(0.3), "none"),
+    "prox-sgd": (lambda: algorithms.proximal_sgd(0.1), "partly"),
+    "nids, unequal steps": (
+        lambda: algorithms.nids(np.linspace(0.1, 0.3, N), RING, 1.0),
+        "pipelined",
+    ),
+    "pg-extra": (lambda: algorithms.pg_extra(0.1, RING), "blocking"),
+    "prox-tracking on matchings": (lambda: algorithms.proximal_tracking(0.1, MATCHED), "partly"),
+}
+
 ON_SAMPLES: Table = {
     f"unequal work, {name}": (
         lambda name=name: with_local_work(algorithms.make(name, MOMENTUM, N), unequal()),
@@ -606,6 +641,7 @@ def not_registered() -> dict[str, Run]:
         ("", ON_QUADRATICS, quadratic),
         (" on layers", ON_LAYERS, layers),
         (" on samples", ON_SAMPLES, robust),
+        (" with l1", ON_SPARSE, sparse),
     ):
         for name, (method, on) in table.items():
             for cluster in on.split():

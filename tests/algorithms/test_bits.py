@@ -80,6 +80,16 @@ def largest(k: int, p: int) -> int:
     return FLOAT * k + packed((p - 1).bit_length(), k)
 
 
+def ranged(p: int) -> int:
+    """Returns the bits of a message of `random_quantization(8)`."""
+    return packed(8, p) + 2 * FLOAT if p > 2 else p * FLOAT
+
+
+def five_values(p: int) -> int:
+    """Returns the bits of a message of `qsgd(2, "linf")`."""
+    return packed(3, p) + FLOAT
+
+
 def frequencies(k: int, d: int) -> int:
     """Of k coefficients of each chunk, the largest divisor of d that is at most 64, and their
     places.
@@ -101,7 +111,7 @@ def chunked(k: int, chunk: int, d: int) -> int:
 FORMS: dict[str, Form] = {
     "gd": all_reduce,
     "sgd": lambda N, d: 0,
-    "mb-sgd": all_reduce,
+    **dict.fromkeys(("mb-sgd", "prox-gd", "prox-sgd"), all_reduce),
     "mb-sgd-model": all_reduce,
     "mb-sgd-server": lambda N, d: d * FLOAT,
     "csgd": _parts(quantized),
@@ -109,27 +119,33 @@ FORMS: dict[str, Form] = {
     "ec-sgd": _parts(signs),
     "ef21": _parts(lambda p: largest(-(-p // 10), p)),
     "asgd": lambda N, d: d * FLOAT,
-    "dsgd": _models(),
+    **dict.fromkeys(("dsgd", "dgd", "qg-dsgdm", "decentlam"), _models()),
     "dsgd-complete": lambda N, d: (N - 1) * d * FLOAT,
     "local-sgd": all_reduce,
     "scaffold": lambda N, d: all_reduce(N, 2 * d),
     "d2": _models(),
-    "extra": _models(),
+    **dict.fromkeys(("extra", "pg-extra", "nids"), _models()),
+    "prox-tracking": _models(2),  # tracker and model, one after the other
     "exact-diffusion": _models(),
     # model and tracker
     **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
     "k-gt": _models(2),  # model and change
     **dict.fromkeys(("led", "prox-skip"), _models()),
     **dict.fromkeys(("aug-dgm", "momentum-tracking"), _models(2)),
+    **dict.fromkeys(("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd"), _models(2)),
     "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
     "push-diging": lambda N, d: min(1, N - 1) * (2 * d + 1) * FLOAT,  # model, tracker and weight
     # model and tracker, to the workers that are a power of 2 further
     **dict.fromkeys(("push-pull", "ab"), lambda N, d: (N - 1).bit_length() * 2 * d * FLOAT),
-    **dict.fromkeys(("dlm", "lt-admm"), _models()),
+    **dict.fromkeys(("dlm", "lt-admm", "lt-admm-vr"), _models()),
     "relay-sgd": lambda N, d: on_chain(N) * (d + 1) * FLOAT,  # model and count
     "opapc": lambda N, d: exchanges(N) * degree(N) * d * FLOAT,
     "choco-sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),
+    **dict.fromkeys(("dcd-sgd", "ecd-sgd"), lambda N, d: degree(N) * ranged(d)),
+    "lead": lambda N, d: degree(N) * five_values(d),
+    "c-gt": lambda N, d: degree(N) * 2 * five_values(d),  # of model and tracker
+    **dict.fromkeys(("beer", "motef"), lambda N, d: degree(N) * 2 * largest(-(-d // 10), d)),
     "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
     # vectors are not compressed
     "powersgd": all_reduce,
@@ -137,8 +153,9 @@ FORMS: dict[str, Form] = {
     "demo": lambda N, d: (N - 1) * frequencies(4, d),
     **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "des-loc"), all_reduce),
     **dict.fromkeys(("delayed-diloco", "eager-diloco", "scaffnew"), all_reduce),
-    **dict.fromkeys(("easgd", "fed-avg", "fed-prox", "fed-avgm"), lambda N, d: d * FLOAT),
+    **dict.fromkeys(("easgd", "eamsgd", "fed-avg", "fed-prox", "fed-avgm"), lambda N, d: d * FLOAT),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), lambda N, d: d * FLOAT),
+    "adacomm": lambda N, d: all_reduce(N, d + 1),  # model and loss
     "mime": lambda N, d: d * FLOAT,
     "mime-lite": lambda N, d: 2 * d * FLOAT,  # model and gradient
     "fed-nova": lambda N, d: (d + 2) * FLOAT,  # change, its scale, and whether there is one
@@ -155,9 +172,11 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("fed-prox", "fed-avgm", "fed-adagrad", "fed-yogi", "fed-adam"), (4, {3})),
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
-    **dict.fromkeys(("des-loc", "easgd"), (2, {1})),
-    **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm"), (4, {3})),
-    "mime": (3, {0, 2}),
+    **dict.fromkeys(("des-loc", "easgd", "eamsgd"), (2, {1})),
+    "adacomm": (4, {3}),  # the first period
+    **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm", "lt-admm-vr"), (4, {3})),
+    "mime": (4, {0, 3}),
+    "nids": (PERIOD, {1, 2, 3}),  # nothing in the run's first round
 }
 # number of sending workers of N, if not all; the first round that sends is tested
 FEW: dict[str, Callable[[int], int]] = {

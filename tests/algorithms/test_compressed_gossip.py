@@ -201,7 +201,7 @@ def test_gossip_by_dcd_contracts_at_the_stated_rate():
     )
 
     def disagreement(X):
-        return jnp.sum((X - X.mean(axis=0)) ** 2)
+        return jnp.sum((X - X.mean(axis=0, keepdims=True)) ** 2)
 
     start = jax.tree.map(
         lambda leaf: np.broadcast_to(leaf, (500, *np.shape(leaf))), first._replace(workers=known)
@@ -224,8 +224,8 @@ def test_gossip_by_dcd_contracts_at_the_stated_rate():
 
 
 @pytest.mark.parametrize("name", ["LEAD", "BEER", "C-GT, unbiased"])
-def test_in_float32_the_limit_moves_slowly(name):
-    """Rounding errors of the neighbours' copies accumulate in the corrections."""
+def test_in_float32_rounding_errors_do_not_accumulate(name):
+    """The workers compute with equal copies, so that the mean of the corrections stays 0."""
     with jax.enable_x64(False):
         method = METHODS[name](Numbers())
         problem = problems.random_quadratic(N, 6, heterogeneity=2.0, seed=1)
@@ -233,4 +233,4 @@ def test_in_float32_the_limit_moves_slowly(name):
             method, problem, steps=20_000, key=jax.random.key(0), record_every=10_000, mesh=1
         )
     x = np.asarray(problem.constants.minimizer)
-    np.testing.assert_allclose(result.params, x, rtol=0, atol=1e-3 * np.abs(x).max())
+    np.testing.assert_allclose(result.params, x, rtol=0, atol=1e-4 * np.abs(x).max())

@@ -20,21 +20,38 @@ from algorithms import (
     asynchronous_gossip_sgd,
     atc_tracking,
     aug_dgm,
+    beer,
+    c_gt,
     choco_sgd,
     d2,
+    dcd_sgd,
+    decentlam,
     decentralized_sgd,
     deepsqueeze,
+    dgd,
     dlm,
+    ecd_sgd,
     exact_diffusion,
     extra,
     gradient_tracking,
+    gt_hsgd,
+    gt_saga,
+    gt_sarah,
+    gt_svrg,
+    gt_vr,
     k_gt,
+    lead,
     local_exact_diffusion,
     local_sgd,
     lt_admm,
     momentum_tracking,
+    motef,
+    nids,
     opapc,
+    pg_extra,
     prox_skip,
+    proximal_tracking,
+    quasi_global_momentum,
     stochastic_gradient_push,
 )
 from algorithms.decentralized.exact_diffusion import add_up, start_corrected
@@ -160,14 +177,32 @@ LAZY = topologies.ring(8, topologies.lazy)
 SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
     "d2": lambda number: d2(optax.sgd(number), LAZY),
     "extra": lambda number: extra(optax.sgd(number), LAZY),
+    "quasi-global momentum": lambda number: quasi_global_momentum(
+        optax.sgd(0.1), LAZY, number, nesterov=True
+    ),
+    "decentlam": lambda number: decentlam(optax.sgd(0.1), LAZY, number),
+    "momentum tracking": lambda number: momentum_tracking(optax.sgd(0.1), LAZY, number),
     "k_gt, consensus step": lambda number: k_gt(optax.sgd(0.1), LAZY, 2, number),
     "local_exact_diffusion, correction": lambda number: local_exact_diffusion(
         optax.sgd(0.1), LAZY, 2, number
     ),
     "prox_skip, probability": lambda number: prox_skip(optax.sgd(0.1), LAZY, number),
+    "nids": lambda number: nids(number, LAZY),
+    "nids, coupling": lambda number: nids(0.1, LAZY, number),
+    "pg-extra": lambda number: pg_extra(number, LAZY),
+    "proximal tracking": lambda number: proximal_tracking(number, LAZY),
     "push": lambda number: stochastic_gradient_push(optax.sgd(number), LAZY),
     "choco, consensus step": lambda number: choco_sgd(
         optax.sgd(0.1), LAZY, compressors.sign, number
+    ),
+    "lead, both steps": lambda number: lead(
+        optax.sgd(0.1), LAZY, compressors.ternary, number, number
+    ),
+    "motef, both steps": lambda number: motef(
+        optax.sgd(0.05), LAZY, compressors.sign, number, number
+    ),
+    "c_gt, both steps": lambda number: c_gt(
+        optax.sgd(0.05), LAZY, compressors.ternary, number, number
     ),
     "deepsqueeze, consensus step": lambda number: deepsqueeze(
         optax.sgd(0.1), LAZY, compressors.sign, number
@@ -212,6 +247,9 @@ DIRECTED = topologies.from_graph(
 )
 ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "decentralized_sgd": lambda graph: decentralized_sgd(STEP, graph),
+    "dgd": lambda graph: dgd(STEP, graph),
+    "quasi_global_momentum": lambda graph: quasi_global_momentum(STEP, graph),
+    "decentlam": lambda graph: decentlam(STEP, graph),
     "local_sgd": lambda graph: local_sgd(STEP, 2, graph),
     "gradient_tracking": lambda graph: gradient_tracking(STEP, graph),
     "atc_tracking": lambda graph: atc_tracking(STEP, graph),
@@ -219,12 +257,26 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
     "local_exact_diffusion": lambda graph: local_exact_diffusion(STEP, graph, 2),
     "prox_skip": lambda graph: prox_skip(STEP, graph, 0.5),
     "aug_dgm": lambda graph: aug_dgm(STEP, graph),
+    "gt_svrg": lambda graph: gt_svrg(STEP, graph, 2),
+    "gt_vr": lambda graph: gt_vr(STEP, graph, 0.5),
+    "gt_sarah": lambda graph: gt_sarah(STEP, graph, 2),
+    "gt_hsgd": lambda graph: gt_hsgd(STEP, graph, 0.5),
+    "gt_saga": lambda graph: gt_saga(STEP, graph, 1),
     "momentum_tracking": lambda graph: momentum_tracking(STEP, graph),
     "d2": lambda graph: d2(STEP, graph),
     "extra": lambda graph: extra(STEP, graph),
+    "nids": lambda graph: nids(GAMMA, graph),
+    "pg_extra": lambda graph: pg_extra(GAMMA, graph),
+    "proximal_tracking": lambda graph: proximal_tracking(GAMMA, graph),
     "exact_diffusion": lambda graph: exact_diffusion(STEP, graph),
     "choco_sgd": lambda graph: choco_sgd(STEP, graph, compressors.sign, 0.1),
     "deepsqueeze": lambda graph: deepsqueeze(STEP, graph, compressors.sign, 0.1),
+    "dcd_sgd": lambda graph: dcd_sgd(STEP, graph, compressors.identity),
+    "ecd_sgd": lambda graph: ecd_sgd(STEP, graph, compressors.identity),
+    "lead": lambda graph: lead(STEP, graph, compressors.identity),
+    "beer": lambda graph: beer(STEP, graph, compressors.sign, 0.1),
+    "c_gt": lambda graph: c_gt(STEP, graph, compressors.sign, 0.1, 0.5),
+    "motef": lambda graph: motef(STEP, graph, compressors.sign, 0.1, 0.5),
     "dlm": lambda graph: dlm(STEP, graph),
     "lt_admm": lambda graph: lt_admm(STEP, graph),
     "opapc": lambda graph: opapc(graph, 1.0, 0.1),
@@ -232,7 +284,9 @@ ON_GRAPHS: dict[str, Callable[[dsgd.Topology], dsgd.Algorithm]] = {
 }
 ANY_DOUBLY_STOCHASTIC = (
     *("decentralized_sgd", "local_sgd", "gradient_tracking", "k_gt"),
-    *("atc_tracking", "aug_dgm", "momentum_tracking"),
+    *("atc_tracking", "aug_dgm", "momentum_tracking", "proximal_tracking"),
+    *("gt_svrg", "gt_vr", "gt_sarah", "gt_hsgd", "gt_saga"),
+    *("dgd", "quasi_global_momentum", "decentlam"),
 )
 SCHEDULES = (*ANY_DOUBLY_STOCHASTIC, "deepsqueeze")
 
@@ -265,6 +319,15 @@ def test_factors_of_steps_are_one_positive_number_for_each_worker():
             aug_dgm(STEP, RING, factors)
 
 
+COMPRESSED = ("choco_sgd", "deepsqueeze", "dcd_sgd", "ecd_sgd", "lead", "beer", "c_gt", "motef")
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_accelerated_gossip_of_compressed_messages_is_refused(name):
+    with pytest.raises(ValueError, match=rf"^{name} on chebyshev.*: a round has 2 exchanges"):
+        ON_GRAPHS[name](topologies.chebyshev(RING, 2))
+
+
 def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():
     """At -1/3 one of the recursion's roots is -1."""
     for graph in (RING, topologies.ring(8), topologies.hypercube(3)):
@@ -277,7 +340,9 @@ def test_d2_refuses_an_eigenvalue_at_or_below_minus_a_third():
     d2(STEP, topologies.ring(7))
 
 
-@pytest.mark.parametrize("method", [choco_sgd, deepsqueeze], ids=lambda method: method.__name__)
+@pytest.mark.parametrize(
+    "method", [choco_sgd, deepsqueeze, beer], ids=lambda method: method.__name__
+)
 def test_a_consensus_step_or_a_compressor_that_does_not_contract_is_refused(method):
     """A layer of one element is sent whole."""
     for eta in (0.0, 1.5, float("nan")):
@@ -291,6 +356,27 @@ def test_a_consensus_step_or_a_compressor_that_does_not_contract_is_refused(meth
             method(STEP, RING, compressor, 0.1).init(layers, N)
     method(STEP, RING, compressors.contraction(qsgd), 0.1).init(layers, N)
     method(STEP, RING, qsgd, 0.1).init({"bias": jnp.zeros(1)}, N)
+
+
+@pytest.mark.parametrize("method", [lead, dcd_sgd, ecd_sgd], ids=lambda method: method.__name__)
+def test_a_biased_compressor_is_refused_by_methods_that_need_an_unbiased_one(method):
+    with pytest.raises(ValueError, match=f"^{method.__name__}: the compressor sign is biased"):
+        method(STEP, RING, compressors.sign)
+
+
+def test_a_damped_memory_takes_unbiased_compressors_and_contractions_only():
+    neither = compressors.qsgd(1)._replace(omega=None, name="neither")
+    with pytest.raises(ValueError, match=r"^c_gt: neither states no contraction"):
+        c_gt(STEP, RING, neither, 0.1, 0.5).init(jnp.zeros(D), N)
+    for compressor in (compressors.qsgd(1), compressors.sign):
+        c_gt(STEP, RING, compressor, 0.1, 0.5).init(jnp.zeros(D), N)
+    for wrong in (0.0, 1.5):
+        with pytest.raises(ValueError, match=f"^c_gt: memory_step = {wrong}"):
+            c_gt(STEP, RING, compressors.sign, 0.1, wrong)
+        with pytest.raises(ValueError, match=f"^lead: memory_step = {wrong}"):
+            lead(STEP, RING, compressors.ternary, memory_step=wrong)
+        with pytest.raises(ValueError, match=f"^motef: momentum_step = {wrong}"):
+            motef(STEP, RING, compressors.sign, 0.1, wrong)
 
 
 def test_a_correction_loses_nothing_to_rounding():

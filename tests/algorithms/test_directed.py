@@ -136,9 +136,9 @@ def test_the_rate_is_linear_with_the_spectral_radius_of_the_iteration(name):
     eigenvalues, vectors = np.linalg.eig(iteration(name).T)
     order = np.argsort(-np.abs(eigenvalues))
     np.testing.assert_allclose(eigenvalues[order[:D]], 1, atol=1e-9)
-    rate, slowest = eigenvalues[order[D]], vectors[:, order[D]]
-    assert rate.imag == 0
-    assert 0.9 < rate.real < 1
+    assert np.isreal(eigenvalues[order[D]])
+    rate, slowest = float(np.real(eigenvalues[order[D]])), np.real(vectors[:, order[D]])
+    assert 0.9 < rate < 1
     A, b, _ = quadratics.arrays()
     first, last = 100, 400  # from here on, the weights of Push-DIGing have their limit
     x, received, gradients = (
@@ -156,23 +156,22 @@ def test_the_rate_is_linear_with_the_spectral_radius_of_the_iteration(name):
     component = error @ slowest
     np.testing.assert_allclose(component[1:] / component[:-1], rate, rtol=1e-6)
     size = np.linalg.norm(error, axis=1)
-    assert size[-1] < 3 * size[0] * rate.real ** (last - first)
+    assert size[-1] < 3 * size[0] * rate ** (last - first)
 
 
-@pytest.mark.parametrize("name", ["push_diging", "push_pull"])
+@pytest.mark.parametrize("name", ["push_diging, schedule", "push_pull, schedule"])
 def test_in_float32_the_models_stay_at_the_minimizer(name):
-    """The sum of the trackers is that of the gradients up to rounding, which must not accumulate:
-    after 20,000 rounds a drift of a tenth of a rounding in each would be visible.
+    """The sum of the trackers is that of the gradients up to rounding, which must not accumulate.
+    The minimizer is 0, and gradients near it have no other rounding errors. On a schedule the
+    models never come to rest, so that each of 20,000 rounds has new errors.
     """
+    A, b, _ = quadratics.arrays()
+    b = np.round(1024 * (b - b.mean(axis=0))) / 1024
+    b[-1] = -b[:-1].sum(axis=0)
+    run: Any = {"steps": 20_000, "key": jax.random.key(0), "record_every": 20_000, "mesh": 1}
     with jax.enable_x64(False):
-        problem = problems.random_quadratic(N, D, heterogeneity=2.0, seed=1)
-        run = {"steps": 20_000, "key": jax.random.key(0), "record_every": 20_000, "mesh": 1}
-        result = dsgd.run(METHODS[name](), problem, **run)
-    eps = np.finfo(np.float32).eps
-    rounding = eps * np.abs(problem.data.b).max() / problem.constants.strong_convexity
-    np.testing.assert_allclose(
-        result.params, problem.constants.minimizer, rtol=0, atol=4 * rounding
-    )
+        found = dsgd.run(METHODS[name](), problems.quadratic(A, b, start=np.ones(D)), **run).params
+    assert np.abs(found).max() < np.finfo(np.float32).eps * np.abs(b).max()
 
 
 # --- Topologies that a method cannot use.

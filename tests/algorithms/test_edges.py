@@ -155,6 +155,33 @@ def test_opapc_needs_as_many_gradients_as_the_root_of_the_condition_number():
     assert rate < 1 - 1 / (4 * np.sqrt(L / MU))
 
 
+def test_the_limit_is_the_optimum_with_single_samples_if_their_variance_is_reduced():
+    """LT-ADMM with the same steps stays far from it."""
+    rng = np.random.default_rng(0)
+    inputs, classes = rng.normal(size=(40, 4)), rng.integers(2, size=40)
+    sizes = np.split(np.arange(40), [5, 20, 24])
+    model = problems.Model(lambda key: jnp.zeros(4), lambda w, inputs: inputs @ w)
+
+    def loss(outputs, classes):
+        return optax.sigmoid_binary_cross_entropy(outputs, classes.astype(outputs.dtype))
+
+    def slope(method):
+        with jax.enable_x64(True):
+            of = problems.finite_sum(
+                model, loss, (inputs, classes), batch_size=1, partition=sizes, l2=0.1, workers=4
+            )
+            options: Any = {"steps": 3_000, "key": jax.random.key(0), "record_every": 3_000}
+            return dsgd.run(method, of, mesh=2, **options).history["grad_sqnorm"][-1]
+
+    methods = [
+        method(optax.sgd(0.1), topologies.chain(4), 3, correction_step=0.1)
+        for method in (algorithms.lt_admm_vr, algorithms.lt_admm)
+    ]
+    reduced, plain = map(slope, methods)
+    assert reduced < 1e-18
+    assert plain > 1e-6
+
+
 # --- Lost messages, on eight workers in float32.
 
 PROBLEM = problems.random_quadratic(8, 4, heterogeneity=2.0, seed=1)
@@ -194,6 +221,32 @@ def test_the_limit_is_the_optimum_if_messages_are_lost(method):
     np.testing.assert_allclose(
         found.state.workers.params, np.tile(np.linalg.solve(A, b), (8, 1)), rtol=0, atol=2e-5
     )
+
+
+# --- One worker, and several devices.
+
+
+def test_one_worker_sends_nothing():
+    problem = problems.random_quadratic(1, 4, heterogeneity=0.0, seed=0)
+    for method in (
+        algorithms.dlm(SGD, topologies.ring(1)),
+        algorithms.lt_admm(SGD, topologies.ring(1), 1),
+        algorithms.relay_sgd(SGD, topologies.chain(1)),
+        algorithms.opapc(topologies.ring(1), 1.0, 0.1),
+        algorithms.decentralized_sgd(SGD, topologies.chebyshev(topologies.ring(1), 2)),
+    ):
+        history = dsgd.run(method, problem, steps=9, key=jax.random.key(0), mesh=1).history
+        assert history["bits"][-1] == 0
+        assert history["loss"][-1] < history["loss"][0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", [algorithms.extra, algorithms.decentralized_sgd])
+def test_accelerated_gossip_keeps_the_contract(method):
+    """The bits of its exchanges are those that the compiled program sends between devices."""
+    problem = problems.random_quadratic(8, 5, heterogeneity=1.0, seed=0)
+    accelerated = method(SGD, topologies.chebyshev(topologies.ring(8), 2))
+    dsgd.check(accelerated, problem, key=jax.random.key(0)).require()
 
 
 # --- Arguments that are refused.

@@ -20,6 +20,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
+from dsgd import clusters, problems
 from tests.algorithms import quadratics
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import N, Trajectory
@@ -176,6 +177,22 @@ def test_workers_that_compute_in_some_rounds_only_do_not_move_the_limit(name):
     last = models(f"{name}, unequal work", numbers)[-1]
     best = np.tile(quadratics.minimizer(), (N, 1))
     np.testing.assert_allclose(last, best, rtol=0, atol=1e-6)
+
+
+def test_the_limit_of_k_gt_is_the_optimum_if_workers_and_messages_are_missing():
+    cluster = clusters.Cluster(
+        clusters.constant(1.0),
+        present=clusters.bernoulli(0.6, 1.0),
+        delivered=clusters.bernoulli(0.7, 1.0),
+        participation_period=4,
+    )
+    method = algorithms.k_gt(optax.sgd(GAMMA), topologies.ring(N), 4)
+    problem = problems.random_quadratic(N, 3, heterogeneity=2.0, seed=1)
+    options: Any = {"key": jax.random.key(0), "cluster": cluster, "record_every": 4_000, "mesh": 1}
+    found = dsgd.run(method, problem, steps=4_000, **options).history
+    assert found["grad_sqnorm"][0] > 0.1
+    assert found["grad_sqnorm"][-1] < 1e-10
+    assert found["consensus"][-1] < 1e-10
 
 
 @pytest.mark.parametrize(("name", "numbers"), EXACT)

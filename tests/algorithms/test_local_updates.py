@@ -64,12 +64,17 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "FedNova": lambda of: algorithms.with_local_work(
         algorithms.fed_nova(plain_sgd(of), of.period), partial(first_rounds, of.period)
     ),
+    "FedNova, server momentum": lambda of: algorithms.fed_nova(
+        plain_sgd(of), of.period, optax.sgd(of.step, momentum=of.outer_momentum)
+    ),
     "FedDyn": lambda of: algorithms.fed_dyn(plain_sgd(of), of.period, of.proximal),
     "MimeLite": lambda of: algorithms.mime_lite(sgd(of), of.period),
     "Mime": lambda of: algorithms.mime(sgd(of), of.period),
     "Scaffnew": lambda of: algorithms.scaffnew(plain_sgd(of), of.probability),
     "post-local SGD": lambda of: algorithms.post_local_sgd(sgd(of), of.switch, of.period),
+    "AdaComm": lambda of: algorithms.adacomm(sgd(of), of.period, of.switch, minimum=-100.0),
     "EASGD": lambda of: algorithms.easgd(sgd(of), of.period, of.step),
+    "EAMSGD": lambda of: algorithms.eamsgd(plain_sgd(of), of.momentum, of.period, of.step),
     "DES-LOC, momentum": lambda of: algorithms.des_loc(sgd(of), of.period, of.first, of.second),
     "DES-LOC": lambda of: algorithms.des_loc(optax.adam(of.gamma), of.period, of.first, of.second),
 }
@@ -138,6 +143,11 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
         ("mini-batch", Numbers(gamma=0.7 * GAMMA, momentum=0.6)),
     ),
     "FedAvg": (("FedAvg", Numbers()), ("local SGD", Numbers())),
+    "FedNova, server momentum": (
+        ("FedNova, server momentum", Numbers(step=0.7, outer_momentum=0.6)),
+        ("FedAvgM", Numbers(step=0.7, outer_momentum=0.6)),
+    ),
+    "EAMSGD without momentum": (("EAMSGD", Numbers(step=0.9)), ("EASGD", Numbers(step=0.9))),
     "FedProx without its term": (("FedProx", Numbers()), ("FedAvg", Numbers())),
     "FedProx of one step": (
         ("FedProx", Numbers(period=1, proximal=3.0)),
@@ -155,6 +165,14 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
         ("mini-batch", Numbers(momentum=0.5)),
     ),
     "Scaffnew that always averages": (("Scaffnew", Numbers()), ("mini-batch", Numbers())),
+    "AdaComm before its first decision": (
+        ("AdaComm", Numbers(momentum=0.5, switch=NEVER)),
+        ("local SGD", Numbers(momentum=0.5)),
+    ),
+    "AdaComm of one step": (
+        ("AdaComm", Numbers(period=1, switch=1)),
+        ("mini-batch", Numbers()),
+    ),
     "post-local SGD, local at once": (
         ("post-local SGD", Numbers(momentum=0.5)),
         ("local SGD", Numbers(momentum=0.5)),
@@ -180,7 +198,7 @@ def test_two_methods_are_the_same(name):
 
 
 def test_mime_of_one_step_is_mini_batch_momentum():
-    """The gradients are exact, since draws with sample ids have different noise."""
+    """The gradients are exact, since Mime computes exact gradients for c."""
     left, right = (
         models(name, Numbers(period=1, momentum=0.5), instance(0.0))
         for name in ("Mime", "mini-batch")
@@ -305,6 +323,25 @@ def test_corrected_local_steps_have_the_optimum_as_their_limit(name):
     assert error(path[-1]) < 1e-10
 
 
+def test_adacomms_period_is_1_in_the_end_so_that_its_limit_is_the_optimum():
+    """Local SGD with the first period stays away from it."""
+    path = models("AdaComm", Numbers(gamma=0.3, period=6, switch=10), instance(0.0))
+    assert error(path[-1]) < 1e-9
+    assert error(models("local SGD", Numbers(gamma=0.3, period=6), instance(0.0))[-1]) > 1e-3
+
+
+def test_adacomm_refuses_a_loss_at_the_start_that_is_not_above_its_minimum():
+    problem = problems.random_quadratic(4, 3)  # the loss at the start is 0
+
+    def run(minimum: float) -> None:
+        method = algorithms.adacomm(optax.sgd(0.1), 2, 2, minimum=minimum)
+        dsgd.run(method, problem, steps=4, key=jax.random.key(0), mesh=1)
+
+    run(-1.0)
+    with pytest.raises(ValueError, match="loss at the start is 0; expected a loss above adacomm's"):
+        run(0.0)
+
+
 def limit_of_mime_lite(gamma: float, beta: float) -> np.ndarray:
     """Returns the model x that MimeLite does not change within a period, with the momentum of a
     constant mean gradient. The change of the server's model is affine in x.
@@ -399,6 +436,14 @@ def test_easgds_center_has_the_limit_of_fedprox_with_exact_solves():
     numbers = Numbers(period=1, step=0.9)
     path = models("EASGD", numbers, instance(0.0))
     best = limit(0.05, 2_000, 0.9 / N / GAMMA)
+    np.testing.assert_allclose(path[-1], best, rtol=0, atol=1e-6)
+    assert error(best) > 1e-2
+
+
+def test_eamsgds_center_has_that_limit_with_another_parameter():
+    numbers, alpha = Numbers(period=1, step=0.9, momentum=0.5), 0.9 / N
+    path = models("EAMSGD", numbers, instance(0.0))
+    best = limit(0.05, 2_000, 0.5 * alpha / (GAMMA * (1 + 0.5 * alpha)))
     np.testing.assert_allclose(path[-1], best, rtol=0, atol=1e-6)
     assert error(best) > 1e-2
 
@@ -498,6 +543,7 @@ def test_inclusion_probabilities_that_do_not_fit_are_refused(inclusion, cluster,
 MOMENTUM = optax.sgd(GAMMA, momentum=0.5)
 SWEPT: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "EASGD": lambda number: algorithms.easgd(MOMENTUM, 2, number),
+    "EAMSGD": lambda number: algorithms.eamsgd(optax.sgd(GAMMA), 0.5, 2, number),
     "FedProx": lambda number: algorithms.fed_prox(MOMENTUM, 2, number),
     "FedDyn": lambda number: algorithms.fed_dyn(MOMENTUM, 2, number),
     "FedAdam": lambda number: algorithms.fed_adam(MOMENTUM, 2, 0.1, number),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -235,24 +236,48 @@ def frozen_momentum() -> tuple[dict, float]:
 
 
 def corrected_momentum() -> tuple[dict, float]:
-    """Returns the final models of Mime with two steps; the second step takes two rounds."""
-    X, x, m, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), 0
-    c, at_x, known = np.zeros(D), np.zeros((N, D)), np.zeros(N, bool)
+    """Returns the final models of Mime. The mean gradient is that of the clients which participate
+    in the first round of a period.
+    """
+    X, x, m, c, bits = np.zeros((N, D)), np.zeros(D), np.zeros(D), np.zeros(D), 0
     for t in range(T):
-        S, there = counted(t), HERE[t][:, None]
-        if t % 3 == 0:
-            c = slopes(X)[S].mean(axis=0) if S.any() else np.zeros(D)
-            X = np.where(there, X - GAMMA * (c + BETA * m), X)
-        elif t % 3 == 1:
-            at_x, known = slopes(np.tile(x, (N, 1))), HERE[t]
-        else:
-            step = slopes(X) - at_x + c + BETA * m
-            X = np.where(there & known[:, None], X - GAMMA * step, X)
+        S, there, at_x = counted(t), HERE[t][:, None], slopes(np.tile(x, (N, 1)))
+        if t % H == 0:
+            c = at_x[S].mean(axis=0) if S.any() else c
+            bits += 2 * HERE[t].sum() * WORD
+        X = np.where(there, X - GAMMA * (slopes(X) - at_x + c + BETA * m), X)
+        if (t + 1) % H == 0:
             if S.any():
                 x, m = X[S].mean(axis=0), c + BETA * m
-            X = np.tile(x, (N, 1))
-        bits += 2 * HERE[t].sum() * WORD * (t % 3 != 1)
+            X, bits = np.tile(x, (N, 1)), bits + 2 * HERE[t].sum() * WORD
     return {"params": X, "momentum": m}, bits
+
+
+def decided() -> tuple[dict, float]:
+    """Returns the final models of AdaComm, which averages in the next round if no message arrives.
+    A worker sends the loss of its first step after the last average in which it participated.
+    """
+    X, x, period, bits = np.zeros((N, D)), np.zeros(D), 4, 0
+    due, last, start = 4, 0, None
+    losses, known = np.zeros(N), np.zeros(N, bool)
+    for t in range(T):
+        S, there = counted(t), HERE[t]
+        values = 0.5 * np.einsum("ni,nij,nj->n", X, A, X) - (B * X).sum(axis=1)
+        losses, known = np.where(there & ~known, values, losses), known | there
+        X = np.where(there[:, None], X - GAMMA * slopes(X), X)
+        if t + 1 < due or not there.any():
+            continue
+        bits += 2 * there.sum() * round(2 * (1 - 1 / there.sum()) * (WORD + 32))
+        known = known & ~there
+        if S.any():
+            x, F = X[S].mean(axis=0), losses[S].mean()
+            start = F if start is None else start
+            if t + 1 - last >= 3:
+                target = int(np.ceil(np.sqrt((F + 5) / (start + 5)) * 4))
+                period, last = (target if target < period else -(-period // 2)), t + 1
+            due = t + 1 + period
+        X = np.tile(x, (N, 1))
+    return {"params": X}, bits
 
 
 def desynced() -> tuple[dict, float]:
@@ -294,6 +319,49 @@ def decentralized(topology: dsgd.Topology) -> tuple[dict, float]:
         W, messages = gossip(t, topology)
         X, bits = W @ np.where(HERE[t][:, None], X - GAMMA * memory, X), bits + messages * WORD
     return {"params": X}, bits
+
+
+def combined_first(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final models of DGD."""
+    X, bits = np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        X = W @ X - np.where(HERE[t][:, None], GAMMA * slopes(X), 0)
+        bits += messages * WORD
+    return {"params": X}, bits
+
+
+def with_averaged_momenta(topology: dsgd.Topology) -> tuple[dict, float]:
+    X, memory, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        there = HERE[t][:, None]
+        memory = np.where(there, BETA * memory + slopes(X), memory)
+        X = W @ np.where(there, X - GAMMA * memory, X)
+        memory, bits = W @ memory, bits + 2 * messages * WORD
+    return {"params": X, "momentum": memory}, bits
+
+
+def quasi_global(topology: dsgd.Topology) -> tuple[dict, float]:
+    X, change, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        there, before = HERE[t][:, None], X
+        X = W @ np.where(there, X - BETA * change - GAMMA * slopes(X), X)
+        change = np.where(there, BETA * change + (1 - BETA) * (before - X), change)
+        bits += messages * WORD
+    return {"params": X, "momentum": change}, bits
+
+
+def heavy_balls(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final models of DecentLaM."""
+    X, V, bits = np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        there = HERE[t][:, None]
+        V = np.where(there, BETA * V + X - W @ np.where(there, X - GAMMA * slopes(X), X), V)
+        X, bits = np.where(there, X - V, X), bits + messages * WORD
+    return {"params": X, "momentum": V}, bits
 
 
 def tracked(topology: dsgd.Topology, beta: float = 0.0) -> tuple[dict, float]:
@@ -350,6 +418,21 @@ def tracked_in_two_exchanges(topology: dsgd.Topology) -> tuple[dict, float]:
         X = W @ (X - GAMMA * np.where(HERE[t][:, None], Y, 0))
         np.testing.assert_allclose(Y.mean(axis=0), g.mean(axis=0))
     return {"params": X, "tracker": Y, "gradient": last}, bits
+
+
+def tracked_with_two_exchanges(topology: dsgd.Topology) -> tuple[dict, float]:
+    """Returns the final states of proximal tracking without a regularizer, which are scaled with
+    the step size.
+    """
+    X, Y, last, bits = np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        W, messages = gossip(t, topology)
+        g = np.where(HERE[t][:, None], slopes(X), last)
+        Y, last, bits = W @ Y + g - last, g, bits + 2 * messages * WORD
+        X = W @ (X - GAMMA * np.where(HERE[t][:, None], Y, 0))
+        np.testing.assert_allclose(Y.mean(axis=0), g.mean(axis=0))
+    scaled = {"tracker": GAMMA * Y, "change": -GAMMA * last, "shift": np.zeros((N, D))}
+    return {"params": X, **scaled}, bits
 
 
 def pushed(topology: dsgd.Topology) -> tuple[dict, float]:
@@ -501,12 +584,13 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "local-sgd": (algorithms.local_sgd(SGD, H), lambda: models_averaged(H)),
     "local-sgd on a ring": (algorithms.local_sgd(SGD, H, RING), lambda: models_mixed(RING, H)),
     "scaffold": (algorithms.scaffold(SGD, H), controlled),
+    "adacomm": (algorithms.adacomm(SGD, 4, 3, minimum=-5.0), decided),
     "diloco": (algorithms.diloco(SGD, H), outer_momentum),
     "fed-avg, unbiased": (algorithms.fed_avg(SGD, H, inclusion=INCLUSION.tolist()), unbiased),
     "fed-nova": (algorithms.fed_nova(SGD, H), normalized),
     "fed-dyn": (algorithms.fed_dyn(SGD, H, 0.7), lambda: regularized(0.7)),
     "mime-lite": (algorithms.mime_lite(MOMENTUM, H), frozen_momentum),
-    "mime": (algorithms.mime(MOMENTUM, 2), corrected_momentum),
+    "mime": (algorithms.mime(MOMENTUM, H), corrected_momentum),
     "easgd": (algorithms.easgd(SGD, H, 0.8), elastic),
     "des-loc": (algorithms.des_loc(MOMENTUM, H, 2), desynced),
     "streaming-diloco": (
@@ -524,6 +608,16 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         algorithms.decentralized_sgd(MOMENTUM, COMPLETE),
         lambda: decentralized(COMPLETE),
     ),
+    "dgd": (algorithms.dgd(SGD, RING), lambda: combined_first(RING)),
+    "dsgd, averaged momenta": (
+        algorithms.decentralized_sgd(MOMENTUM, RING, average_momentum=True),
+        lambda: with_averaged_momenta(RING),
+    ),
+    "qg-dsgdm": (
+        algorithms.quasi_global_momentum(SGD, RING, BETA),
+        lambda: quasi_global(RING),
+    ),
+    "decentlam": (algorithms.decentlam(SGD, RING, BETA), lambda: heavy_balls(RING)),
     "gradient-tracking": (algorithms.gradient_tracking(SGD, MATCHED), lambda: tracked(MATCHED)),
     "atc-tracking": (
         algorithms.atc_tracking(SGD, MATCHED),
@@ -534,6 +628,10 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "momentum-tracking": (
         algorithms.momentum_tracking(SGD, MATCHED, BETA),
         lambda: tracked(MATCHED, BETA),
+    ),
+    "prox-tracking": (
+        algorithms.proximal_tracking(GAMMA, MATCHED),
+        lambda: tracked_with_two_exchanges(MATCHED),
     ),
     "sgp": (algorithms.stochastic_gradient_push(SGD, PUSH), lambda: pushed(PUSH)),
     "push-diging": (
@@ -580,7 +678,12 @@ def masked(name: str) -> dsgd.Result:
     """Runs with masks on two devices, so that some neighbours of a worker are on its own device,
     and some on the other.
     """
-    return run(METHODS[name][0], mesh=2, train_loss=name == "local-sgd")
+    cluster = CLUSTER
+    if name == "mime":  # with gradients at two points in all rounds but the first of a period
+        single = (np.arange(T) % H == 0) | ~HERE.any(axis=1)
+        seconds = np.tile(np.where(single, 1.0, 0.5), (N, 1))
+        cluster = replace(CLUSTER, compute=clusters.trace(seconds, 1.0))
+    return run(METHODS[name][0], cluster, mesh=2, train_loss=name == "local-sgd")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -645,8 +748,11 @@ def test_a_worker_that_does_not_participate_has_no_work():
 REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
-    *("dlm", "opapc"),
+    *("dcd-sgd", "ecd-sgd", "lead", "beer", "c-gt", "motef"),
+    *("dlm", "lt-admm-vr", "opapc"),
     *("led", "prox-skip"),
+    *("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd"),
+    *("nids", "pg-extra"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 
@@ -683,6 +789,7 @@ UNFIT = [
     (algorithms.gradient_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.atc_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.k_gt(SGD, PUSH, H), {"delivered": HALF}, ONE_SIDED),
+    (algorithms.proximal_tracking(GAMMA, PUSH), {"delivered": HALF}, ONE_SIDED),
     (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),
     (
         algorithms.stochastic_gradient_push(SGD, NEGATIVE),

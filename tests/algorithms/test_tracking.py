@@ -30,7 +30,8 @@ from theory_checks.statements.recursions.shared import graph
 
 GAMMA, T = 0.1, 2_500
 LAZY, COMPLETE = graph("lazy"), topologies.complete(N)
-W, EYE = LAZY.W, np.eye(N)
+W: np.ndarray = np.asarray(LAZY.W)
+EYE = np.eye(N)
 
 
 def sgd(of: Any) -> optax.GradientTransformation:
@@ -75,10 +76,7 @@ def in_float64() -> Iterator[None]:
 @cache
 def states(name: str, numbers: Numbers = DEFAULT, topology: dsgd.Topology = LAZY) -> Any:
     """Returns the workers' states before the first round and after each, leaves `[T + 1, ...]`."""
-    arguments = jax.tree.map(np.asarray, numbers)
-    start = quadratics.arrays()[2]
-    instance = quadratics.instance(0.0, start)._replace(more=arguments)
-    return trajectories.run(build(name, topology), instance, length=T).states.workers
+    return quadratics.states(build(name, topology), numbers, T)
 
 
 def models(name: str, numbers: Numbers = DEFAULT, topology: dsgd.Topology = LAZY) -> np.ndarray:

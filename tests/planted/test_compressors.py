@@ -25,6 +25,12 @@ MISTAKES = [
         "d / (8 * levels**2)",
         f"{QUANTIZATION} -k 'it_reaches and qsgd'",
     ),
+    Mistake(
+        QUANTIZERS,
+        "1 + (d - 1) / levels**2",
+        "1 + (d - 1) / (2 * levels**2)",
+        f"{QUANTIZATION} -k 'it_reaches and linf'",
+    ),
     Mistake(QUANTIZERS, "1 - sent, 1 + sent", "1 + sent, 1 + sent", f"{QUANTIZATION} -k ternary"),
     Mistake(
         QUANTIZERS,

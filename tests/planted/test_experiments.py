@@ -107,6 +107,12 @@ MISTAKES = [
         TESTS + "test_decentralized.py::test_the_measured_decay_is_rho",
     ),
     Mistake(
+        "experiments/directed.py",
+        "b - A @ np.linalg.solve(",
+        "b + A @ np.linalg.solve(",
+        TESTS + "test_directed.py::test_the_minimum_is_0_at_0_and_starts_differ",
+    ),
+    Mistake(
         "experiments/heterogeneity.py",
         "if min(map(len, parts)) >= args.batch_size:",
         "if max(map(len, parts)) >= args.batch_size:",

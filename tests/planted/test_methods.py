@@ -31,9 +31,11 @@ SERVER, GOSSIP = (
     "algorithms/asynchronous/asynchronous_gossip_sgd.py",
 )
 
+GOSSIP_OF_DIFFERENCES = "algorithms/test_compressed_gossip"
 LOCAL = "algorithms/test_local_updates"
 LOCAL_GOSSIP = "algorithms/test_local_gossip"
 SLOW_LINKS = "algorithms/test_slow_links"
+STARTS = "algorithms/test_with_starts"
 STATEMENTS = "theory_checks/test_statements"
 WEIGHTS = "dsgd/problems/test_weights"
 
@@ -101,8 +103,8 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/local_updates/mime.py",
-        "jnp.where(at_local, t - 1, t)",
-        "t",
+        "g - g_x + c[None]",
+        "g + c[None]",
         of(STATEMENTS, "statement_holds[Mime, every round]"),
     ),
     Mistake(
@@ -122,6 +124,18 @@ MISTAKES = [
         "(round.step < switch) |",
         "(round.step <= switch) |",
         of(LOCAL, "two_methods_are_the_same[post-local SGD, local at once]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/adacomm.py",
+        "schedule(0) / schedule(done)",
+        "schedule(done) / schedule(0)",
+        of(STATEMENTS, "statement_holds[AdaComm, every round]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/easgd.py",
+        "x + jnp.asarray(momentum, x.dtype) * v",
+        "x",
+        of(STATEMENTS, "statement_holds[EAMSGD, every round]"),
     ),
     Mistake(
         "algorithms/local_updates/easgd.py",
@@ -192,7 +206,19 @@ MISTAKES = [
         "maximum(1, 1 + staleness)",
         history("asgd, staleness aware, blocking"),
     ),
-    # Rounding, warm starts, push-sum weights.
+    # Starts, rounding, warm starts, push-sum weights.
+    Mistake(
+        "algorithms/decentralized/lead.py",
+        "        common_start=True,\n",
+        "",
+        of(STARTS, "methods_with_copies_of_models_or_with_a_server_need_a_common_start"),
+    ),
+    Mistake(
+        "algorithms/decentralized/nids.py",
+        "workers.replicate(params, N) if models is None else models",
+        "workers.replicate(params, N)",
+        of(STARTS, "exact_methods_are_exact_from_random_starts[nids]"),
+    ),
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
         "jnp.asarray(weight, c.dtype) * c",
@@ -246,6 +272,15 @@ MISTAKES = [
         "lambda x: x / w.astype(x.dtype), x)",
         "lambda x: x / 8, x)",
         of(DECENTRALIZED, "push_sum_divides_by_the_actual_weights"),
+    ),
+    Mistake(
+        "algorithms/decentralized/gradient_tracking.py",
+        "optax.tree.add(tracker, optax.tree.sub(gradients, last))",
+        "optax.tree.sub(optax.tree.add(tracker, gradients), last)",
+        of(
+            "algorithms/test_directed",
+            "in_float32_the_models_stay_at_the_minimizer[push_diging, schedule]",
+        ),
     ),
     # Events.
     Mistake(
@@ -335,6 +370,49 @@ MISTAKES = [
             "algorithms/test_with_local_work",
             "methods_with_their_own_clock_are_queried_with_the_work",
         ),
+    ),
+    # Gossip of compressed differences.
+    Mistake(
+        "algorithms/gossip.py",
+        "return _pulled(estimates, weights)",
+        "return _pulled((own, others), weights)",
+        of(STATEMENTS, "statement_holds[LEAD, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/lead.py",
+        "consensus_step / 2",
+        "consensus_step",
+        of(GOSSIP_OF_DIFFERENCES, "two_methods_are_the_same[LEAD]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/beer.py",
+        "for value in (x.params, zero)",
+        "for value in (zero, zero)",
+        of(STATEMENTS, "statement_holds[BEER, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/beer.py",
+        "compressor, vectors, copies, topology, memory_step)",
+        "compressor, vectors, copies, topology)",
+        of(STATEMENTS, "statement_holds[C-GT, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/beer.py",
+        "jnp.where(round.step == 0, 1, momentum_step)",
+        "jnp.where(round.step == 1, 1, momentum_step)",
+        of(STATEMENTS, "statement_holds[MoTEF, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/dcd_sgd.py",
+        "optax.tree.add(state.laplacian, change)",
+        "optax.tree.sub(change, state.laplacian)",
+        of(GOSSIP_OF_DIFFERENCES, "the_limit_of_dcd_is_that_of_decentralized_gradient_descent"),
+    ),
+    Mistake(
+        "algorithms/decentralized/dcd_sgd.py",
+        "old + 2 / t.astype(old.dtype)",
+        "old + 1 / t.astype(old.dtype)",
+        of(GOSSIP_OF_DIFFERENCES, "ecd_approaches_that_limit_as_the_root_of_the_number_of_rounds"),
     ),
     # Validation.
     Mistake(

@@ -20,7 +20,7 @@ def holds(name: str) -> str:
 
 METHODS = [
     Mistake(
-        "algorithms/local_updates/des_loc.py",
+        "algorithms/optimizers.py",
         '("mu", "trace"), ("nu", "nu_max")',
         '("nu", "trace"), ("mu", "nu_max")',
         holds("DES-LOC, every round"),
@@ -45,9 +45,27 @@ METHODS = [
     ),
     Mistake(
         "algorithms/decentralized/gradient_tracking.py",
-        "optax.tree.sub(optax.tree.add(tracker, gradients), last)",
-        "optax.tree.add(tracker, gradients)",
+        "optax.tree.sub(gradients, last))",
+        "gradients)",
         holds("gradient tracking, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/variance_reduction.py",
+        "Query(snapshot, active=~new)",
+        "Query(x, active=~new)",
+        holds("GT-SVRG, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/variance_reduction.py",
+        "return _tracked(inner, state, v, _models(state), round)",
+        "return _tracked(inner, state, v, state.workers.memory, round)",
+        holds("GT-HSGD, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/variance_reduction.py",
+        "at = _places(drawn[:, 1])",
+        "at = _places(drawn[:, 0])",
+        '"tests/algorithms/test_variance_reduction.py::test_gt_saga_follows_its_recursion[1]"',
     ),
     Mistake(
         "algorithms/decentralized/gradient_tracking.py",
@@ -56,9 +74,33 @@ METHODS = [
         holds("ATC tracking, schedule, every round"),
     ),
     Mistake(
+        "algorithms/decentralized/decentralized_sgd.py",
+        "optax.tree.add(after.params, pull)",
+        "round.mix(after.params, topology)",
+        holds("DGD, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/decentralized_sgd.py",
+        "half.optimizer, momenta)",
+        "half.optimizer, optimizers.moments(optimizers.FIRST, half.optimizer))",
+        holds("DSGD, averaged momenta, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/quasi_global_momentum.py",
+        "(before - after)",
+        "(before - before)",
+        holds("QG-DSGDm, every round"),
+    ),
+    Mistake(
+        "algorithms/decentralized/decentlam.py",
+        "momentum * v + (before",
+        "momentum * (v + before",
+        holds("DecentLaM, every round"),
+    ),
+    Mistake(
         "algorithms/decentralized/gradient_tracking.py",
-        "reshape(-1, *[1] * (leaf.ndim - 1)) * leaf",
-        "mean() * leaf",
+        "jnp.asarray(step_factors)",
+        "jnp.ones(topology.n)",
         holds("Aug-DGM, every round"),
     ),
     Mistake(

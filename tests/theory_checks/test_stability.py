@@ -51,6 +51,13 @@ CLOSED = {
     ),
     "local SGD": (lambda step: algorithms.local_sgd(optax.sgd(step), 3), 2 / L),
     "exact diffusion": (on_ring(algorithms.exact_diffusion), 2 / L),
+    # With four local steps, m = l (1 - gamma h)^4, and the root 1 is met at gamma h = 2.
+    "LED": (
+        lambda step: algorithms.local_exact_diffusion(
+            optax.sgd(step), topologies.ring(N, topologies.lazy), 4
+        ),
+        2 / L,
+    ),
     "decentralized SGD": (on_ring(algorithms.decentralized_sgd), 2 / L),
     # s = 1 + l - gamma h, m = (1 + l) / 2 - gamma h
     "EXTRA": (on_ring(algorithms.extra), (2 + LEAST + (1 + LEAST) / 2) / (2 * L)),

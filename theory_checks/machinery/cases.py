@@ -12,12 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 
-from dsgd.base import Algorithm
+from dsgd.base import Algorithm, Regularizer
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws, Outcome
 from theory_checks.machinery.trajectories import ROUNDS, N, Trajectory
-from theory_checks.recursions.shared import Gradients, Step, Steps, adam, momentum, plain, quadratic
+from theory_checks.recursions.shared import (
+    Gradients,
+    Step,
+    Steps,
+    adam,
+    momentum,
+    plain,
+    quadratic,
+    quadratic_losses,
+)
 
 Make = Callable[[optax.GradientTransformation, Instance], Algorithm]
 Symbols = dict[str, Any]  # arrays of one round, or `[T, ...]` of all rounds
@@ -32,6 +41,7 @@ class Inputs(NamedTuple):
         x, X: the start, `[d]` and `[N, d]`.
         G: gradients of all workers.
         exact: gradients of all workers without noise.
+        losses: losses of all workers with noise, (t, X) -> `[N]`.
         steps: makes the function from gradients to the change of the models.
         found: the method's own rounds, for the values that are random in them.
     """
@@ -42,6 +52,7 @@ class Inputs(NamedTuple):
     X: np.ndarray
     G: Gradients
     exact: Gradients
+    losses: Gradients
     steps: Steps
     found: Trajectory
 
@@ -65,6 +76,7 @@ class Case(NamedTuple):
         more: draws -> additional arrays of the instance.
         place: the cluster; None: none.
         length: number of rounds.
+        regularizer: of the problem; None: none.
     """
 
     name: str
@@ -77,6 +89,7 @@ class Case(NamedTuple):
     more: Callable[[Draws], Any] = lambda draws: ()
     place: trajectories.Place | None = None
     length: int = ROUNDS
+    regularizer: Regularizer | None = None
 
 
 OPTIMIZERS: dict[
@@ -100,7 +113,8 @@ def run(case: Case, draws: Draws) -> tuple[Instance, Trajectory]:
     """Returns an instance of the case, and its rounds."""
     of = trajectories.instance(draws, case.more(draws))
     seed = draws.integer(0, 2**31 - 1)
-    return of, trajectories.run(_build(case), of, seed=seed, place=case.place, length=case.length)
+    options = {"place": case.place, "length": case.length, "regularizer": case.regularizer}
+    return of, trajectories.run(_build(case), of, seed=seed, **options)
 
 
 def inputs(case: Case, of: Instance, found: Trajectory) -> Inputs:
@@ -114,6 +128,7 @@ def inputs(case: Case, of: Instance, found: Trajectory) -> Inputs:
         np.tile(x, (N, 1)),
         quadratic(A, b, found.noise),
         quadratic(A, b),
+        quadratic_losses(A, b, found.noise),
         steps,
         found,
     )

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import workers
 from dsgd.base import Algorithm, Compressor, Loss, Problem, PyTree, Round, State
 from dsgd.compressors.sizes import fixed_size
-from dsgd.engine import oracle
+from dsgd.engine import oracle, queries
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import Asked
 from dsgd.problems.quadratic import Quadratic
@@ -141,9 +141,10 @@ class Rounds(NamedTuple):
     def asks(self, s: jax.Array) -> jax.Array:
         """Returns the worker whose gradient the first round queries."""
         state = self.state(jnp.int32(0), s)
-        query = self.method(self.silence(1)).query(
+        asked = self.method(self.silence(1)).query(
             state, Round(jnp.int32(0), self.shape[0], self.key)
         )
+        query = queries.each(asked)[0]
         if query.workers is None or query.workers.shape != (1,):
             raise ValueError(
                 "one_worker=True, but the method does not query one worker at a time; expected "
@@ -190,8 +191,9 @@ def _round(
     N, method = of.b.shape[0], Rounds(build, gradient, of, key, None).method(rows)
     state, current = _state(method, s, t, of.start), Round(t, N, key)
     asked = method.query(state, current)
-    gradients = _gradients(of, key, z, asked, method.problem)
-    return method.update(state, gradients, current._replace(work=asked.work), key)[0]
+    answer = queries.mapped(lambda query: _gradients(of, key, z, query, method.problem), asked)
+    work = queries.of_round(asked, method.problem, N)
+    return method.update(state, answer, current._replace(work=work), key)[0]
 
 
 def problem_of_gradients(d: int, gradient: Callable | None) -> Problem:
@@ -227,7 +229,7 @@ def _seen(
     N, rounds = of.b.shape[0], Rounds(build, None, of, key, quantities)
     state = rounds.state(t, s)
     method = rounds.method(rounds.silence(1))
-    query = method.query(state, Round(t, N, key))
+    query = queries.each(method.query(state, Round(t, N, key)))[0]
     x, stacked = method.models(state)
     x = workers.mean(x) if stacked else x
     asked = query.params if query.axis == 0 else jnp.broadcast_to(query.params, of.b.shape)

@@ -19,7 +19,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dsgd import clusters, workers
-from dsgd.base import Algorithm, Gradients, Loss, Now, Problem, PyTree, Round, State
+from dsgd.base import Algorithm, Gradients, Loss, Now, Problem, PyTree, Regularizer, Round, State
 from dsgd.engine import oracle, queries
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import AllAsked, Asked
@@ -116,7 +116,13 @@ def rows(tree: Any, leading: int = 2) -> np.ndarray:
 
 
 def run(
-    build: Build, of: Instance, *, seed: int = 0, place: Place | None = None, length: int = ROUNDS
+    build: Build,
+    of: Instance,
+    *,
+    seed: int = 0,
+    place: Place | None = None,
+    length: int = ROUNDS,
+    regularizer: Regularizer | None = None,
 ) -> Trajectory:
     """Runs rounds in float64.
 
@@ -126,9 +132,11 @@ def run(
         seed: seed of the run's key.
         place: instance -> cluster; None: no cluster.
         length: number of rounds.
+        regularizer: of the problem; None: none.
     """
     with jax.enable_x64(True):
-        first, rest = _rounds(of, jax.random.key(seed), build=build, place=place, length=length)
+        static = {"build": build, "place": place, "length": length, "regularizer": regularizer}
+        first, rest = _rounds(of, jax.random.key(seed), **static)
         states, home, asked, gradients, noise, statistics, clock = rest
         states = jax.tree.map(
             lambda start, rest: np.concatenate([np.asarray(start)[None], rest]), first, states
@@ -150,17 +158,29 @@ def run(
     )
 
 
-@partial(jax.jit, static_argnames=("build", "place", "length"), compiler_options=_HASTE)
-def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, length: int):
+@partial(
+    jax.jit, static_argnames=("build", "place", "length", "regularizer"), compiler_options=_HASTE
+)
+def _rounds(
+    of: Instance,
+    key: jax.Array,
+    *,
+    build: Build,
+    place: Place | None,
+    length: int,
+    regularizer: Regularizer | None,
+):
     def everything(of, key):
         data = _Data(of.A, of.b, jnp.broadcast_to(of.root, of.A.shape), of.b)
-        problem = Problem(init=_start, loss=Loss(_no_loss, _gradient), data=data, sample=_sample)
+        loss = Loss(_loss, _gradient)
+        problem = Problem(_start, loss, data, _sample, regularizer=regularizer)
         method = Method(build(of), problem, N)
 
         def one_round(carry, t):
             state, clock = carry
             shared, samples, update = jax.random.split(jax.random.fold_in(key, t), 3)
-            current = Round(t, N, shared, Now(place(of), clock) if place else None)
+            now = Now(place(of), clock) if place else None
+            current = Round(t, N, shared, now, problem=problem._replace(data=()))
             asked = method.query(state, current)
 
             def answer(query: Asked) -> PyTree:
@@ -192,9 +212,11 @@ def _rounds(of: Instance, key: jax.Array, *, build: Build, place: Place | None, 
 
 def _stacked(asked: AllAsked, answers: PyTree) -> Gradients:
     """Returns the gradients of a round's queries one after the other, leaves `[k Q, ...]`."""
-    if isinstance(asked, Asked):
-        return answers
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *answers)
+    pairs = zip(
+        queries.each(asked), (answers,) if isinstance(asked, Asked) else answers, strict=True
+    )
+    gradients = [answer[1] if query.loss else answer for query, answer in pairs]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *gradients)
 
 
 def _noise(of: Instance, key: jax.Array, asked: Asked, t: jax.Array) -> jax.Array:
@@ -228,5 +250,6 @@ def _start(key: jax.Array) -> dict[str, jax.Array]:
     return tree(jnp.zeros(D))
 
 
-def _no_loss(*args: Any) -> None:
-    raise NotImplementedError("only gradients are computed")
+def _loss(params: Any, batch: _Data) -> jax.Array:
+    x = ravel_pytree(params)[0]
+    return x @ (batch.A @ x / 2 - batch.b + batch.noise)

@@ -21,6 +21,62 @@ def decentralized(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Round
         yield {"params": X}
 
 
+def combine_then_adapt(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
+    """DGD: Nedic and Ozdaglar, 2009."""
+    t = 0
+    while True:
+        X = W(t) @ X + step(G(t, X))
+        t += 1
+        yield {"params": X}
+
+
+def synchronized_momentum(
+    X: np.ndarray, G: Gradients, W: Matrices, gamma: float, beta: float
+) -> Rounds:
+    """Decentralized SGD with averaged momenta: Yu, Jin and Yang, 2019."""
+    u, t = np.zeros_like(X), 0
+    while True:
+        u = beta * u + G(t, X)
+        X, u = W(t) @ (X - gamma * u), W(t) @ u
+        t += 1
+        yield {"params": X}
+
+
+def quasi_global(
+    X: np.ndarray,
+    G: Gradients,
+    W: Matrices,
+    gamma: float,
+    beta: float,
+    mu: float,
+    nesterov: bool = False,
+) -> Rounds:
+    """QG-DSGDm: Lin, Karimireddy, Stich and Jaggi, 2021. The symbol `momentum` is gamma times the
+    paper's.
+    """
+    m, t = np.zeros_like(X), 0
+    while True:
+        g, before = G(t, X), X
+        direction = beta * m + g
+        if nesterov:
+            direction = g + beta * direction
+        X = W(t) @ (X - gamma * direction)
+        m = mu * m + (1 - mu) * (before - X) / gamma
+        t += 1
+        yield {"params": X, "momentum": gamma * m}
+
+
+def decentlam(X: np.ndarray, G: Gradients, W: Matrices, gamma: float, beta: float) -> Rounds:
+    """DecentLaM: Yuan et al., 2021. The symbol `momentum` is gamma times the paper's."""
+    m, t = np.zeros_like(X), 0
+    while True:
+        g = (X - W(t) @ (X - gamma * G(t, X))) / gamma
+        m = beta * m + g
+        X = X - gamma * m
+        t += 1
+        yield {"params": X, "momentum": gamma * m}
+
+
 def d_squared(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
     """D2: Tang et al., "D2: decentralized training over decentralized data", 2018, algorithm 1."""
     before, change = X, step(G(0, X))

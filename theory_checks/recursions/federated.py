@@ -10,18 +10,19 @@ from theory_checks.recursions.shared import Gradients, Rounds
 
 
 def fed_nova(
-    x: np.ndarray, G: Gradients, gamma: float, rho: float, tau: np.ndarray, H: int
+    x: np.ndarray, G: Gradients, gamma: float, rho: float, tau: np.ndarray, H: int, beta: float
 ) -> Rounds:
     r"""FedNova with local momentum: $a_n$ has the weights of the client's gradients in its change.
 
     Args:
-        rho: the momentum.
+        rho: the clients' momentum.
         tau: numbers of steps, `[N]`, at most H; client n computes in the first tau_n of H rounds,
             and is absent if tau_n = 0.
+        beta: the server's momentum.
 
     Source: Wang et al., "Tackling the objective inconsistency problem", 2020.
     """
-    N, S, t = len(tau), tau > 0, 0
+    N, S, m, t = len(tau), tau > 0, np.zeros_like(x), 0
     norms = np.array([sum((1 - rho**k) / (1 - rho) for k in range(1, steps + 1)) for steps in tau])
     while True:
         y, u = np.tile(x, (N, 1)), np.zeros((N, len(x)))
@@ -32,7 +33,8 @@ def fed_nova(
             if h + 1 < H:
                 yield {"params": y, "server": x}
         d = (x - y)[S] / (gamma * norms[S, None])
-        x = x - gamma * norms[S].mean() * d.mean(axis=0)
+        m = beta * m + gamma * norms[S].mean() * d.mean(axis=0)
+        x = x - m
         yield {"params": np.tile(x, (N, 1)), "server": x}
 
 
@@ -71,9 +73,14 @@ def scaffnew(X: np.ndarray, G: Gradients, gamma: float, p: float, coins: np.ndar
         yield {"params": X, "control": h}
 
 
-def mime_lite(x: np.ndarray, G: Gradients, N: int, gamma: float, beta: float, H: int) -> Rounds:
+def mime_lite(
+    x: np.ndarray, G: Gradients, N: int, gamma: float, beta: float, H: int, eta: float
+) -> Rounds:
     r"""MimeLite with momentum: $\mathcal U(g, m) = g + \beta m$, $\mathcal V(c, m) = c + \beta m$.
     The first local gradients are those at x.
+
+    Args:
+        eta: the server's step.
 
     Source: Karimireddy et al., "Mime", 2020, Algorithm 1.
     """
@@ -86,24 +93,31 @@ def mime_lite(x: np.ndarray, G: Gradients, N: int, gamma: float, beta: float, H:
             t += 1
             if h + 1 < H:
                 yield {"params": y, "server": x, "momentum": m}
-        x, m = y.mean(axis=0), c + beta * m
+        x, m = x + eta * (y.mean(axis=0) - x), c + beta * m
         yield {"params": np.tile(x, (N, 1)), "server": x, "momentum": m}
 
 
-def mime(x: np.ndarray, G: Gradients, N: int, gamma: float, beta: float, H: int) -> Rounds:
-    """Mime with momentum, as `mime_lite`. G(t, y) has draw t; the two gradients of a step have the
-    same draw, and a round each, except for the first, in which they cancel.
+def mime(
+    x: np.ndarray,
+    G: Gradients,
+    exact: Gradients,
+    N: int,
+    gamma: float,
+    beta: float,
+    H: int,
+    eta: float,
+) -> Rounds:
+    """Mime with momentum, as `mime_lite`. The two gradients of a step have the same draw; c is the
+    mean of exact gradients.
     """
     m, t = np.zeros_like(x), 0
     while True:
         start = np.tile(x, (N, 1))
-        c = G(t, start).mean(axis=0)
-        y = start - gamma * (c + beta * m)
-        t += 1
-        for _ in range(H - 1):
-            yield {"params": y, "server": x, "momentum": m}
-            yield {"params": y, "server": x, "momentum": m}
+        c, y = exact(t, start).mean(axis=0), start
+        for h in range(H):
             y = y - gamma * (G(t, y) - G(t, start) + c + beta * m)
-            t += 2
-        x, m = y.mean(axis=0), c + beta * m
+            t += 1
+            if h + 1 < H:
+                yield {"params": y, "server": x, "momentum": m}
+        x, m = x + eta * (y.mean(axis=0) - x), c + beta * m
         yield {"params": np.tile(x, (N, 1)), "server": x, "momentum": m}

@@ -168,6 +168,28 @@ def desynced(X: np.ndarray, G: Gradients, gamma: float, periods: tuple[int, int,
         yield {"params": X, "mu": u, "nu": v}
 
 
+def elastic_momentum(
+    X: np.ndarray,
+    center: np.ndarray,
+    G: Gradients,
+    gamma: float,
+    mu: float,
+    alpha: float,
+    H: int,
+) -> Rounds:
+    """Synchronous EAMSGD.
+
+    Source: Zhang et al., "Deep learning with elastic averaging SGD", 2015.
+    """
+    v, t = np.zeros_like(X), 0
+    while True:
+        v = mu * v - gamma * G(t, X + mu * v)
+        t += 1
+        pull = alpha * (X - center) if t % H == 0 else 0 * X
+        X, center = X + v - pull, center + pull.sum(axis=0)
+        yield {"params": X, "velocity": v, "x": center}
+
+
 def elastic(
     X: np.ndarray, center: np.ndarray, G: Gradients, steps: Steps, alpha: float, H: int
 ) -> Rounds:
@@ -183,3 +205,40 @@ def elastic(
             moved, center = moved - pull, center + pull.sum(axis=0)
         X = moved
         yield {"params": X, "x": center}
+
+
+def adacomm(
+    X: np.ndarray,
+    G: Gradients,
+    losses: Gradients,
+    gammas: Callable[[int], float],
+    H: int,
+    interval: int,
+    minimum: float,
+) -> Rounds:
+    r"""AdaComm: $H \leftarrow \lceil \sqrt{\gamma_0 (F - F_{inf}) / (\gamma_t (F_0 - F_{inf}))} H_0
+    \rceil$, or $\lceil H / 2 \rceil$ if that is not less than H.
+
+    Args:
+        losses: losses of all workers, (t, X) -> `[N]`.
+        gammas: the step size of each round.
+        H: the first period.
+        interval: the least number of rounds between decisions.
+        minimum: F_inf.
+
+    Source: Wang and Joshi, "Adaptive communication strategies", 2019, AdaComm.
+    """
+    first, start, t, decided = H, losses(0, X).mean(), 0, 0
+    while True:
+        F = losses(t, X).mean()
+        for h in range(H):
+            X = X - gammas(t) * G(t, X)
+            t += 1
+            if h + 1 < H:
+                yield {"params": X, "period": np.array(H)}
+        X = np.tile(X.mean(axis=0), (len(X), 1))
+        if t - decided >= interval:
+            ratio = gammas(0) * (max(F, minimum) - minimum) / (gammas(t) * (start - minimum))
+            target = int(np.ceil(np.sqrt(ratio) * first))
+            H, decided = (max(target, 1) if target < H else -(-H // 2)), t
+        yield {"params": X, "period": np.array(H)}

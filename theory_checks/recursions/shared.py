@@ -35,6 +35,17 @@ def quadratic(A: np.ndarray, b: np.ndarray, noise: np.ndarray | None = None) -> 
     return gradients
 
 
+def quadratic_losses(A: np.ndarray, b: np.ndarray, noise: np.ndarray) -> Gradients:
+    """Returns the losses with the gradients of `quadratic`, (t, X `[N, d]`) -> `[N]`; they are 0 at
+    x = 0.
+    """
+
+    def losses(t, X):
+        return np.einsum("ni,ni->n", X, np.einsum("nij,nj->ni", A, X) / 2 - b + noise[t])
+
+    return losses
+
+
 def at_one(gradients: Gradients, t: int, x: np.ndarray, N: int) -> np.ndarray:
     """Returns the gradients of all workers at the same model x `[d]`: `[N, d]`."""
     return gradients(t, np.tile(x, (N, 1)))

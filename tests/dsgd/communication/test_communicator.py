@@ -115,10 +115,17 @@ def send_around_ring(round, x):
 
 
 def neighbours(round, x):
+    return in_order(*round.neighbours(x, RING))
+
+
+def signs_of_neighbours(round, x):
+    return in_order(*round.to_neighbours(compressors.sign, x, RING, one_by_one=True).received)
+
+
+def in_order(rows, weights):
     """Returns the rows of the neighbours, sorted, because their order has no meaning, and their
     weighted sum.
     """
-    rows, weights = round.neighbours(x, RING)
     return each(lambda leaf: jnp.sort(leaf, axis=1), rows), each(
         lambda leaf: jnp.einsum("nk,nk...->n...", weights, leaf), rows
     )
@@ -236,12 +243,30 @@ CALLS = {
         2 * VECTOR,
         ROWS,
     ),
+    "signs of neighbours": Call(
+        signs_of_neighbours,
+        (
+            each(lambda x: np.sort(sign(x)[np.stack([IDS - 1, (IDS + 1) % N], axis=1)], axis=1), X),
+            each(lambda m, x: m - sign(x) / 3, mixed(RING, each(sign, X)), X),
+        ),
+        RING_MESSAGES,
+        2 * SIGNS,
+        ROWS,
+    ),
     "laplacian, unweighted": Call(
         lambda round, x: round.laplacian(x, UNEVEN, weighted=False),
         each(lambda x: np.tensordot(ADJACENCY - np.diag(ADJACENCY.sum(axis=1)), x, axes=1), X),
         "gossip(uneven)",
         UNEVEN.out_degrees[0] * VECTOR,
         ROWS,
+    ),
+    "laplacian, unweighted, on the complete graph": Call(
+        lambda round, x: round.laplacian(x, COMPLETE, weighted=False),
+        each(lambda x: x.sum(axis=0) - N * x, X),
+        "gossip(complete(8))",
+        7 * VECTOR,
+        ROWS,
+        simulated=True,
     ),
     "to_each_neighbour": Call(
         to_each,

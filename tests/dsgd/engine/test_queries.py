@@ -447,10 +447,6 @@ def test_samples_that_do_not_exist_end_the_run():
     ("wrapped", "message"),
     [
         (
-            lambda: algorithms.with_diagnostics(asking(twice)),
-            "with_diagnostics: mine has 2 queries in a round",
-        ),
-        (
             lambda: algorithms.drop_compute(asking(twice), 1.0, 2),
             "its method has several queries in a round",
         ),
@@ -479,6 +475,23 @@ def test_methods_that_need_the_data_refuse_batches_of_the_user(method, message):
     batch = jax.tree.map(lambda leaf: np.stack([leaf] * N), batch)
     with pytest.raises(ValueError, match=message):
         dsgd.run(method, problem(), steps=1, key=KEY, mesh=1, batches=iter([batch]))
+
+
+def test_diagnostics_are_those_of_the_first_query():
+    given = work.local_batches([6, 2, 0, 3], batch_size=B, micro_batches=2)
+    single = asking(lambda state, round: Query(state.server))
+    one, two = (
+        dsgd.run(
+            algorithms.with_diagnostics(algorithms.with_local_work(method, given)),
+            problem(),
+            steps=3,
+            key=KEY,
+            mesh=2,
+        ).history
+        for method in (single, asking(twice))
+    )
+    for name in ("local_sqnorms", "global_sqnorm"):
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-6)
 
 
 def test_diagnostics_and_losses_of_one_query():

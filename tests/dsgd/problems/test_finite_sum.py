@@ -14,6 +14,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import algorithms
 import dsgd
 from dsgd import problems
 from dsgd.engine import accumulate, oracle
@@ -79,6 +80,20 @@ def test_regression_is_that_of_numpy(chunk, devices):
     np.testing.assert_allclose(scalars["test_loss"], np.mean(errors[:11] ** 2), rtol=1e-12)
     np.testing.assert_allclose(slope, slopes.mean(axis=0), rtol=1e-11)
     np.testing.assert_allclose(each, slopes, rtol=1e-11)
+
+
+def test_without_a_batch_size_gradients_are_exact(mesh):
+    """Workers have 1 to 17 samples."""
+    problem = problems.finite_sum(
+        LINEAR, optax.squared_error, (INPUTS, TARGETS), N, PARTS, batch_size=None
+    )
+    assert problem.batch_sizes == tuple(map(len, PARTS))
+    optimizer, key = optax.sgd(0.05), jax.random.key(0)
+    found, exact = (
+        dsgd.run(method(optimizer), problem, steps=5, key=key, mesh=mesh).params
+        for method in (algorithms.minibatch_sgd, algorithms.gradient_descent)
+    )
+    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
 
 
 def test_a_loss_of_every_position_is_averaged_over_them(mesh):

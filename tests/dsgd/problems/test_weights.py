@@ -130,6 +130,7 @@ DIVIDED: dict[str, Callable[[np.ndarray], dsgd.Algorithm]] = {
     "FedDyn": lambda of: algorithms.fed_dyn(optax.sgd(0.1), 3, 1.0),
     "MimeLite": lambda of: algorithms.mime_lite(MOMENTUM, 3),
     "Mime": lambda of: algorithms.mime(MOMENTUM, 2),
+    "AdaComm": lambda of: algorithms.adacomm(MOMENTUM, 4, 3),
     "Scaffnew": lambda of: algorithms.scaffnew(optax.sgd(0.1), 0.5),
     "SparseLoCo": lambda of: algorithms.sparse_loco(
         MOMENTUM, 2, compressors.chunked_top_k(1, 3), outer=optax.sgd(0.7)

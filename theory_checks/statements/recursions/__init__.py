@@ -24,8 +24,10 @@ from theory_checks.statements.recursions import (
     federated,
     kimad,
     outer,
+    proximal,
     slow_links,
     synchronous,
+    variance_reduction,
 )
 
 CASES: dict[str, Case] = {
@@ -40,6 +42,8 @@ CASES: dict[str, Case] = {
         kimad,
         decentralized,
         edges,
+        proximal,
+        variance_reduction,
         asynchronous,
     )
     for case in family.CASES

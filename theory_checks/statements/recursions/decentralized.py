@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,29 @@ def _lossy_gossip(
     )
 
 
+def _with_momentum(
+    name: str,
+    reference: str,
+    method: Callable,
+    recursion: Callable,
+    on: str,
+    message: float = BITS,
+    optimizer: str = "plain",
+) -> Case:
+    """Returns the case of a method (optimizer, topology) and its recursion (X, G, W, gamma)."""
+    return Case(
+        name,
+        reference,
+        lambda optimizer, of: method(optimizer, graph(on)),
+        lambda inputs: between_neighbours(
+            recursion(inputs.X, inputs.G, matrices(on), inputs.gamma), on, message
+        ),
+        on_workers,
+        f"on {on}",
+        optimizer,
+    )
+
+
 def _scaled(step: Step) -> Step:
     """Returns the step of workers whose step sizes differ by `FACTORS`."""
     return lambda y: np.array(FACTORS)[:, None] * step(y)
@@ -116,7 +140,7 @@ def _prox_skip(inputs: Inputs) -> Iterator[Symbols]:
     """Yields the rounds with the coins of the method, and the bits of all messages if it sends
     any.
     """
-    coins = np.asarray(inputs.found.sent.any(axis=1))
+    coins = inputs.found.sent[:, 0] > 0
     rounds = local_gossip.prox_skip(
         inputs.X, inputs.G, matrices("irregular"), inputs.gamma, P, CHI, coins
     )
@@ -161,6 +185,44 @@ CASES = (
         "(5.2)",
         algorithms.decentralized_sgd,
         decentralized.decentralized,
+        "one peer",
+    ),
+    _gossip(
+        "DGD",
+        "Nedic and Ozdaglar 2009",
+        algorithms.dgd,
+        decentralized.combine_then_adapt,
+        "one peer",
+        "momentum",
+    ),
+    _with_momentum(
+        "DSGD, averaged momenta",
+        "Yu, Jin and Yang 2019",
+        partial(algorithms.decentralized_sgd, average_momentum=True),
+        partial(decentralized.synchronized_momentum, beta=0.9),
+        "one peer",
+        2 * BITS,
+        "momentum",
+    ),
+    _with_momentum(
+        "QG-DSGDm",
+        "Lin et al. 2021",
+        partial(algorithms.quasi_global_momentum, momentum=BETA, decay=0.6),
+        partial(decentralized.quasi_global, beta=BETA, mu=0.6),
+        "one peer",
+    ),
+    _with_momentum(
+        "QG-DSGDm-N",
+        "Lin et al. 2021",
+        partial(algorithms.quasi_global_momentum, momentum=BETA, nesterov=True),
+        partial(decentralized.quasi_global, beta=BETA, mu=BETA, nesterov=True),
+        "star",
+    ),
+    _with_momentum(
+        "DecentLaM",
+        "Yuan et al. 2021",
+        partial(algorithms.decentlam, momentum=BETA),
+        partial(decentralized.decentlam, beta=BETA),
         "one peer",
     ),
     Case(

@@ -58,6 +58,12 @@ def _on_edges(on: str) -> Callable[[Trajectory, Symbols], Symbols]:
     return seen
 
 
+def _local(found: Trajectory) -> Trajectory:
+    """Returns the rounds with the states of LT-ADMM in place of those of LT-ADMM-VR."""
+    states = found.states
+    return found._replace(states=states._replace(workers=states.workers.local))
+
+
 def _case(
     name: str,
     reference: str,
@@ -91,6 +97,20 @@ CASES = (
         every=TAU,
         seen=_on_edges("irregular"),
         optimizer="momentum",
+    ),
+    _case(
+        "LT-ADMM-VR",
+        "Ren et al. 2025",
+        lambda optimizer: algorithms.lt_admm_vr(
+            optimizer, graph("star"), TAU, penalty=RHO, correction_step=BETA
+        ),
+        lambda inputs: edges.local_admm(
+            inputs.X, inputs.exact, _adjacency("star"), inputs.step, TAU, RHO, BETA
+        ),
+        "star",
+        every=TAU,
+        seen=lambda found, papers: _on_edges("star")(_local(found), papers),
+        hypotheses="on star; the noise of a gradient does not depend on the model",
     ),
     _case(
         "DLM",

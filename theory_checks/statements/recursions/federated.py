@@ -16,7 +16,7 @@ from theory_checks.machinery.trajectories import N, Trajectory
 from theory_checks.recursions import federated
 from theory_checks.recursions.shared import Gradients
 
-H, ALPHA, P = 3, 0.7, 0.5
+H, ALPHA, P, BETA, ETA = 3, 0.7, 0.5, 0.4, 0.8
 TAU = np.arange(N) % (H + 1)
 
 
@@ -27,7 +27,9 @@ def _some_steps(state: State, round: Round) -> LocalWork:
 
 
 def _fed_nova(optimizer: optax.GradientTransformation) -> Algorithm:
-    return algorithms.with_local_work(algorithms.fed_nova(optimizer, H), _some_steps)
+    return algorithms.with_local_work(
+        algorithms.fed_nova(optimizer, H, optax.sgd(1.0, momentum=BETA)), _some_steps
+    )
 
 
 def _of_one_batch(inputs: Inputs) -> Gradients:
@@ -36,7 +38,7 @@ def _of_one_batch(inputs: Inputs) -> Gradients:
 
 
 def _fed_nova_rounds(inputs: Inputs) -> Iterator[Symbols]:
-    return federated.fed_nova(inputs.x, _of_one_batch(inputs), inputs.gamma, 0.9, TAU, H)
+    return federated.fed_nova(inputs.x, _of_one_batch(inputs), inputs.gamma, 0.9, TAU, H, BETA)
 
 
 def _with_server(found: Trajectory, papers: Symbols) -> Symbols:
@@ -59,10 +61,6 @@ def _with_momentum(found: Trajectory, papers: Symbols) -> Symbols:
     return {**_with_server(found, papers), "momentum": trajectories.rows(momentum, 1)}
 
 
-def _mime_rounds(inputs: Inputs) -> Iterator[Symbols]:
-    return federated.mime(inputs.x, _of_one_batch(inputs), N, inputs.gamma, 0.9, H)
-
-
 CASES = (
     Case(
         "FedNova",
@@ -70,7 +68,7 @@ CASES = (
         lambda optimizer, of: _fed_nova(optimizer),
         _fed_nova_rounds,
         _with_server,
-        "momentum; clients make 0 to 3 steps",
+        "momentum of clients and server; clients make 0 to 3 steps",
         "momentum",
     ),
     Case(
@@ -83,8 +81,8 @@ CASES = (
     Case(
         "MimeLite",
         "Karimireddy et al. 2020, algorithm 1",
-        lambda optimizer, of: algorithms.mime_lite(optimizer, H),
-        lambda inputs: federated.mime_lite(inputs.x, inputs.G, N, inputs.gamma, 0.9, H),
+        lambda optimizer, of: algorithms.mime_lite(optimizer, H, ETA),
+        lambda inputs: federated.mime_lite(inputs.x, inputs.G, N, inputs.gamma, 0.9, H, ETA),
         _with_momentum,
         "momentum, frozen in local steps",
         "momentum",
@@ -92,8 +90,10 @@ CASES = (
     Case(
         "Mime",
         "Karimireddy et al. 2020, algorithm 1",
-        lambda optimizer, of: algorithms.mime(optimizer, H),
-        _mime_rounds,
+        lambda optimizer, of: algorithms.mime(optimizer, H, ETA),
+        lambda inputs: federated.mime(
+            inputs.x, inputs.G, inputs.exact, N, inputs.gamma, 0.9, H, ETA
+        ),
         _with_momentum,
         "momentum, frozen in local steps; gradients at two points with the same noise",
         "momentum",

@@ -11,10 +11,13 @@ import algorithms
 from dsgd.base import Algorithm
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
+from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.trajectories import N, Trajectory
 from theory_checks.recursions import outer
 
 H, MU, TAU, PERIODS = 3, 0.4, 0.05, (2, 3, 4)
+# of AdaComm: H_0 and the interval, and a bound below most losses at the start
+FIRST_AND_INTERVAL, LOWEST = (12, 4), -3.0
 
 
 def _with_server(found: Trajectory, papers: Symbols) -> Symbols:
@@ -30,6 +33,23 @@ def _with_moments(found: Trajectory, papers: Symbols) -> Symbols:
         **on_workers(found, {"params": papers["params"]}),
         **{name: trajectories.rows(optax.tree.get(memory, name)) for name in ("mu", "nu")},
     }
+
+
+def _decaying(gamma: Any) -> Callable[[Any], Any]:
+    """Returns the step size of each round."""
+    return lambda t: gamma / (1 + t / 32)
+
+
+def _adacomm(of: Instance) -> Algorithm:
+    gammas = _decaying(of.learning_rate)
+    return algorithms.adacomm(
+        optax.sgd(gammas), *FIRST_AND_INTERVAL, minimum=LOWEST, schedule=gammas
+    )
+
+
+def _with_period(found: Trajectory, papers: Symbols) -> Symbols:
+    params = on_workers(found, {"params": papers["params"]})
+    return {**params, "period": found.metrics["period"]}
 
 
 def _outer(
@@ -126,6 +146,17 @@ CASES = (
         optimizer="momentum",
     ),
     Case(
+        "AdaComm",
+        "Wang and Joshi 2019, AdaComm",
+        lambda optimizer, of: _adacomm(of),
+        lambda inputs: outer.adacomm(
+            inputs.X, inputs.G, inputs.losses, _decaying(inputs.gamma), *FIRST_AND_INTERVAL, LOWEST
+        ),
+        _with_period,
+        "the step size decays; the losses of batches determine the periods",
+        length=4 * trajectories.ROUNDS,
+    ),
+    Case(
         "DES-LOC",
         "Iacob et al. 2025",
         lambda optimizer, of: algorithms.des_loc(optimizer, *PERIODS),
@@ -133,6 +164,19 @@ CASES = (
         _with_moments,
         "models and moments are averaged with different periods",
         "adam",
+    ),
+    Case(
+        "EAMSGD",
+        "Zhang et al. 2015, EAMSGD",
+        lambda optimizer, of: algorithms.eamsgd(optimizer, 0.8, 2, 0.6),
+        lambda inputs: outer.elastic_momentum(
+            inputs.X, inputs.x, inputs.G, inputs.gamma, 0.8, 0.6 / N, 2
+        ),
+        lambda found, papers: {
+            "params": trajectories.rows(found.states.workers.params),
+            "velocity": trajectories.rows(found.states.workers.optimizer[1].trace),
+            "x": trajectories.rows(found.states.server, 1),
+        },
     ),
     Case(
         "EASGD",

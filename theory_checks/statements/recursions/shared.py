@@ -144,6 +144,6 @@ def between_neighbours(
     """
     graphs = [matrices(name) for name in ((on,) if isinstance(on, str) else on)]
     for t, symbols in enumerate(rounds, start=1):
-        links = sum((W(t // every - 1) != 0) * (1 - np.eye(N)) for W in graphs)
+        links = np.sum([(W(t // every - 1) != 0) * (1 - np.eye(N)) for W in graphs], axis=0)
         up, down = ((message if t % every == 0 else 0.0) * links.sum(axis=axis) for axis in (0, 1))
         yield {**symbols, "bits up": up, "bits down": down}

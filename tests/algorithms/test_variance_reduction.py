@@ -1,0 +1,171 @@
+"""Gradient tracking with variance reduction: limits with single samples, GT-SAGA's recursion in
+numpy, and methods that coincide.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import Query, State, problems
+
+N, D, T = 5, 3, 40
+KEY, RING = jax.random.key(3), topologies.ring(N)
+GAMMA, STEP = 0.05, optax.sgd(0.05)
+SIZES = (4, 6, 3, 5, 6)
+PARTS = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+RNG = np.random.default_rng(2)
+INPUTS, TARGETS = RNG.normal(size=(sum(SIZES), D)), RNG.normal(size=sum(SIZES))
+MODEL = problems.Model(lambda key: jnp.zeros(D), lambda params, inputs: inputs @ params)
+
+
+@cache
+def regression(batch_size: int = 1) -> dsgd.Problem:
+    """Returns least squares of single samples, of workers with different numbers of samples."""
+    return problems.finite_sum(
+        MODEL,
+        lambda outputs, targets: (outputs - targets) ** 2 / 2,
+        (INPUTS, TARGETS),
+        workers=N,
+        partition=PARTS,
+        batch_size=batch_size,
+    )
+
+
+def of_sample(n: int, sample: int, x: np.ndarray) -> np.ndarray:
+    row = PARTS[n][sample]
+    return (INPUTS[row] @ x - TARGETS[row]) * INPUTS[row]
+
+
+def run(method: dsgd.Algorithm, *, mesh: int, steps: int = T) -> dsgd.Result:
+    """Returns a run in float64."""
+    with jax.enable_x64(True):
+        of = regression.__wrapped__()
+        return dsgd.run(method, of, steps=steps, key=KEY, record_every=steps, mesh=mesh)
+
+
+METHODS = {
+    "gt_svrg": algorithms.gt_svrg(STEP, RING, 6),
+    "gt_vr": algorithms.gt_vr(STEP, RING, 0.2),
+    "gt_sarah": algorithms.gt_sarah(STEP, RING, 6),
+    "gt_saga": algorithms.gt_saga(STEP, RING, max(SIZES)),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_single_samples_lead_to_the_optimum(name):
+    found = run(METHODS[name], steps=4_000, mesh=1)
+    assert found.history["grad_sqnorm"][-1] < 1e-20
+    assert found.history["consensus"][-1] < 1e-20
+
+
+def test_without_variance_reduction_the_same_steps_do_not():
+    history = run(algorithms.aug_dgm(STEP, RING), steps=4_000, mesh=1).history
+    assert history["grad_sqnorm"][-1] > 1e-6
+
+
+def draws(steps: int) -> np.ndarray:
+    """Returns the samples that methods draw in a run with the same key, int `[steps, N, 2]`."""
+    recorder = dsgd.Algorithm(
+        "recorder",
+        lambda params, N: State((params, jnp.zeros((steps, N, 2), jnp.int32))),
+        lambda state, round: Query(state.server[0]),
+        lambda state, gradients, round: State(
+            (state.server[0], state.server[1].at[round.step].set(round.draw_samples(2)))
+        ),
+        lambda state: state.server[0],
+    )
+    return np.asarray(run(recorder, steps=steps, mesh=1).state.server[1])
+
+
+@pytest.mark.parametrize("devices", [1, 5])
+def test_gt_saga_follows_its_recursion(devices):
+    """Xin, Khan and Kar: the table of gradients, of which one is renewed in every round."""
+    W, X, Y, last = RING.W, np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D))
+    tables = [np.stack([of_sample(n, l, X[n]) for l in range(SIZES[n])]) for n in range(N)]
+    drawn, models = draws(T), []
+    for tau, s in drawn.transpose(0, 2, 1):
+        V = np.stack(
+            [
+                of_sample(n, tau[n], X[n]) - tables[n][tau[n]] + tables[n].mean(axis=0)
+                for n in range(N)
+            ]
+        )
+        for n in range(N):
+            tables[n][s[n]] = of_sample(n, s[n], X[n])
+        Y, last = W @ (Y + V - last), V
+        X = W @ (X - GAMMA * Y)
+        models.append(X)
+    found = run(METHODS["gt_saga"], mesh=devices).state
+    np.testing.assert_allclose(found.workers.tracking.params, X, atol=1e-13)
+    np.testing.assert_allclose(found.workers.tracking.tracker, Y, atol=1e-13)
+    np.testing.assert_allclose(
+        found.workers.memory.mean, [table.mean(axis=0) for table in tables], atol=1e-13
+    )
+
+
+def exactly(method: dsgd.Algorithm) -> dsgd.Algorithm:
+    return method._replace(
+        query=lambda state, round: method.query(state, round)._replace(exact=True)
+    )
+
+
+SAME = {
+    "GT-SVRG, a snapshot in every round": (
+        algorithms.gt_svrg(STEP, RING, 1),
+        exactly(algorithms.aug_dgm(STEP, RING)),
+    ),
+    "GT-VR, a snapshot in every round": (
+        algorithms.gt_vr(STEP, RING, 1.0),
+        exactly(algorithms.aug_dgm(STEP, RING)),
+    ),
+    "GT-SARAH, exact in every round": (
+        algorithms.gt_sarah(STEP, RING, 1),
+        exactly(algorithms.gradient_tracking(STEP, RING)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_two_methods_are_the_same(name):
+    ours, theirs = (run(method, mesh=1).state.workers for method in SAME[name])
+    np.testing.assert_allclose(ours.tracking.params, theirs.params, atol=1e-13)
+
+
+def test_gt_hsgd_with_a_step_of_1_is_aug_dgm_after_an_exact_first_round():
+    """The first round is exact; from then on all estimates are the gradients."""
+    plain = algorithms.aug_dgm(STEP, RING)
+
+    def query(state, round):
+        x, first = state.workers.params, round.step == 0
+        return Query(x, active=~first), Query(x, exact=True, active=first)
+
+    def update(state, answer, round):
+        return plain.update(state, jax.tree.map(jnp.add, *answer), round)
+
+    expected = run(plain._replace(query=query, update=update), mesh=1).state.workers
+    found = run(algorithms.gt_hsgd(STEP, RING, 1.0), mesh=1).state.workers
+    np.testing.assert_allclose(found.tracking.params, expected.params, atol=1e-13)
+
+
+def test_a_table_with_too_few_rows_is_refused():
+    with pytest.raises(ValueError, match=r"gt_saga: samples = 5, .* has 6 samples; expected at le"):
+        dsgd.run(algorithms.gt_saga(STEP, RING, 5), regression(), steps=1, key=KEY)
+
+
+def test_a_problem_without_samples_is_refused():
+    quadratic = problems.random_quadratic(N, D)
+    with pytest.raises(ValueError, match="numbers of samples are not known"):
+        dsgd.run(METHODS["gt_saga"], quadratic, steps=1, key=KEY)
+
+
+def test_gt_saga_satisfies_the_contract():
+    dsgd.check(METHODS["gt_saga"], regression(), key=KEY).require()

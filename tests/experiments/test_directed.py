@@ -1,0 +1,77 @@
+"""`python -m experiments.directed` with a tiny budget: its files, its results, its graphs and its
+problem.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import optax
+import pytest
+import scripts
+
+import dsgd
+from experiments import directed
+
+METHODS = ("SGP", "Push-DIGing", "Push-Pull")
+
+
+def arguments(**options) -> directed.Args:
+    small = {"workers": 6, "degree": 2, "dimension": 3, "condition": 1.0, "progress": False}
+    return directed.Args(**small, **options)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, long):
+    """Three of the methods, so that few programs are compiled."""
+    out = tmp_path_factory.mktemp("directed")
+    args = arguments(steps=300, seeds=2, learning_rates=(0.1, 0.2), target=1e-2, out=out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(directed, "METHODS", {name: directed.METHODS[name] for name in METHODS})
+        scripts.ran(directed.main, args)
+    return args
+
+
+def test_it_writes_the_histories_of_all_methods_and_figures(ran):
+    rows = scripts.rows(ran.out / "history.csv")
+    cases = {
+        f"{name}, {graph}" for name in METHODS for graph in (directed.FIXED, directed.CHANGING)
+    }
+    assert {row["method"] for row in rows} == cases
+    assert scripts.figures(ran.out) == {"figure", "graphs"}
+
+
+def test_only_stochastic_gradient_push_stalls(ran):
+    rows = scripts.rows(ran.out / "costs.csv")
+    assert len(rows) == 2 * len(METHODS)
+    for row in rows:
+        end = float(row[f"after {ran.steps}"])
+        assert end > 1e-5 if row["method"] == "SGP" else end < 1e-10
+        assert row["step size"] in ("*0.1", "*0.2")
+        assert row["method"] == "SGP" or int(row["rounds"]) < ran.steps
+
+
+def test_the_minimum_is_0_at_0_and_starts_differ():
+    args = arguments()
+    problem = directed.make_problem(args)
+    np.testing.assert_allclose(problem.constants.minimizer, 0, atol=1e-7)
+    assert problem.constants.heterogeneity == pytest.approx(args.heterogeneity, rel=1e-5)
+    method = directed.METHODS["DSGD"](optax.sgd(0.1), directed.make_graphs(args)["fixed"])
+    history = dsgd.run(method, problem, steps=1, key=jax.random.key(0), seeds=2).history
+    assert np.ptp(history["distance"][:, 0]) > 0.01
+
+
+@pytest.mark.parametrize("graph", [directed.FIXED, directed.CHANGING])
+def test_graphs_of_one_comparison_send_as_many_messages(graph):
+    push, pull, balanced = directed.make_graphs(directed.Args())[graph]
+    assert push.same_links(pull)
+    assert (push.out_degrees == balanced.out_degrees[0, 0]).all()
+    assert (push.role, pull.role, balanced.doubly_stochastic) == ("gossip", "pull", True)
+    assert np.ptp(push.in_degrees) > 0
+
+
+def test_a_degree_of_all_workers_is_an_error():
+    with pytest.raises(ValueError, match="degree = 6; expected an integer from 1 to n - 1"):
+        directed.make_graphs(replace(arguments(), degree=6))

@@ -1,0 +1,54 @@
+"""Gradient tracking of variance-reduced gradients. `W(t)` is the matrix of round t."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from theory_checks.recursions.shared import Gradients, Matrices, Rounds, Step
+
+
+def svrg(
+    X: np.ndarray, G: Gradients, exact: Gradients, W: Matrices, step: Step, period: int
+) -> Rounds:
+    """GT-SVRG: Xin, Khan and Kar, 2020. G(t, X) has draw t, the same at the models and at the
+    snapshot.
+    """
+    Y, V, t = np.zeros_like(X), np.zeros_like(X), 0
+    while True:
+        if t % period == 0:
+            S = X
+        last, V = V, G(t, X) - G(t, S) + exact(t, S)
+        Y = W(t) @ (Y + V - last)
+        X = W(t) @ (X + step(Y))
+        t += 1
+        yield {"params": X, "tracker": Y, "gradient": V}
+
+
+def sarah(
+    X: np.ndarray, G: Gradients, exact: Gradients, W: Matrices, step: Step, period: int
+) -> Rounds:
+    """GT-SARAH: Xin, Khan and Kar, 2022. Trackers are mixed by the round's matrix, as the models
+    are.
+    """
+    Y, V, before, t = np.zeros_like(X), np.zeros_like(X), X, 0
+    while True:
+        last = V
+        V = exact(t, X) if t % period == 0 else V + G(t, X) - G(t, before)
+        Y = W(t) @ Y + V - last
+        before, X = X, W(t) @ X + step(Y)
+        t += 1
+        yield {"params": X, "tracker": Y, "gradient": V}
+
+
+def hsgd(
+    X: np.ndarray, G: Gradients, exact: Gradients, W: Matrices, step: Step, beta: float
+) -> Rounds:
+    """GT-HSGD: Xin, Khan and Kar, 2021, with exact gradients in the first round."""
+    Y, V, before, t = np.zeros_like(X), np.zeros_like(X), X, 0
+    while True:
+        last = V
+        V = G(t, X) + (1 - beta) * (V - G(t, before)) if t else exact(t, X)
+        Y = W(t) @ (Y + V - last)
+        before, X = X, W(t) @ (X + step(Y))
+        t += 1
+        yield {"params": X, "tracker": Y, "gradient": V}
