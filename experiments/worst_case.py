@@ -42,7 +42,7 @@ class Args(commands.Common):
         int, commands.Bound("whole numbers, at least 3", lambda number: number >= 3)
     ] = 8
     """N, on a ring."""
-    steps: commands.Count = 20
+    steps: commands.Count = 10
     """T of the left panel."""
     strong_convexity: Convexity = 0.1
     """mu; L = 1."""
@@ -50,7 +50,7 @@ class Args(commands.Common):
     """varsigma: at the minimizer (left), on average along the path (right)."""
     rates: tuple[commands.Positive, ...] = tuple(np.geomspace(0.02, 1.8, 12).round(4).tolist())
     """Step sizes of the left panel; the best one is searched between the first and the last."""
-    rounds: tuple[commands.Count, ...] = (1, 2, 4, 8, 16)
+    rounds: tuple[commands.Count, ...] = (1, 2, 4, 8)
     """T of the right panel."""
     out: Path = Path("results/worst_case")
     """Folder for config.json, steps.csv, rounds.csv, best.csv and figure.png."""
