@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import optax
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from rich.table import Table
 
 import algorithms
@@ -206,7 +207,7 @@ def tabulate(args: Args, curves: dict[str, Curve]) -> Table:
 
 def draw(args: Args, curves: dict[str, Curve], along: dict[int, tuple[float, float]]) -> Figure:
     """Draws worst cases against step sizes and rounds."""
-    sheet, (left, right) = plots.figure(2, width=10.5, height=4.4)
+    sheet, (left, right) = plots.figure(2, width=5.2, height=4.0, sharey=False)
     for (name, one), colour in zip(curves.items(), plots.COLOURS, strict=False):
         left.plot(args.rates, one.values, color=colour, label=name)
         left.plot(one.best, one.least, "*", color=colour, markersize=12)
@@ -226,6 +227,8 @@ def draw(args: Args, curves: dict[str, Curve], along: dict[int, tuple[float, flo
     right.set(
         xscale="log", yscale="log", xlabel="rounds T", ylabel="worst average of |f'(x)|², DSGD"
     )
+    right.set_xticks(T, map(str, T))
+    right.xaxis.set_minor_locator(NullLocator())
     right.legend(frameon=False)
     figures.title(
         sheet,

@@ -179,7 +179,7 @@ def test_asynchronous_methods_are_covered(rule):
             ),
             STRONG,
             0.132438,  # gradient descent
-            {"steps": 3, "rate": 0.4, "workers": 1, "delta": 1.0},
+            {"steps": 3, "rate": 0.4, "workers": 2, "delta": 1.0},
         ),
         (
             lambda rate, compressor: algorithms.error_compensated_sgd(

@@ -327,7 +327,7 @@ class Analysis:
     def _compressor(self, solved: Solved, vectors: np.ndarray) -> Any:
         sent = solved.layout.messages
         ids = np.array([message.id for message in sent], np.int32)
-        p = vectors.shape[1] // self.reader.N if sent else vectors.shape[1]
+        p = vectors.shape[1] // self.reader.N if sent else 0
         errors = vectors[[message.error for message in sent], :p]
         return messages.with_errors(ids, errors, self.delta or 1.0)
 
