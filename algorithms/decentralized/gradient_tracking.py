@@ -190,9 +190,9 @@ def _require_factors(factors: Sequence[float] | np.ndarray | None, topology: Top
     """
     if factors is None:
         return
-    if len(factors) != topology.n:
+    if np.ndim(factors) != 1 or len(factors) != topology.n:
         raise ValueError(
-            f"aug_dgm: step_factors has {len(factors)} numbers, but {topology.name} has "
+            f"aug_dgm: step_factors = {checks.shown(factors)}, but {topology.name} has "
             f"{topology.n} nodes; expected one number for each node"
         )
     for factor in factors:

@@ -327,7 +327,7 @@ def test_a_graph_that_a_method_cannot_use_is_refused(name):
 
 def test_factors_of_steps_are_one_positive_number_for_each_worker():
     for factors, words in (
-        ([1.0] * 5, "5 numbers, but .* has 6 nodes"),
+        ([1.0] * 5, "but .* has 6 nodes; expected one number"),
         ([1.0] * 5 + [0.0], "0.0"),
     ):
         with pytest.raises(ValueError, match=f"^aug_dgm: step_factors .*{words}"):
