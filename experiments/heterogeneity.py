@@ -5,7 +5,8 @@ alpha from 0.05 to 100.
 
 Two settings: practical training, with random batches and each method's best step size; and exact
 gradients with one step size, where the remaining f' is the effect of heterogeneity alone: zero for
-the corrected methods, a constant for decentralized SGD.
+the corrected methods, a constant for decentralized SGD. All families of methods on graphs are
+compared in the second setting, at the smallest alpha; variance reduction is with random batches.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import plots, problems, records
-from experiments.shared import commands, figures, resuming, statistics, tables, tuning
+from experiments.shared import (
+    commands,
+    figures,
+    graph_methods,
+    resuming,
+    statistics,
+    tables,
+    tuning,
+)
 
 Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
 
@@ -47,6 +56,18 @@ GRAPHS: dict[str, Callable[[int], dsgd.Topology]] = {
     "star": topologies.star,
     "random-regular": lambda N: topologies.random_regular(N, 4),
 }
+REFERENCE = "dsgd"  # in the panels of all families, in grey
+SHOWN = {  # family -> methods in its panel
+    "corrections": ("d2", "extra", "exact-diffusion", "nids"),
+    "tracking": ("gradient-tracking", "atc-tracking", "aug-dgm"),
+    "local steps": ("local-sgd", "k-gt", "led", "prox-skip"),
+    "momentum": ("dsgd, momentum", "qg-dsgdm", "decentlam", "momentum-tracking"),
+    "variance reduction": ("aug-dgm", "gt-svrg", "gt-sarah", "gt-saga"),
+    "compressed": ("choco-sgd", "lead", "beer"),
+    "edges and dual variables": ("dlm", "lt-admm", "relay-sgd"),
+}
+AGAINST_BITS = ("local steps", "compressed")
+SAMPLED = ("variance reduction",)  # families with random batches
 
 
 @dataclass(frozen=True)
@@ -81,8 +102,12 @@ class Args(commands.Data, commands.Common):
     """Number of rounds with exact gradients."""
     seeds: commands.Count = 3
     """Independent runs on random batches."""
+    families: tuple[str, ...] = tuple(graph_methods.FAMILIES)
+    """Families of methods on graphs that are compared at the smallest alpha, and of which the
+    properties are tabulated.
+    """
     out: Path = Path("results/heterogeneity")
-    """Folder for config.json, history.csv, exact.csv and figure.png."""
+    """Folder for config.json, history.csv, exact.csv, panels.csv, two figures and tables."""
 
 
 class Case(NamedTuple):
@@ -95,7 +120,21 @@ class Case(NamedTuple):
         return f"{self.method}, {self.alpha:g}"
 
 
+class Panel(NamedTuple):
+    """A method in the panel of a family."""
+
+    family: str
+    method: str
+
+    def __str__(self) -> str:
+        return f"{self.family}: {self.method}"
+
+
+Histories = dict[Any, dict[str, np.ndarray]]
+
+
 def main(args: Args) -> None:
+    commands.require_known("--families", args.families, graph_methods.FAMILIES)
     graph = GRAPHS[args.topology](args.workers)
     cases = [Case(name, alpha) for alpha in sorted(args.alphas) for name in METHODS]
     by_alpha = {alpha: make_problem(args, alpha, args.l2) for alpha in args.alphas}
@@ -106,10 +145,12 @@ def main(args: Args) -> None:
         args,
         "exact gradients",
         cases,
-        lambda case: without_noise(args, convex[case.alpha], METHODS[case.method], graph),
-        lambda path, found: records.write_histories(
-            path, {str(case): history for case, history in found.items()}
+        lambda case: without_noise(
+            args,
+            convex[case.alpha],
+            METHODS[case.method](args.exact_learning_rate, graph),
         ),
+        write_histories,
         path,
     )
     tuned = tuning.compare(
@@ -139,7 +180,63 @@ def main(args: Args) -> None:
             f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}",
         ),
     }
-    commands.finish(args, {"figure": draw(args, graph, losses, slopes, exact)}, shown)
+    sheets = {"figure": draw(args, graph, losses, slopes, exact)}
+    if panels := compare_families(args, convex[min(args.alphas)], graph, exact):
+        sheets["families"] = draw_families(args, graph, panels)
+        shown["families"] = tabulate_families(args, what, panels)
+    if args.families:
+        shown["methods"] = graph_methods.tabulate(args.families, args.progress)
+    commands.finish(args, sheets, shown)
+
+
+def write_histories(path: Path, found: Histories) -> None:
+    """Writes the histories by the names of the cases."""
+    records.write_histories(path, {str(case): history for case, history in found.items()})
+
+
+def compare_families(
+    args: Args, problem: dsgd.Problem, graph: dsgd.Topology, exact: Histories
+) -> Histories:
+    """Returns the histories of the methods in the panels of the families, by `Panel`; methods that
+    are the same run as in `exact` are not run again.
+    """
+    cases = [
+        Panel(family, name)
+        for family in args.families
+        if family in SHOWN
+        for name in (REFERENCE, *SHOWN[family])
+    ]
+    alpha = min(args.alphas)
+    same: Histories = {case.method: of for case, of in exact.items() if case.alpha == alpha}
+
+    def run(case: Panel) -> dict[str, np.ndarray]:
+        method = build_shown(args, case, graph, problem)
+        if case.family in SAMPLED:
+            return run_once(args, problem, method)
+        if case.method not in same:
+            same[case.method] = without_noise(args, problem, method)
+        return same[case.method]
+
+    if not cases:
+        return {}
+    return commands.collect(args, "families", cases, run, write_histories, args.out / "panels.csv")
+
+
+def build_shown(
+    args: Args, case: Panel, graph: dsgd.Topology, problem: dsgd.Problem
+) -> dsgd.Algorithm:
+    """Returns the method of a panel. Momentum multiplies the step by 1 / (1 - beta), so that the
+    step size of methods with momentum is that of the others times 1 - beta.
+    """
+    rate = args.exact_learning_rate
+    if case.family == "momentum" and case.method != REFERENCE:
+        rate *= 1 - graph_methods.MOMENTUM
+    if case.method == "gt-saga":
+        assert problem.max_local_samples is not None
+        return algorithms.gt_saga(optax.sgd(rate), graph, problem.max_local_samples)
+    fitted = {"d2": for_d2, "led": for_d2, "relay-sgd": topologies.spanning_tree}
+    W = fitted.get(case.method, lambda graph: graph)(graph)
+    return graph_methods.METHODS[case.method](rate, W)
 
 
 def for_d2(W: dsgd.Topology) -> dsgd.Topology:
@@ -182,16 +279,20 @@ def tune(
 
 
 def without_noise(
-    args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology
+    args: Args, problem: dsgd.Problem, method: dsgd.Algorithm
 ) -> dict[str, np.ndarray]:
     """Returns the history with exact gradients, `[1, records]`."""
-    method = build(args.exact_learning_rate, graph)
 
     def query(state, round):
         return method.query(state, round)._replace(exact=True)
 
+    return run_once(args, problem, method._replace(query=query))
+
+
+def run_once(args: Args, problem: dsgd.Problem, method: dsgd.Algorithm) -> dict[str, np.ndarray]:
+    """Returns the history over the rounds of a run with exact gradients, `[1, records]`."""
     return resuming.run(
-        method._replace(query=query),
+        method,
         problem,
         steps=args.exact_steps,
         key=jax.random.key(args.seed),
@@ -256,6 +357,65 @@ def draw(
         f"{args.batch_size} samples",
     )
     return sheet
+
+
+def draw_families(args: Args, graph: dsgd.Topology, panels: Histories) -> Figure:
+    """Draws what is left of f' against rounds or megabits, with one panel per family."""
+    families = list(dict.fromkeys(case.family for case in panels))
+    sheet, axes = plots.figure(
+        2, -(-len(families) // 2), width=figures.WIDTH / 2, height=2.9, sharey=True
+    )
+    for panel, family in zip(axes, families, strict=False):
+        x = "megabits sent and received per worker" if family in AGAINST_BITS else "rounds"
+        lines = {
+            name: (statistics.COSTS[x](panels[Panel(family, name)]), panels[Panel(family, name)])
+            for name in (REFERENCE, *SHOWN[family])
+        }
+        cost, history = lines.pop(REFERENCE)
+        panel.plot(cost, history["grad_sqnorm"][0], color="0.6", linewidth=1.8, label=REFERENCE)
+        plots.draw_lines(
+            panel, {name: (cost, of["grad_sqnorm"]) for name, (cost, of) in lines.items()}
+        )
+        batches = ", random batches" if family in SAMPLED else ""
+        panel.set(yscale="log", xlabel=x, title=family + batches)
+        panel.legend(frameon=False, fontsize=9)
+    for panel in axes[len(families) :]:
+        panel.set_axis_off()
+    for panel in axes[::2]:
+        panel.set_ylabel("|f'(mean x)|²")
+    figures.title(
+        sheet,
+        f"{args.data}, {args.workers} workers, {graph.name}, alpha = {min(args.alphas):g}, "
+        f"{settings(args)}",
+    )
+    return sheet
+
+
+def settings(args: Args) -> str:
+    """Describes the runs of the families."""
+    beta = graph_methods.MOMENTUM
+    return (
+        f"exact gradients, step size {args.exact_learning_rate:g}, with momentum "
+        f"{args.exact_learning_rate * (1 - beta):.3g}, l2 = {args.exact_l2:g}"
+    )
+
+
+def tabulate_families(args: Args, what: str, panels: Histories) -> Table:
+    """Tabulates what is left of f' and the bits, one row per method."""
+    table = tables.table(
+        f"{what}, alpha = {min(args.alphas):g}:\nafter {args.exact_steps:,} rounds",
+        ("method", "|f'(mean x)|^2", "Mbit"),
+        f"{settings(args)}.\nMbit: sent and received per worker. variance reduction: random "
+        f"batches of {args.batch_size} samples.",
+    )
+    for family in dict.fromkeys(case.family for case in panels):
+        table.add_section()
+        table.add_row(family, "", "")
+        for name in (REFERENCE, *SHOWN[family]):
+            history = panels[Panel(family, name)]
+            megabits = statistics.COSTS["megabits sent and received per worker"](history)
+            table.add_row(name, f"{history['grad_sqnorm'][0, -1]:.2g}", f"{megabits[-1]:,.0f}")
+    return table
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ computed values of rho.
 On each graph, with data partitioned iid and by label, decentralized SGD is run at the step size of
 the grid with the smallest loss over the second half of the run. Figures show the loss against
 rounds, bits and simulated seconds, the consensus distance, and the graphs; tables show the graphs'
-properties and the cost to a target loss.
+properties and the cost to a target loss. Fixed graphs and schedules have a figure each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +51,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
     compute: commands.SampleSeconds = 1e-4
     """Computation time of one sample, seconds."""
     out: Path = Path("results/topology")
-    """Folder for config.json, graphs.csv, and for each N history-N.csv, two figures and tables."""
+    """Folder for config.json, graphs.csv, and for each N history-N.csv, figures and tables."""
 
 
 class Case(NamedTuple):
@@ -89,7 +89,8 @@ def main(args: Args) -> None:
     shown = {"rings": ring_gaps(rings, measured)}
     for N, of_N in by_N.items():
         found = train(args, N, of_N)
-        sheets[f"figure-{N}"] = draw(args, N, found)
+        for group, members in groups(of_N).items():
+            sheets[f"{group}-{N}"] = draw(args, N, found, members)
         sheets[f"pictures-{N}"] = draw_graphs(of_N)
         shown[f"graphs-{N}"] = describe(N, of_N, measured)
         shown |= {
@@ -100,34 +101,55 @@ def main(args: Args) -> None:
 
 
 def graphs(N: int, seed: int) -> list[dsgd.Topology]:
-    """Returns every topology that exists for N workers, the sparsest first."""
+    """Returns every kind of topology that exists for N workers, schedules first, the complete graph
+    last.
+    """
     rows = max(d for d in range(1, math.isqrt(N) + 1) if N % d == 0)
-    cube = [topologies.hypercube(N.bit_length() - 1)] if N & (N - 1) == 0 else []
+    torus, log = topologies.torus(rows, N // rows), (N - 1).bit_length()
+    cubes = [topologies.one_peer_hypercube(log), topologies.hypercube(log)] if 1 << log == N else []
+    edges = min(1.0, 2 * math.log(N) / N)
     return [
         topologies.one_peer_exponential(N),
+        *cubes[:1],
+        topologies.base_graph(N, 2),
         topologies.random_matchings(N, seed=seed),
+        topologies.equi_dynamic(N, seed=seed),
+        topologies.matcha(torus, 0.5, seed=seed),
         topologies.chain(N),
         topologies.ring(N),
         topologies.star(N),
-        topologies.torus(rows, N // rows),
+        torus,
         *([topologies.random_regular(N, 4, seed)] if N > 4 else []),
-        *cube,
+        *cubes[1:],
         topologies.exponential(N),
-        connected(N, min(1.0, 2 * math.log(N) / N), seed),
+        connected(lambda draw: topologies.equi_static(N, log, draw), seed),
+        connected(lambda draw: topologies.erdos_renyi(N, edges, draw), seed),
         topologies.complete(N),
     ]
 
 
-def connected(N: int, probability: float, seed: int) -> dsgd.Topology:
-    """Returns the first connected draw."""
-    for attempt in range(seed, seed + 100):
+def connected(build: Callable[[int], dsgd.Topology], seed: int) -> dsgd.Topology:
+    """Returns the first connected draw of a random graph.
+
+    Args:
+        build: seed -> the graph; raises ValueError if it is not connected.
+        seed: the first of 100 seeds.
+    """
+    for attempt in range(seed, seed + 99):
         try:
-            return topologies.erdos_renyi(N, probability, attempt)
+            return build(attempt)
         except ValueError:
             continue
-    raise ValueError(
-        f"no connected graph of {N} workers in 100 draws with probability {probability:.3g}"
-    )
+    return build(seed + 99)
+
+
+def groups(of_N: list[dsgd.Topology]) -> dict[str, list[str]]:
+    """Returns the names of the fixed graphs and of the schedules, both with the complete graph."""
+    names = {
+        "fixed": [short(graph) for graph in of_N if graph.period == 1],
+        "schedules": [short(graph) for graph in of_N if graph.period > 1 or graph is of_N[-1]],
+    }
+    return {group: members for group, members in names.items() if len(members) > 1}
 
 
 def short(graph: dsgd.Topology) -> str:
@@ -263,16 +285,18 @@ def tabulate(
     return table
 
 
-def draw(args: Args, N: int, found: Outcomes) -> Figure:
+def draw(args: Args, N: int, found: Outcomes, members: list[str]) -> Figure:
     """Draws the loss against all costs and the consensus distance against rounds, for each
-    partition.
+    partition, on these graphs.
     """
+    goals = {partition: target(found, partition) for partition in PARTITIONS}
+    found = {case: one for case, one in found.items() if case.graph in members}
     sheet = Figure(figsize=(figures.WIDTH, 10.5), layout="constrained")
     above, below = sheet.subfigures(2, 1, height_ratios=(2, 1.15), squeeze=False)[:, 0]
     rows = plots.panels(above, len(statistics.COSTS), 2, sharey="row").reshape(2, -1)
     pair = plots.panels(below, 2, sharey=True)
     for row, axes, partition in zip(rows, pair, PARTITIONS, strict=True):
-        draw_losses(row, found, partition)
+        draw_losses(row, found, partition, goals[partition])
         row[0].set_ylabel(f"{partition}: loss f(mean x)")
         draw_consensus(axes, found, partition)
     pair[0].set_ylabel("consensus distance")
@@ -299,7 +323,7 @@ def draw_graphs(of_N: list[dsgd.Topology]) -> Figure:
     return sheet
 
 
-def draw_losses(row: Iterable[Axes], found: Outcomes, partition: str) -> None:
+def draw_losses(row: Iterable[Axes], found: Outcomes, partition: str, goal: float) -> None:
     """Draws the loss against each of the costs. The start, which has no cost, is omitted, because
     it has no logarithm.
     """
@@ -310,7 +334,7 @@ def draw_losses(row: Iterable[Axes], found: Outcomes, partition: str) -> None:
         }
         words = label.replace(" sent and received", "")
         axes.set(xscale="linear" if label == "rounds" else "log")
-        figures.losses(axes, lines, target(found, partition), xlabel=words)
+        figures.losses(axes, lines, goal, xlabel=words)
 
 
 def draw_consensus(axes: Axes, found: Outcomes, partition: str) -> None:

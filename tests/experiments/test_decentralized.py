@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 import scripts
 
+import algorithms
 import topologies
 from experiments import heterogeneity, topology
+from experiments.shared import graph_methods
 
 
 @pytest.fixture(scope="module")
 def on_graphs(tmp_path_factory, long):
-    """Two of the graphs, so that few programs are compiled; also the printed lines."""
+    """Three of the graphs, so that few programs are compiled; also the printed lines."""
     out = tmp_path_factory.mktemp("topology")
     args = topology.Args(
         workers=(8,), steps=60, seeds=1, learning_rates=(0.3, 1.0), out=out, progress=False
     )
-    chosen = [topologies.ring(8), topologies.complete(8)]
+    chosen = [topologies.random_matchings(8), topologies.ring(8), topologies.complete(8)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(topology, "graphs", lambda N, seed: chosen)
         patch.setattr(topology, "RINGS", (8, 16))
@@ -31,12 +33,12 @@ def on_graphs(tmp_path_factory, long):
 
 def test_topology_writes_its_histories_graphs_and_figures(on_graphs):
     args = on_graphs
-    assert scripts.figures(args.out) == {"figure-8", "pictures-8"}
+    assert scripts.figures(args.out) == {"fixed-8", "schedules-8", "pictures-8"}
     rows = scripts.rows(args.out / "history-8.csv")
     assert {row["method"] for row in rows} == {
         f"{partition} {graph}"
         for partition in topology.PARTITIONS
-        for graph in ("ring", "complete")
+        for graph in ("random_matchings", "ring", "complete")
     }
     assert all(float(row["clock"]) > 0 for row in rows if row["step"] != "0")
     by_name = {row["graph"]: row for row in scripts.rows(args.out / "graphs.csv")}
@@ -73,7 +75,7 @@ def test_all_possible_topologies_are_built_for_any_number_of_workers(N):
     assert (
         len({topology.short(graph) for graph in graphs})
         == len(graphs)
-        == 9 + (N > 4) + (N & (N - 1) == 0)
+        == 13 + (N > 4) + 2 * (N & (N - 1) == 0)
     )
     assert graphs[-1].uniform, "the complete graph is the last: targets are relative to it"
 
@@ -98,10 +100,14 @@ def under_heterogeneity(tmp_path_factory, long):
         exact_learning_rate=0.5,
         seeds=2,
         learning_rates=(0.3, 1.0),
+        families=("local steps",),
         out=out,
         progress=False,
     )
+    family = {name: graph_methods.METHODS[name] for name in ("local-sgd", "led")}
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(graph_methods.FAMILIES, "local steps", family)
+        patch.setitem(heterogeneity.SHOWN, "local steps", ("local-sgd", "led"))
         patch.setattr(
             heterogeneity,
             "METHODS",
@@ -120,6 +126,33 @@ def test_without_noise_only_decentralized_sgd_stalls(under_heterogeneity):
     assert {row["method"] for row in scripts.rows(args.out / "history.csv")} == set(slopes)
     for name in ("losses", "slopes"):
         assert [row["alpha"] for row in scripts.rows(args.out / f"{name}.csv")] == ["0.1"]
+
+
+def test_the_methods_of_a_family_are_compared(under_heterogeneity):
+    args = under_heterogeneity
+    assert scripts.figures(args.out) == {"figure", "families"}
+    heading, reference, local, corrected = scripts.rows(args.out / "families.csv")
+    assert heading["method"] == "local steps"
+    assert [row["method"] for row in (reference, local, corrected)] == ["dsgd", "local-sgd", "led"]
+    assert float(reference["Mbit"]) == pytest.approx(4 * float(local["Mbit"]), abs=4)
+    final = [float(row["|f'(mean x)|^2"]) for row in (reference, local, corrected)]
+    assert final[1] > final[0] > 1e3 * final[2]
+
+
+def test_the_properties_of_methods_are_computed(under_heterogeneity):
+    """LED needs eigenvalues above -1/3; with equal Hessians it is stable up to 2 / L."""
+    *_, led = scripts.rows(under_heterogeneity.out / "methods.csv")
+    assert list(led.values()) == ["led", "lazy", "no", "no", "3", "0.25", "exact", "2.00"]
+    saga = graph_methods.traits("gt-saga")
+    assert (saga.W, saga.varies, saga.lost) == ("doubly", True, False)
+    assert (saga.memory, saga.sent, saga.limit) == (9, 2.0, "exact*")
+    assert saga.step is None
+
+
+def test_the_table_of_methods_has_those_of_the_registry():
+    assert set(graph_methods.METHODS) - {"dsgd, momentum", "gt-saga"} <= set(algorithms.ALGORITHMS)
+    shown = {name for family in heterogeneity.SHOWN.values() for name in family}
+    assert shown <= set(graph_methods.METHODS)
 
 
 def test_an_alpha_that_leaves_a_worker_without_a_batch_is_refused(tmp_path, monkeypatch):
