@@ -63,7 +63,7 @@ def require_topology(
         raise ValueError(
             f"{method}: the rows of W of {topology.name} do not sum to 1; expected a doubly "
             "stochastic W (algorithms.stochastic_gradient_push and algorithms.push_diging take any "
-            "W whose columns sum to 1)"
+            "W with columns that sum to 1)"
         )
 
 

@@ -76,7 +76,7 @@ def fast_mix(topology: Topology, rounds: int) -> Accelerated:
 
     Raises:
         ValueError: as for `chebyshev`; or if K rounds do not reduce disagreement, as with one round
-            on a W whose smallest eigenvalue is near -1.
+            on a W with a smallest eigenvalue near -1.
 
     Source: Liu and Morse, "Accelerated linear iterations for distributed averaging", 2011.
     """

@@ -53,7 +53,7 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
 
     Source: Nedic, Olshevsky and Shi, "Achieving geometric convergence for distributed optimization
     over time-varying graphs", 2017, DIGing. Departure: with a schedule, Y_{t-1} is averaged by W_t,
-    in whose round it is sent, instead of DIGing's W_{t-1}.
+    the matrix of the round in which it is sent, instead of DIGing's W_{t-1}.
     """
     return _combine_then_adapt("gradient_tracking", optimizer, topology, lambda last, g: g)
 
@@ -229,7 +229,7 @@ def track(tracker: Params, gradients: Gradients, last: Gradients) -> Params:
 def _tracking(
     name: str, optimizer: optax.GradientTransformation, topology: Topology, update: Callable
 ) -> Algorithm:
-    """Returns a method with the state `Tracking`, whose first tracker is the first gradient."""
+    """Returns a method with the state `Tracking`. The first tracker is the first gradient."""
     gossip.require_topology(name, topology)
     return methods.local_models(
         f"{name}({topology.name})",

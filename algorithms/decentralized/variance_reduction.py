@@ -208,8 +208,8 @@ def gt_saga(optimizer: optax.GradientTransformation, topology: Topology, samples
     gossip.require_topology("gt_saga", topology)
     inner = aug_dgm(optimizer, topology)
 
-    def init(params, N):
-        state = inner.init(params, N)
+    def init(params, N, models=None):
+        state = inner.init(params, N, models)
         x = state.workers.params
         rows = jax.tree.map(lambda x: jnp.zeros((N, samples, *x.shape[1:]), x.dtype), x)
         table = Table(rows, optax.tree.zeros_like(x), x)
@@ -349,8 +349,8 @@ def _method(
 ) -> Algorithm:
     """Returns a method with workers `Reduced`. Their memory starts as `memory(models)`."""
 
-    def init(params: Params, N: int) -> State:
-        state = inner.init(params, N)
+    def init(params: Params, N: int, models: Params | None = None) -> State:
+        state = inner.init(params, N, models)
         return state._replace(workers=Reduced(state.workers, memory(state.workers.params)))
 
     return Algorithm(name, init, query, update, _models)

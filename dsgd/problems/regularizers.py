@@ -98,7 +98,7 @@ def _soft_threshold(penalty: float, params: Params, step: Any) -> Params:
 
 @checks.arguments
 def group_lasso(penalty: float, groups: str = "rows") -> Regularizer:
-    r"""Sum of the norms of groups of elements, at whose minimizer whole groups are 0.
+    r"""Sum of the norms of groups of elements, which makes whole groups of the minimizer 0.
 
     $$ r(x) = \lambda \sum_g \sqrt{d_g}\, |x_g|, \qquad \mathrm{prox}_{s r}(x)_g = \max\Big(1 -
     \frac{s \lambda \sqrt{d_g}}{|x_g|}, 0\Big) x_g $$
