@@ -64,7 +64,7 @@ SHOWN = {  # family -> methods in its panel
     "momentum": ("dsgd, momentum", "qg-dsgdm", "decentlam", "momentum-tracking"),
     "variance reduction": ("aug-dgm", "gt-svrg", "gt-sarah", "gt-saga"),
     "compressed": ("choco-sgd", "lead", "beer"),
-    "edges and dual variables": ("dlm", "lt-admm", "relay-sgd"),
+    "edges, duals": ("dlm", "lt-admm", "relay-sgd"),
 }
 AGAINST_BITS = ("local steps", "compressed")
 SAMPLED = ("variance reduction",)  # families with random batches

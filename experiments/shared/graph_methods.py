@@ -100,7 +100,7 @@ FAMILIES: dict[str, dict[str, Build]] = {
         "c-gt": _stepping(algorithms.c_gt, FIVE_VALUES, 0.2, 0.2),
         "motef": _stepping(algorithms.motef, TENTH, 0.1, 0.2),
     },
-    "edges and dual variables": {
+    "edges, duals": {
         "dlm": _stepping(algorithms.dlm),
         "lt-admm": _stepping(algorithms.lt_admm, PERIOD),
         "relay-sgd": _stepping(algorithms.relay_sgd),
@@ -126,8 +126,8 @@ class Traits(NamedTuple):
         memory: vectors of the size of the model that a worker keeps between rounds.
         sent: vectors that a worker sends to a neighbour, per round.
         limit: "exact", "biased", or "exact*" if it is exact with random samples, too.
-        step: largest stable step size times L; None if the method is not a linear iteration in the
-            step size.
+        step: largest stable step size times L; None if the method is not a linear iteration, or
+            has no step size.
     """
 
     W: str
@@ -257,14 +257,15 @@ def _sums(batch_size: int | None) -> dsgd.Problem:
 
 def _stable_step(build: Build, graph: dsgd.Topology) -> float | None:
     """Returns the largest stable step size on quadratics with equal Hessians and L = 1; None if the
-    method is not a linear iteration that depends on the step size.
+    method is not a linear iteration, or is stable with all step sizes because it has none.
     """
     b = np.random.default_rng(0).normal(size=(WORKERS, 3))
     problem = problems.quadratic(np.tile([1.0, 0.5, 0.1], (WORKERS, 1)), b)
     try:
-        return theory_checks.stable_step(lambda step: build(step, graph), problem)
+        step = theory_checks.stable_step(lambda step: build(step, graph), problem)
     except ValueError:
         return None
+    return step if np.isfinite(step) else None
 
 
 def tabulate(families: Sequence[str], progress: bool) -> Table:
@@ -278,15 +279,15 @@ def tabulate(families: Sequence[str], progress: bool) -> Table:
     found = {name: traits(name) for name in tables.bar(names, "methods on graphs", progress)}
     table = tables.table(
         "methods on graphs",
-        ("method", "W", "may\nvary", "lost", "memory", "sent", "limit", "step"),
+        ("method", "W", "may\nvary", "lost", "kept", "sent", "limit", "step"),
         "W, the same in all rounds unless it may vary: symmetric; lazy: symmetric with\n"
         "eigenvalues above -1/3; doubly stochastic, or only with columns that sum to 1\n"
         "(push-pull and ab: the models' W with rows that sum to 1); a tree.\n"
-        "lost: whether messages may be lost. memory: vectors that a worker keeps.\n"
+        "lost: whether messages may be lost. kept: vectors in a worker's memory.\n"
         f"sent: vectors to each neighbour per round, on average ({PERIOD} local steps).\n"
         "limit: with exact gradients; *: also with random samples.\n"
         f"step: largest stable step size times L, equal Hessians. On a ring of {WORKERS};\n"
-        f"relay-sgd: a chain. gt-saga: {SAMPLES} samples. -: not a linear iteration.",
+        f"relay-sgd: a chain. gt-saga: {SAMPLES} samples. -: not linear, or no step size.",
         left=2,
     )
     for family in families:
