@@ -63,7 +63,7 @@ def require_topology(
         raise ValueError(
             f"{method}: the rows of W of {topology.name} do not sum to 1; expected a doubly "
             "stochastic W (algorithms.stochastic_gradient_push and algorithms.push_diging take any "
-            "W whose columns sum to 1)"
+            "W with columns that sum to 1)"
         )
 
 
@@ -169,13 +169,14 @@ def update_copies(
         (copies.own, copies.others),
         (sent.decoded, received),
     )
-    return _pulled(*estimates, weights), Copies(own, others, sent.messages)
+    return _pulled(estimates, weights), Copies(own, others, sent.messages)
 
 
-def _pulled(own: Params, others: Params, weights: jax.Array) -> Params:
-    r"""Returns $\sum_m W_{nm} (x_m - x_n)$ from leaves `[n, ...]` and `[n, K, ...]`; half precision
-    is summed in float32.
+def _pulled(estimates: tuple[Params, Params], weights: jax.Array) -> Params:
+    r"""Returns $\sum_m W_{nm} (x_m - x_n)$ from each worker's own vectors `[n, ...]` and those of
+    its neighbours `[n, K, ...]`; half precision is summed in float32.
     """
+    own, others = estimates
 
     def pull(x, rows):
         wide = jnp.promote_types(x.dtype, jnp.float32)

@@ -25,7 +25,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Colours of Okabe and Ito, which people with any common colour blindness can distinguish."""
 STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 3)))
 """Line styles, used together with the colours."""
-MARKERS = ("", "o", "s", "D", "^", "v", "P", "X")
+MARKERS = ("", "o", "s", "D", "^", "v", "P", "X", "<", ">", "p", "h", "*", "d", "8")
 """Markers of the first eight lines, which have none, of the next eight, and so on."""
 
 _AXES = {  # name in the history: (unit of the axis in units of the history, label of the axis)

@@ -58,6 +58,7 @@ OTHERS = (
     "docs/explanation/clock.md",
     "docs/explanation/numerics.md",
     "docs/explanation/theory.md",
+    "docs/explanation/worst_cases.md",
     "docs/papers/kimad.md",
     "docs/papers/dropcompute.md",
     "docs/papers/cannikin.md",

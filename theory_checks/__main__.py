@@ -3,6 +3,9 @@ satisfy its hypotheses, and shows the papers' misprints with counterexamples.
 
     python -m theory_checks --quick
 
+With `--worst`, the rows of the theorems that bound what a method reaches also have the exact worst
+case of the theorem's class of functions, without noise.
+
 The exit status is 1 if a bound is violated, and 2 if the arguments are invalid or select no
 statement.
 """
@@ -11,7 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +35,7 @@ from theory_checks.machinery import registry
 from theory_checks.machinery.registry import StatementResult
 from theory_checks.machinery.statement import STANDARD_ERRORS, Misprint, Outcome, Statement
 from theory_checks.statements.misprints import MISPRINTS
+from theory_checks.worst_cases.theorems import COMPARISONS, Comparison
 
 QUICK = 10
 TEXT = (
@@ -53,6 +57,8 @@ class Args:
     """Seed of the random instances."""
     only: str = ""
     """Check only statements whose name or reference contains this text."""
+    worst: bool = False
+    """Also compute exact worst cases, for statements that have one; needs the extra 'theory'."""
     json: Path | None = None
     """Also write all results to this file."""
     jobs: int | None = None
@@ -93,20 +99,43 @@ def main(
     )
     screen.print(header, highlight=False)
     findings = list(_findings(chosen, trials, args, custom=statements is not registry.STATEMENTS))
+    exact = _worst_cases(chosen, args) if args.worst else {}
     compared = [] if args.only else [(misprint, *misprint.compare()) for misprint in misprints]
-    screen.print(Group(tabulate(findings), *([tabulate_misprints(compared)] if compared else [])))
+    screen.print(
+        Group(tabulate(findings, exact), *([tabulate_misprints(compared)] if compared else []))
+    )
     wrong = [_violation(finding) for finding in findings if not finding.holds]
     wrong += [
         f"FAILS: {misprint.reference}: the printed formula holds, or the corrected one fails"
         for misprint, *both in compared
         if not _confirmed(*both)
     ]
+    wrong += [
+        f"FAILS: {name}: the worst case {one.worst.value:.6g} exceeds {one.theorem:.6g}; {one.case}"
+        for name, one in exact.items()
+        if not one.holds
+    ]
     for line in wrong:
         screen.print(Text(line, style="bold red"))
     screen.print(Text(closing(findings, compared), style="bold red" if wrong else "bold"))
     if args.json:
-        records.write_json(records.expanded("--json", args.json), as_data(findings, compared))
+        records.write_json(
+            records.expanded("--json", args.json), as_data(findings, compared, exact)
+        )
     return 1 if wrong else 0
+
+
+def _worst_cases(statements: Sequence[Statement], args: Args) -> dict[str, Comparison]:
+    """Returns the exact worst cases of the statements that have one, by name."""
+    names = [statement.name for statement in statements if statement.name in COMPARISONS]
+    shown = track(
+        names,
+        "worst cases",
+        console=Console(stderr=True),
+        transient=True,
+        disable=not args.progress,
+    )
+    return {name: COMPARISONS[name]() for name in shown}
 
 
 def _findings(
@@ -179,9 +208,11 @@ def _violation(finding: StatementResult) -> str:
     )
 
 
-def tabulate(findings: Sequence[StatementResult]) -> Table:
-    """Returns a table with one row per statement. Below the name are the hypotheses and, if the
-    bound is loose, the largest fraction of it that was reached.
+def tabulate(
+    findings: Sequence[StatementResult], exact: Mapping[str, Comparison] | None = None
+) -> Table:
+    """Returns a table with one row per statement. Below the name are the hypotheses, if the bound
+    is loose the largest fraction of it that was reached, and the exact worst case if it is given.
     """
     caption = (
         "worst: largest ratio measured / bound over all instances (constructed, random,\n"
@@ -189,12 +220,17 @@ def tabulate(findings: Sequence[StatementResult]) -> Table:
         f"+-: standard error, if there is sampling noise; {STANDARD_ERRORS:g} are allowed.\n"
         "=: an equation, and the difference of its sides (se: in standard errors)."
     )
+    if exact:
+        caption += (
+            "\nexact: exact worst case / bound over all functions of the theorem's class,\n"
+            "  without noise, for the numbers in the row."
+        )
     table = Table(
         title="theorems, lemmas and recursions, checked against the code", caption=caption, **LOOKS
     )
     table.add_column("statement and its hypotheses", ratio=1)
     table.add_column("reference", max_width=15)
-    for heading in ("worst", "median", "cases"):
+    for heading in ("worst", "median", "cases", *(["exact"] if exact else [])):
         table.add_column(heading, justify="right", no_wrap=True)
     for finding in findings:
         which = finding.statement
@@ -205,12 +241,17 @@ def tabulate(findings: Sequence[StatementResult]) -> Table:
             else []
         )
         median = "" if finding.worst.equality else f"{finding.median:.3f}"
+        one = (exact or {}).get(which.name)
+        if one:
+            loose.append(f"exact: {one.worst.value:.6g} of {one.theorem:.6g}; {one.case}")
+        ratio = [f"{one.ratio:.4f}" if one else ""] if exact else []
         table.add_row(
             _cell(name, which.hypotheses, *loose),
             which.reference,
             worst(finding.worst),
             median,
             f"{finding.instances:,}",
+            *ratio,
         )
     return table
 
@@ -266,9 +307,11 @@ def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) ->
 
 
 def as_data(
-    findings: Sequence[StatementResult], compared: Sequence[tuple[Misprint, Outcome, Outcome]]
+    findings: Sequence[StatementResult],
+    compared: Sequence[tuple[Misprint, Outcome, Outcome]],
+    exact: Mapping[str, Comparison],
 ) -> dict[str, Any]:
-    """Returns all findings and misprints as JSON-compatible data, for `--json`."""
+    """Returns all findings, misprints and worst cases as JSON-compatible data, for `--json`."""
     return {
         "statements": [
             {
@@ -282,6 +325,7 @@ def as_data(
                 "worst": _outcome(finding.worst),
                 "worst_was": finding.how,
                 "violations": [_outcome(outcome) for outcome in finding.violations],
+                "worst_case": _worst_case(exact.get(finding.statement.name)),
             }
             for finding in findings
         ],
@@ -297,6 +341,19 @@ def as_data(
             }
             for misprint, printed, corrected in compared
         ],
+    }
+
+
+def _worst_case(one: Comparison | None) -> dict[str, Any] | None:
+    return one and {
+        "value": one.worst.value,
+        "certified_bound": one.worst.bound,
+        "exact": one.worst.exact,
+        "solver_status": one.worst.status,
+        "theorem": one.theorem,
+        "ratio": one.ratio,
+        "case": one.case,
+        "holds": one.holds,
     }
 
 

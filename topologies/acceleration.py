@@ -45,7 +45,7 @@ def chebyshev(topology: Topology, rounds: int) -> Accelerated:
             if K < 1.
 
     Source: Scaman, Bach, Bubeck, Lee and Massoulié, "Optimal algorithms for smooth and strongly
-    convex distributed optimization in networks", 2017, algorithm 2 (accelerated gossip).
+    convex distributed optimization in networks", 2017 (accelerated gossip).
     """
     checks.positive_int("chebyshev: rounds", rounds)
     _require_plain("chebyshev", topology)
@@ -76,7 +76,7 @@ def fast_mix(topology: Topology, rounds: int) -> Accelerated:
 
     Raises:
         ValueError: as for `chebyshev`; or if K rounds do not reduce disagreement, as with one round
-            on a W whose smallest eigenvalue is near -1.
+            on a W with a smallest eigenvalue near -1.
 
     Source: Liu and Morse, "Accelerated linear iterations for distributed averaging", 2011.
     """

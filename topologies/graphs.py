@@ -250,7 +250,7 @@ def spanning_tree(topology: Topology, root: int = 0, weights: Weights = metropol
     so that no worker is further from the root than in the graph.
 
     Args:
-        topology: a topology whose W is symmetric; of a schedule, the edges of all rounds are used.
+        topology: a topology with a symmetric W; of a schedule, the edges of all rounds are used.
         root: the worker at which the search starts. A root in the middle of the graph makes the
             tree's diameter small.
         weights: as in `ring`.

@@ -54,10 +54,17 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
         graph, places, ax=axes, width=60 / max(60, len(topology.edges)), edge_color="0.35", **arrows
     )
     if topology.names is not None:
-        labels = dict(enumerate(map(str, topology.names)))
-        nx.draw_networkx_labels(
-            graph, places, labels, ax=axes, font_size=7, verticalalignment="bottom", clip_on=False
-        )
+        radius = size**0.5 / 2  # points
+        for worker, name in enumerate(topology.names):
+            axes.annotate(
+                str(name),
+                tuple(places[worker]),
+                (0, radius + 1),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                fontsize=7,
+            )
     rounds = "" if topology.period == 1 else f"\nin {topology.period} rounds"
     axes.set_title(
         f"{topology.name}\ndegree {topology.degree}, " + rf"$\rho$ = {topology.rho:.3g}{rounds}",

@@ -6,7 +6,6 @@ import numpy as np
 from scipy.optimize import linprog, minimize_scalar
 
 from dsgd import checks
-from dsgd.base import Real
 from dsgd.graphs.topology import Topology
 
 _CUTS = 200  # iterations of the cutting-plane method
@@ -15,7 +14,7 @@ _VECTORS = 4  # eigenvectors of which an iteration adds the bounds
 
 
 @checks.arguments
-def matcha(topology: Topology, budget: Real, period: int = 32, seed: int = 0) -> Topology:
+def matcha(topology: Topology, budget: float, period: int = 32, seed: int = 0) -> Topology:
     r"""Returns a schedule of random subgraphs of a graph (MATCHA): the edges are partitioned into
     matchings, and each round uses each matching with a probability of its own.
 
@@ -52,6 +51,8 @@ def matcha(topology: Topology, budget: Real, period: int = 32, seed: int = 0) ->
     checks.within(f"{name}: budget", budget, "(0, 1]")
     checks.positive_int(f"{name}: period", period)
     checks.natural(f"{name}: seed", seed, most=None)
+    if topology.n == 1:
+        return Topology(name, np.eye(1), topology.names)
     laplacians = np.stack([laplacian(topology.n, pairs) for pairs in matchings(topology.edges)])
     p = probabilities(laplacians, float(budget))
     alpha = best_step(laplacians, p)

@@ -100,8 +100,8 @@ def push(adjacency: csr_array) -> csr_array:
     """Weights of a topology for "push": those of `uniform`, on a graph in which one worker can be
     reached from all others. It need not be strongly connected, as it must be for `uniform`.
 
-    It is for the trackers of `algorithms.push_pull`, for example on a tree whose edges lead to its
-    root.
+    It is for the trackers of `algorithms.push_pull`, for example on a tree with edges that lead
+    to its root.
 
     Args:
         adjacency: as in `uniform`.

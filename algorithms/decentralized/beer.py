@@ -87,8 +87,8 @@ def c_gt(
     $$ \hat X_t = H_t + C(X_t - H_t), \qquad H_{t+1} = H_t + \alpha\, C(X_t - H_t), \qquad X_{t+1} =
     X_t + \eta \hat X_t (W - I) - \gamma V_t $$
 
-    and the same for V, whose gradients are those of `beer`; $\alpha = 1$ is `beer`. Messages,
-    participation and the limit are those of `beer`; the workers keep copies H instead of $\hat X$.
+    and the same for V. Gradients, messages, participation and the limit are those of `beer`, which
+    is $\alpha = 1$; the workers keep copies H instead of $\hat X$.
 
     Args:
         optimizer: see `beer`.

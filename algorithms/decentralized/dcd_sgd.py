@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from algorithms import gossip, methods, optimizers
@@ -148,13 +149,14 @@ def ecd_sgd(
         round.require_all(gossip.SUMMED)
         change, memory = optimizers.update_local(optimizer, state, gradients)
         x = jax.tree.map(lambda *terms: sum(terms), state.x_hat, state.laplacian, change)
-        t = round.step + 1
+        # In float16 t overflows, and in bfloat16 it is not exact.
+        half = (round.step + 1).astype(jnp.result_type(float)) / 2  # t / 2
         z = jax.tree.map(
-            lambda old, new: old + t.astype(old.dtype) / 2 * (new - old), state.params, x
+            lambda old, new: (old + half * (new - old)).astype(old.dtype), state.params, x
         )
         sent = round.to_neighbours(compressor, z, topology, state.last)
         x_hat, laplacian = jax.tree.map(
-            lambda old, new: old + 2 / t.astype(old.dtype) * (new - old),
+            lambda old, new: (old + (new - old) / half).astype(old.dtype),
             (state.x_hat, state.laplacian),
             (sent.decoded, sent.received),
         )

@@ -93,9 +93,10 @@ def dgd(optimizer: optax.GradientTransformation, topology: Topology) -> Algorith
     The mean of the models moves by $-\gamma \bar g$. With exact gradients, a constant step size and
     the same symmetric W in all rounds, the fixed point minimizes
     $\sum_n f_n(x_n) + \frac{1}{2 \gamma} \langle X, X (I - W) \rangle$: if the workers' data
-    differ, its distance to the optimum is $O(\gamma / (1 - \rho))$. Convex objectives need
-    $\gamma < (1 + \lambda_N) / L$, where $\lambda_N$ is the smallest eigenvalue of W. A worker that
-    does not participate keeps its state, and messages may be lost if W is symmetric.
+    differ, its distance to the optimum is $O(\gamma / (1 - \rho))$. For convex objectives the
+    method converges to it if $\gamma < (1 + \lambda_N) / L$, where $\lambda_N$ is the smallest
+    eigenvalue of W. A worker that does not participate keeps its state, and messages may be lost if
+    W is symmetric.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` gives the equation. The states of momentum

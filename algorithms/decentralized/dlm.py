@@ -19,11 +19,12 @@ def dlm(
     gradient step.
 
     $$ X_{t+1} = X_t - \gamma \big(G(X_t) + \rho X_t L + Y_t\big), \qquad
-    Y_{t+1} = Y_t + \rho X_{t+1} L, \qquad Y_0 = 0 $$
+    Y_{t+1} = Y_t + \rho X_{t+1} L, \qquad Y_0 = \rho X_0 L $$
 
     $L = D - A$ is the unweighted Laplacian matrix of the graph, so that $(X L)_n =
-    \sum_{m \in \mathcal N_n} (x_n - x_m)$; the weights of W are not used. Each worker sends one
-    model to each neighbour in each round. With exact gradients the limit is the optimum, and
+    \sum_{m \in \mathcal N_n} (x_n - x_m)$; the weights of W are not used. Y starts at 0 if
+    all workers start from the same model. Each worker sends one model to each neighbour in each
+    round. With exact gradients the limit is the optimum, and
     $y_n \to -f_n'(x^\star)$. With `optax.sgd(gamma)` the method is EXTRA with $W = I - 2 \gamma
     \rho L$. All workers must participate.
 

@@ -31,7 +31,7 @@ def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algori
         ValueError: if the topology is not symmetric or is a schedule.
 
     Source: Shi, Ling, Wu and Yin, "EXTRA: an exact first-order algorithm for decentralized
-    consensus optimization", 2015, (2.13).
+    consensus optimization", 2015.
     """
     gossip.require_topology("extra", topology, symmetric=True, fixed=True)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from algorithms import gossip, methods, optimizers
@@ -52,7 +53,7 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
 
     Source: Nedic, Olshevsky and Shi, "Achieving geometric convergence for distributed optimization
     over time-varying graphs", 2017, DIGing. Departure: with a schedule, Y_{t-1} is averaged by W_t,
-    in whose round it is sent, instead of DIGing's W_{t-1}.
+    the matrix of the round in which it is sent, instead of DIGing's W_{t-1}.
     """
     return _combine_then_adapt("gradient_tracking", optimizer, topology, lambda last, g: g)
 
@@ -138,7 +139,7 @@ def atc_tracking(optimizer: optax.GradientTransformation, topology: Topology) ->
 def aug_dgm(
     optimizer: optax.GradientTransformation,
     topology: Topology,
-    step_factors: Sequence[float] | None = None,
+    step_factors: Sequence[float] | np.ndarray | None = None,
 ) -> Algorithm:
     r"""Aug-DGM (ATC-DIGing): gradient tracking in which trackers and models are averaged after they
     change, with a step size of each worker.
@@ -183,15 +184,15 @@ def aug_dgm(
     return _tracking("aug_dgm", optimizer, topology, update)
 
 
-def _require_factors(factors: Sequence[float] | None, topology: Topology) -> None:
+def _require_factors(factors: Sequence[float] | np.ndarray | None, topology: Topology) -> None:
     """Raises a ValueError if the factors of the steps are not one for each node, or not
     positive.
     """
     if factors is None:
         return
-    if len(factors) != topology.n:
+    if np.ndim(factors) != 1 or len(factors) != topology.n:
         raise ValueError(
-            f"aug_dgm: step_factors has {len(factors)} numbers, but {topology.name} has "
+            f"aug_dgm: step_factors = {checks.shown(factors)}, but {topology.name} has "
             f"{topology.n} nodes; expected one number for each node"
         )
     for factor in factors:
@@ -228,7 +229,7 @@ def track(tracker: Params, gradients: Gradients, last: Gradients) -> Params:
 def _tracking(
     name: str, optimizer: optax.GradientTransformation, topology: Topology, update: Callable
 ) -> Algorithm:
-    """Returns a method with the state `Tracking`, whose first tracker is the first gradient."""
+    """Returns a method with the state `Tracking`. The first tracker is the first gradient."""
     gossip.require_topology(name, topology)
     return methods.local_models(
         f"{name}({topology.name})",

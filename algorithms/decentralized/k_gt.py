@@ -39,8 +39,8 @@ def k_gt(
     period: Period,
     consensus_step: gossip.Step = 1.0,
 ) -> Algorithm:
-    r"""K-GT: gradient tracking with K local steps between two exchanges, whose mean direction is
-    tracked.
+    r"""K-GT: gradient tracking with K local steps between two exchanges; the mean direction of
+    these steps is tracked.
 
     $$ y_i \leftarrow y_i - \gamma \big(g_i(y_i) + c_i\big) \quad K \text{ times from } x_i, \qquad
        z_i = \frac{x_i - y_i}{K \gamma} $$

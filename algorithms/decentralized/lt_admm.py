@@ -10,8 +10,9 @@ import numpy as np
 import optax
 
 from algorithms import gossip, methods, optimizers
-from dsgd import Algorithm, Query, Topology, checks, workers
-from dsgd.base import Period, Real
+from algorithms.decentralized.variance_reduction import with_snapshots
+from dsgd import Algorithm, Topology, checks, workers
+from dsgd.base import Period, Real, Round
 
 
 class Bridged(NamedTuple):
@@ -72,20 +73,6 @@ def lt_admm(
     return _local_admm("lt_admm", optimizer, topology, period, penalty, correction_step)
 
 
-class Snapshots(NamedTuple):
-    """State of a worker.
-
-    Args:
-        local: its state in LT-ADMM.
-        x: its model at the start of the local steps.
-        gradient: its exact gradient at x.
-    """
-
-    local: Bridged
-    x: Any
-    gradient: Any
-
-
 @checks.arguments
 def lt_admm_vr(
     optimizer: optax.GradientTransformation,
@@ -100,9 +87,10 @@ def lt_admm_vr(
     $$ g_n(\phi_n) = f_n'(\phi_n; \xi) - f_n'(x_n; \xi) + f_n'(x_n) $$
 
     $x_n$ is the model at the start of the local steps, and $\xi$ the same samples in both terms.
-    In each round a worker computes two stochastic gradients, and in the first of every $\tau$
-    rounds also its exact gradient. Otherwise the method is `lt_admm`, and sends the same vectors.
-    With stochastic gradients the limit is the optimum, too. All workers must participate.
+    The first of every $\tau$ rounds computes the exact gradient, since $\phi_n = x_n$; the other
+    rounds compute two gradients of the same samples. Otherwise the method is `lt_admm`, and sends
+    the same vectors. With stochastic gradients the limit is the optimum, too. All workers must
+    participate.
 
     Args:
         optimizer, topology, period, penalty, correction_step: as for `lt_admm`.
@@ -117,36 +105,10 @@ def lt_admm_vr(
     """
     inner = _local_admm("lt_admm_vr", optimizer, topology, period, penalty, correction_step)
 
-    def init(params, N):
-        state = inner.init(params, N)
-        x = state.workers.params
-        return state._replace(workers=Snapshots(state.workers, x, optax.tree.zeros_like(x)))
+    def renewed(round: Round) -> jax.Array:
+        return jnp.broadcast_to(round.step % period == 0, round.workers)
 
-    def local(state):
-        return state._replace(workers=state.workers.local)
-
-    def query(state, round):
-        x = state.workers.x
-        first = round.step % period == 0
-        return inner.query(local(state), round), Query(x), Query(x, exact=True, active=first)
-
-    def update(state, gradients, round):
-        round.require_all("a worker computes its exact gradient in the first round of a period")
-        at_phi, at_x, exact = gradients
-        gradient = optax.tree.where(round.step % period == 0, exact, state.workers.gradient)
-        reduced = optax.tree.add(optax.tree.sub(at_phi, at_x), gradient)
-        after = inner.update(local(state), reduced, round)
-        phi = after.workers.params
-        x = optax.tree.where((round.step + 1) % period == 0, phi, state.workers.x)
-        return after._replace(workers=Snapshots(after.workers, x, gradient))
-
-    return Algorithm(
-        inner.name,
-        init,
-        query,
-        update,
-        lambda state: state.workers.local.params,
-    )
+    return with_snapshots(inner.name, inner, renewed)
 
 
 def _local_admm(

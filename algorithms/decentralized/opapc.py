@@ -64,7 +64,7 @@ def opapc(topology: Topology, smoothness: float, strong_convexity: float) -> Alg
 
     Source: Kovalev, Salim and Richtárik, "Optimal and practical algorithms for smooth and strongly
     convex decentralized optimization", 2020. Departure: $\tau$ and $\theta$ are computed from
-    $\rho(W_T)$ instead of its bound 4/15.
+    $\rho(W_T)$ instead of a bound for all graphs.
     """
     gossip.require_topology("opapc", topology, symmetric=True, fixed=True)
     L, mu = smoothness, strong_convexity

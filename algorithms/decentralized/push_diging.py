@@ -20,7 +20,7 @@ class PushedTracking(NamedTuple):
     """State of Push-DIGing, leaves `[n, ...]`.
 
     Args:
-        params: u, whose sum over workers is preserved by gossip; the models are u / v.
+        params: u; gossip preserves its sum over workers, and the models are u / v.
         optimizer: the states of the local optimizers.
         weight: v, the push-sum weights `[n]`, which start at 1 and are mixed as u is.
         tracker: y after the round's messages.
@@ -58,8 +58,8 @@ def push_diging(optimizer: optax.GradientTransformation, topology: Topology) -> 
     Args:
         optimizer: each worker's step of u along its tracker; `optax.sgd(gamma)` gives the equation.
             Momentum and Adam receive y as the gradient.
-        topology: any topology, directed or not, whose columns sum to 1. With a schedule, round t
-            uses W_t. Weights v near 0, as on badly balanced graphs, need small steps.
+        topology: any topology, directed or not, with columns that sum to 1. With a schedule, round
+            t uses W_t. Weights v near 0, as on badly balanced graphs, need small steps.
 
     Raises:
         ValueError: if `topology` is not a `Topology`, or is one for "pull" or "push".
@@ -69,6 +69,7 @@ def push_diging(optimizer: optax.GradientTransformation, topology: Topology) -> 
     distributed directed optimization", 2018.
     """
     gossip.require_topology("push_diging", topology, doubly_stochastic=False)
+    topology.require_one_exchange("push_diging")
     optimizers.require_descent(optimizer)
 
     def init(params, N, models=None):

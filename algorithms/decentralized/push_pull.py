@@ -17,8 +17,8 @@ from dsgd import Algorithm, Topology, checks
 
 @checks.arguments
 def push_pull(optimizer: optax.GradientTransformation, pull: Topology, push: Topology) -> Algorithm:
-    r"""Push-Pull: models are averaged by a matrix R whose rows sum to 1, trackers are summed by a
-    matrix P whose columns sum to 1.
+    r"""Push-Pull: models are averaged by a matrix R with rows that sum to 1, trackers are summed by
+    a matrix P with columns that sum to 1.
 
     $$ X_{t+1} = (X_t - \gamma Y_t) R_t^T, \qquad Y_{t+1} = Y_t P_t^T + G(X_{t+1}) - G(X_t), \qquad
     Y_0 = G(X_0) $$
@@ -39,9 +39,9 @@ def push_pull(optimizer: optax.GradientTransformation, pull: Topology, push: Top
     Args:
         optimizer: each worker's step along its tracker; `optax.sgd(gamma)` gives the equation.
             Momentum and Adam receive y as the gradient.
-        pull: R, whose rows sum to 1: a topology with the weights `topologies.pull`, or one that is
-            doubly stochastic. With a schedule, round t uses R_t.
-        push: P, whose columns sum to 1: a topology for gossip, or one with the weights
+        pull: R, with rows that sum to 1: a topology with the weights `topologies.pull`, or one that
+            is doubly stochastic. With a schedule, round t uses R_t.
+        push: P, with columns that sum to 1: a topology for gossip, or one with the weights
             `topologies.push`. The graphs need not be strongly connected: it suffices that one
             worker reaches all others along the edges of R, and that all others reach it along those
             of P. For example, R leads from the root of a tree to the leaves, and P back.

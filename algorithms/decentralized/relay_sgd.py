@@ -80,14 +80,18 @@ def relay_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Al
     def update(x0, state: Relayed, gradients, round):
         y = optimizers.local_step(optimizer, state, gradients, round)
         m, c = state.messages, state.counts
-        known, number = optax.tree.add((y.params, 1), _of_neighbours((m, c)))
-        sent = jax.tree.map(lambda known, m: known[:, None] - m, (known, number), (m, c))
-        m, c = round.to_each_neighbour(sent, (m, c), topology)
-        known, number = optax.tree.add((y.params, 1), _of_neighbours((m, c)))
-        x = jax.tree.map(
-            lambda known, x0: (known + jnp.multiply.outer((N - number).astype(x0.dtype), x0)) / N,
-            *(known, x0),
+        known, number = _with_neighbours(y.params, m, c)
+        sent = jax.tree.map(
+            lambda known, m: (known[:, None] - m).astype(m.dtype), (known, number), (m, c)
         )
+        m, c = round.to_each_neighbour(sent, (m, c), topology)
+        known, number = _with_neighbours(y.params, m, c)
+
+        def average(known, x0):
+            missing = jnp.multiply.outer((N - number).astype(known.dtype), x0)
+            return ((known + missing) / N).astype(x0.dtype)
+
+        x = jax.tree.map(average, known, x0)
         return x0, Relayed(x, y.optimizer, m, c)
 
     name = f"relay_sgd({topology.name})"
@@ -108,6 +112,14 @@ def relay_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Al
     return method._replace(query=query)
 
 
-def _of_neighbours(tree: PyTree) -> PyTree:
-    """Returns sums over neighbours, leaves `[n, K, ...]` to `[n, ...]` of the same types."""
-    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=1, dtype=leaf.dtype), tree)
+def _with_neighbours(models: PyTree, messages: PyTree, counts: jax.Array) -> tuple[PyTree, Any]:
+    """Returns the sums of a worker's model and its messages, leaves `[n, ...]`, and the number of
+    models in them, `[n]`; half precision is summed in float32.
+    """
+
+    def total(x, m):
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        return x.astype(wide) + jnp.sum(m, axis=1, dtype=wide)
+
+    number = 1 + jnp.sum(counts, axis=1, dtype=counts.dtype)
+    return jax.tree.map(total, models, messages), number

@@ -1,5 +1,5 @@
-"""Gradient tracking of variance-reduced gradients: with stochastic gradients and a constant step
-size, the workers converge to the optimum.
+"""Variance-reduced gradients for methods on graphs, above all for gradient tracking: with
+stochastic gradients and a constant step size, the workers converge to the optimum.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Reduced(NamedTuple):
     """Workers with variance-reduced gradients, leaves `[n, ...]`.
 
     Args:
-        tracking: models and trackers; their last gradient is the last estimate v.
+        inner: state of the method that receives the estimates as gradients.
         memory: what the estimate is computed from.
     """
 
-    tracking: Any
+    inner: Any
     memory: Any
 
 
@@ -65,7 +65,7 @@ def gt_svrg(
     def renewed(round: Round) -> jax.Array:
         return jnp.broadcast_to(round.step % period == 0, round.workers)
 
-    return _with_snapshots(f"gt_svrg({topology.name})", aug_dgm(optimizer, topology), renewed)
+    return with_snapshots(f"gt_svrg({topology.name})", aug_dgm(optimizer, topology), renewed)
 
 
 @checks.arguments
@@ -94,7 +94,7 @@ def gt_vr(
         coins = jax.random.bernoulli(round.key, probability, (round.workers,))
         return coins | (round.step == 0)
 
-    return _with_snapshots(f"gt_vr({topology.name})", aug_dgm(optimizer, topology), renewed)
+    return with_snapshots(f"gt_vr({topology.name})", aug_dgm(optimizer, topology), renewed)
 
 
 @checks.arguments
@@ -208,8 +208,8 @@ def gt_saga(optimizer: optax.GradientTransformation, topology: Topology, samples
     gossip.require_topology("gt_saga", topology)
     inner = aug_dgm(optimizer, topology)
 
-    def init(params, N):
-        state = inner.init(params, N)
+    def init(params, N, models=None):
+        state = inner.init(params, N, models)
         x = state.workers.params
         rows = jax.tree.map(lambda x: jnp.zeros((N, samples, *x.shape[1:]), x.dtype), x)
         table = Table(rows, optax.tree.zeros_like(x), x)
@@ -239,7 +239,7 @@ def gt_saga(optimizer: optax.GradientTransformation, topology: Topology, samples
         rows = jax.tree.map(lambda rows, g: rows.at[at].set(g), table.gradients, at_s)
         known = known.at[np.arange(round.workers), drawn[:, 1]].set(True)
         memory = Table(rows, mean, table.start)
-        return _tracked(inner, state, v, memory, round)._replace(server=known)
+        return _updated(inner, state, v, memory, round)._replace(server=known)
 
     return _method(f"gt_saga({topology.name})", inner, query, update)._replace(init=init)
 
@@ -270,9 +270,14 @@ def _of_table(table: Table, known: jax.Array, samples: jax.Array, at_start: Grad
     return jax.vmap(optax.tree.where)(seen, rows, at_start)
 
 
-def _with_snapshots(name: str, inner: Algorithm, renewed: Callable) -> Algorithm:
-    """Returns tracking of SVRG's estimates, in which the workers `renewed(round)`, bool `[N]`, make
-    their model the snapshot.
+def with_snapshots(name: str, inner: Algorithm, renewed: Callable) -> Algorithm:
+    """Returns a method on SVRG's estimates of the gradients. A worker that computes nothing in a
+    round, because its local work has no samples, keeps its snapshot.
+
+    Args:
+        name: for tables and error messages.
+        inner: a method that queries one gradient at each worker's model, `State.workers.params`.
+        renewed: Round -> the workers that make their model the snapshot, bool `[N]`.
     """
 
     def query(state: State, round: Round) -> tuple[Query, ...]:
@@ -285,17 +290,20 @@ def _with_snapshots(name: str, inner: Algorithm, renewed: Callable) -> Algorithm
         round.require_all(ALL)
         at_x, at_snapshot, exact = answer
         new = workers.local_block(renewed(round), round.workers)
-        known = jax.vmap(optax.tree.where)(new, (_models(state), exact), state.workers.memory)
+        before = state.workers.memory
+        known = jax.vmap(optax.tree.where)(new, (_models(state), exact), before)
+        known = round.if_active(known, before)
         # The pair is 0 where the snapshot is new.
         v = optax.tree.add(optax.tree.sub(at_x, at_snapshot), known[1])
-        return _tracked(inner, state, v, known, round)
+        return _updated(inner, state, v, known, round)
 
     return _method(name, inner, query, update)
 
 
 def _recursive(name: str, inner: Algorithm, fresh: Callable, momentum_step: Real) -> Algorithm:
     """Returns tracking of recursive estimates, which are exact in rounds for which
-    `fresh(round)`.
+    `fresh(round)`. A worker that computes nothing in a round, because its local work has no
+    samples, keeps its estimate and the model of it.
     """
 
     def query(state: State, round: Round) -> tuple[Query, ...]:
@@ -306,26 +314,29 @@ def _recursive(name: str, inner: Algorithm, fresh: Callable, momentum_step: Real
         round.require_all(ALL)
         at_x, at_last, exact = answer
 
+        before = state.workers.inner.gradient, state.workers.memory
+
         def estimate(v, g, g_last):
             return g + jnp.asarray(1 - momentum_step, v.dtype) * (v - g_last)
 
-        changed = jax.tree.map(estimate, state.workers.tracking.gradient, at_x, at_last)
+        changed = jax.tree.map(estimate, before[0], at_x, at_last)
         v = optax.tree.where(fresh(round), exact, changed)
-        return _tracked(inner, state, v, _models(state), round)
+        v, last = round.if_active((v, _models(state)), before)
+        return _updated(inner, state, v, last, round)
 
     return _method(name, inner, query, update, lambda x: x)
 
 
 def _models(state: State) -> Params:
     """Returns the models of a block, leaves `[n, ...]`."""
-    return state.workers.tracking.params
+    return state.workers.inner.params
 
 
-def _tracked(
+def _updated(
     inner: Algorithm, state: State, v: Gradients, memory: PyTree, round: Communicator
 ) -> State:
-    """Returns the state after a round of gradient tracking in which the gradients are v."""
-    after = inner.update(state._replace(workers=state.workers.tracking), v, round)
+    """Returns the state after a round of the inner method in which the gradients are v."""
+    after = inner.update(state._replace(workers=state.workers.inner), v, round)
     return after._replace(workers=Reduced(after.workers, memory))
 
 
@@ -336,10 +347,10 @@ def _method(
     update: Callable,
     memory: Callable[[Params], PyTree] = lambda x: (x, optax.tree.zeros_like(x)),
 ) -> Algorithm:
-    """Returns a method with workers `Reduced`, whose memory starts as `memory(models)`."""
+    """Returns a method with workers `Reduced`. Their memory starts as `memory(models)`."""
 
-    def init(params: Params, N: int) -> State:
-        state = inner.init(params, N)
+    def init(params: Params, N: int, models: Params | None = None) -> State:
+        state = inner.init(params, N, models)
         return state._replace(workers=Reduced(state.workers, memory(state.workers.params)))
 
     return Algorithm(name, init, query, update, _models)

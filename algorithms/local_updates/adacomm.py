@@ -34,10 +34,11 @@ def adacomm(
        \hat H = \left\lceil \sqrt{\frac{\gamma_0}{\gamma_t}
        \frac{F_t - F_{\inf}}{F_0 - F_{\inf}}}\, H_0 \right\rceil $$
 
-    Between two averages of the models, workers make H local steps. F is the mean over workers of
-    the losses of their first batches after an average, when all models are equal; each worker sends
-    its loss with its model. H is decided at the first average that is at least `interval` rounds
-    after the last decision, or the start. The history contains `period`, the current H.
+    Between two averages of the models, workers make H local steps. F estimates the training loss:
+    it is the mean over workers of the losses of their first batches after an average, when all
+    models are equal. Each worker sends its loss with its model. H is decided at the first average
+    that is at least `interval` rounds after the last decision, or the start. The history contains
+    `period`, the current H.
 
     Workers participate as in `local_sgd`. A worker that does not compute a loss in a period sends
     its last one. H decreases with each decision until it is 1; the limit is then that of

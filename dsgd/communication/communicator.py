@@ -226,7 +226,7 @@ class Communicator(Round):
 
         Args:
             tree: floating-point leaves `[n, ...]`.
-            topology: R, whose rows sum to 1: a topology for "pull", or doubly stochastic.
+            topology: R, with rows that sum to 1: a topology for "pull", or doubly stochastic.
         """
         with self._mixing("pull", tree, topology, None, ("pull",)) as turn:
             return workers.mix(tree, topology, turn)
@@ -238,7 +238,7 @@ class Communicator(Round):
 
         Args:
             tree: floating-point leaves `[n, ...]`.
-            topology: P, whose columns sum to 1: a topology for "push" or for "gossip".
+            topology: P, with columns that sum to 1: a topology for "push" or for "gossip".
         """
         with self._mixing("push", tree, topology, None, ("push", "gossip")) as turn:
             return workers.mix(tree, topology, turn, keep_sums=True)
@@ -307,7 +307,7 @@ class Communicator(Round):
             one_by_one: whether worker n receives the C(x_m) of its neighbours instead of the sum.
 
         Returns:
-            A `Delivery` whose `received` has leaves `[n, ...]`; if `one_by_one`, it is the result
+            A `Delivery`; `received` has leaves `[n, ...]`; if `one_by_one`, it is the result
             of `neighbours`: leaves `[n, K, ...]`, and weights.
         """
         with self._to_neighbours("to_neighbours", topology, _moves_the_mean):

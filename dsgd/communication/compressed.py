@@ -232,7 +232,7 @@ def to_neighbours(
         one_by_one: whether the neighbours' vectors are returned.
 
     Returns:
-        A `Delivery` whose `received` has leaves `[n, d]`; if `one_by_one`, it is the result of
+        A `Delivery`; `received` has leaves `[n, d]`; if `one_by_one`, it is the result of
         `workers.neighbours`, with leaves `[n, K, d]`.
     """
     messages, decoded = _compress(compressor, workers.keys(key, topology.n), vectors, last)

@@ -578,7 +578,7 @@ def _check_connected(name: str, matrices: Sequence[csr_array], label: Label, rol
 
 
 def _all_links(matrices: Sequence[csr_array]) -> csr_array:
-    """Returns a matrix whose entries are nonzero where a round of the period has a weight."""
+    """Returns a matrix with nonzero entries where a round of the period has a weight."""
     return csr_array(reduce(add, map(abs, matrices)))
 
 

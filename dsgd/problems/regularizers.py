@@ -8,15 +8,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from dsgd import checks
+from dsgd import array_likes, checks
 from dsgd.base import Params, Problem, Regularizer
 from dsgd.causes import error_context
 from dsgd.engine import protocol
 
 # The mean of feasible local models may violate the constraints by rounding.
 _ROUNDINGS = 1024
+_PENALTIES = "[0, 1e30]"  # within float32, with room for products
 
 
 @checks.arguments
@@ -77,12 +79,12 @@ def l1(penalty: float) -> Regularizer:
     - s \lambda, 0) $$
 
     Args:
-        penalty: $\lambda$, at least 0.
+        penalty: $\lambda$, from 0 to 1e30.
 
     Raises:
-        ValueError: if the penalty is negative or not finite.
+        ValueError: if the penalty is outside of this interval.
     """
-    checks.within("l1: penalty", penalty, "[0, inf)")
+    checks.within("l1: penalty", penalty, _PENALTIES)
     return Regularizer(partial(_l1, penalty), partial(_soft_threshold, penalty), f"l1({penalty})")
 
 
@@ -96,7 +98,7 @@ def _soft_threshold(penalty: float, params: Params, step: Any) -> Params:
 
 @checks.arguments
 def group_lasso(penalty: float, groups: str = "rows") -> Regularizer:
-    r"""Sum of the norms of groups of elements, at whose minimizer whole groups are 0.
+    r"""Sum of the norms of groups of elements, which makes whole groups of the minimizer 0.
 
     $$ r(x) = \lambda \sum_g \sqrt{d_g}\, |x_g|, \qquad \mathrm{prox}_{s r}(x)_g = \max\Big(1 -
     \frac{s \lambda \sqrt{d_g}}{|x_g|}, 0\Big) x_g $$
@@ -104,18 +106,18 @@ def group_lasso(penalty: float, groups: str = "rows") -> Regularizer:
     $d_g$ is the number of elements of group g, and $|x_g|$ its Euclidean norm.
 
     Args:
-        penalty: $\lambda$, at least 0.
+        penalty: $\lambda$, from 0 to 1e30.
         groups: "rows": each row of each leaf, that is, of its first axis; an element of a vector is
             a group. In a linear model with a kernel `[features, classes]` a group is a feature.
             "leaves": each leaf.
 
     Raises:
-        ValueError: if the penalty is negative or not finite, or `groups` is unknown.
+        ValueError: if the penalty is outside of this interval, or `groups` is unknown.
 
     Source: Yuan and Lin, "Model selection and estimation in regression with grouped variables",
     2006.
     """
-    checks.within("group_lasso: penalty", penalty, "[0, inf)")
+    checks.within("group_lasso: penalty", penalty, _PENALTIES)
     if groups not in ("rows", "leaves"):
         raise ValueError(f"group_lasso: groups = {groups!r}; expected 'rows' or 'leaves'")
     of = (penalty, groups == "rows")
@@ -160,10 +162,12 @@ def box(low: float, high: float) -> Regularizer:
         low, high: l and u; may be infinite.
 
     Raises:
-        ValueError: unless $l \le u$.
+        ValueError: unless $l \le u$, or if a finite bound is outside the range of JAX's default
+            float type.
     """
     if not low <= high:
         raise ValueError(f"box: low = {low}, high = {high}; expected low <= high")
+    array_likes.kept("box: bounds", np.array([low, high]))
     return Regularizer(
         partial(_inside, low, high), partial(_clip, low, high), f"box({low}, {high})"
     )

@@ -99,7 +99,8 @@ def run(
             round.
         train_loss: whether the history also contains `train_loss`, the loss on the drawn batches:
             its mean over the workers that computed, each at its own model; or, if the method sets
-            the local work, the mean over the samples that count. Losses are multiplied by the
+            the local work, the mean over the samples that count; with several queries, that of the
+            first one. Losses are multiplied by the
             workers' weights, if the problem has any. The forward pass of the gradients computes it
             at little cost; problems with a custom `gradient` need one additional evaluation of the
             loss per round.
@@ -118,9 +119,9 @@ def run(
         fraction of delivered messages among those sent since the previous record (for all-reduces
         and servers, the workers' contributions; NaN if none was sent). Series with one number per
         worker are `[seeds?, records, N]`: metrics of some methods, and, if the method sets the
-        local work, `samples`, the number of samples that each worker computed (in full draws if the
-        problem has no batch size). The first record is the initial state, the last one is after the
-        last round.
+        local work, chooses samples or has several queries, `samples`, the number of samples that
+        each worker computed (in full draws if the problem has no batch size). The first record is
+        the initial state, the last one is after the last round.
 
     Raises:
         ValueError: if `key` is not a single key or its draws depend on the number of devices;

@@ -157,6 +157,7 @@ COMMANDS = {
         "-",
         "--clients 20 --sampled 5 --batch-size 40 --rounds 10 --seeds 1 --learning-rates 0.3 1",
     ),
+    "worst_case": Command(BEYOND, "-", "--workers 4 --steps 4 --rates 0.05 0.3 1.0 --rounds 1 2 4"),
     "benchmark": Command(
         NO_PAPER,
         "-",
@@ -206,6 +207,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "stragglers": "stragglers",
     "switch_timelines": "switch_timelines",
     "topology": "topology",
+    "worst_case": "worst_case",
 }
 
 

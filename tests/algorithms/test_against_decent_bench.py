@@ -58,7 +58,7 @@ def decent(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("method", ["dsgd", "extra", "exact-diffusion"])
+@pytest.mark.parametrize("method", ["dsgd", "dgd", "extra", "exact-diffusion", "atc-tracking"])
 def test_iterates_are_those_of_decent_bench(method, decent):
     what, theirs = decent(method)
     with jax.enable_x64(True):

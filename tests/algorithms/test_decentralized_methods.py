@@ -220,6 +220,21 @@ def test_a_swept_number_keeps_the_models_type_and_equals_a_single_run(factory, k
     )
 
 
+def test_ecd_in_float16_continues_after_more_rounds_than_float16_counts(key):
+    """It is DGD with an identity compressor, up to rounding."""
+    problem = in_bfloat16()._replace(
+        init=lambda key: jnp.zeros(3, jnp.float16), data=jnp.arange(8, dtype=jnp.float16)
+    )
+
+    def after(method):
+        run = {"steps": 3, "key": key, "mesh": 1}
+        late = dsgd.run(method, problem, **run).state._replace(step=jnp.int32(140_000))
+        return np.asarray(dsgd.run(method, problem, start=late, **run).params, float)
+
+    found = after(ecd_sgd(STEP, LAZY, compressors.identity))
+    np.testing.assert_allclose(found, after(dgd(STEP, LAZY)), rtol=0.01)
+
+
 def test_push_sum_divides_by_the_actual_weights(key):
     """If rounding has changed the weights, here by a quarter, the models are those that workers
     query, not the sums.
@@ -312,11 +327,13 @@ def test_a_graph_that_a_method_cannot_use_is_refused(name):
 
 def test_factors_of_steps_are_one_positive_number_for_each_worker():
     for factors, words in (
-        ([1.0] * 5, "5 numbers, but .* has 6 nodes"),
+        ([1.0] * 5, "but .* has 6 nodes; expected one number"),
         ([1.0] * 5 + [0.0], "0.0"),
     ):
         with pytest.raises(ValueError, match=f"^aug_dgm: step_factors .*{words}"):
             aug_dgm(STEP, RING, factors)
+        with pytest.raises(ValueError, match=f"^aug_dgm: step_factors .*{words}"):
+            aug_dgm(STEP, RING, np.array(factors))
 
 
 COMPRESSED = ("choco_sgd", "deepsqueeze", "dcd_sgd", "ecd_sgd", "lead", "beer", "c_gt", "motef")

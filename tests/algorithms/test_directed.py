@@ -8,7 +8,7 @@ graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ import pytest
 
 import algorithms
 import dsgd
+import theory_checks
 import topologies
 from dsgd import problems
 from tests.algorithms import quadratics
@@ -32,6 +33,11 @@ BALANCED, UNBALANCED, PULL = (graph(name) for name in ("exponential", "directed"
 PUSHES, PULLS = graph("pushes"), graph("pushes, pull")
 DOWN, UP = graph("tree, pull"), graph("tree, push")
 
+ON_UNBALANCED: dict[str, Callable[[float], dsgd.Algorithm]] = {
+    "push_diging": lambda step: algorithms.push_diging(optax.sgd(step), UNBALANCED),
+    "push_pull": lambda step: algorithms.push_pull(optax.sgd(step), PULL, UNBALANCED),
+    "ab": lambda step: algorithms.ab(optax.sgd(step), PULL, UNBALANCED),
+}
 METHODS: dict[str, Callable[[], dsgd.Algorithm]] = {
     "atc_tracking": lambda: algorithms.atc_tracking(STEP, BALANCED),
     "gradient_tracking": lambda: algorithms.gradient_tracking(STEP, BALANCED),
@@ -39,14 +45,11 @@ METHODS: dict[str, Callable[[], dsgd.Algorithm]] = {
     "push_pull, balanced": lambda: algorithms.push_pull(STEP, BALANCED, BALANCED),
     "ab, balanced": lambda: algorithms.ab(STEP, BALANCED, BALANCED),
     "sgp": lambda: algorithms.stochastic_gradient_push(STEP, UNBALANCED),
-    "push_diging": lambda: algorithms.push_diging(STEP, UNBALANCED),
-    "push_pull": lambda: algorithms.push_pull(STEP, PULL, UNBALANCED),
-    "ab": lambda: algorithms.ab(STEP, PULL, UNBALANCED),
+    **{name: partial(method, GAMMA) for name, method in ON_UNBALANCED.items()},
     "push_diging, schedule": lambda: algorithms.push_diging(STEP, PUSHES),
     "push_pull, schedule": lambda: algorithms.push_pull(STEP, PULLS, PUSHES),
     "ab, schedule": lambda: algorithms.ab(STEP, PULLS, PUSHES),
     "push_pull, tree": lambda: algorithms.push_pull(STEP, DOWN, UP),
-    "ab, tree": lambda: algorithms.ab(STEP, DOWN, UP),
 }
 
 
@@ -157,6 +160,8 @@ def test_the_rate_is_linear_with_the_spectral_radius_of_the_iteration(name):
     np.testing.assert_allclose(component[1:] / component[:-1], rate, rtol=1e-6)
     size = np.linalg.norm(error, axis=1)
     assert size[-1] < 3 * size[0] * rate ** (last - first)
+    computed = theory_checks.linear_rate(ON_UNBALANCED[name], problems.quadratic(A, b), GAMMA)
+    assert computed == pytest.approx(rate, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["push_diging, schedule", "push_pull, schedule"])

@@ -192,6 +192,24 @@ def through(method: dsgd.Algorithm, cluster: clusters.Cluster, steps: int) -> ds
     return dsgd.run(method, PROBLEM, steps=steps, key=jax.random.key(0), cluster=cluster, mesh=1)
 
 
+def test_relayed_sums_of_bfloat16_models_are_rounded_once():
+    """Without gradients, equal models stay equal to the start up to the rounding of messages. If
+    each addition was rounded, they would move by 2^-7 on average.
+    """
+    start = jnp.asarray(np.random.default_rng(0).normal(size=64), jnp.bfloat16)
+    still = dsgd.Problem(
+        lambda key: start,
+        lambda x, data: 0.0 * jnp.sum(x),
+        data=jnp.zeros(12, jnp.bfloat16),
+        sample=lambda key, data: data,
+    )
+    method = algorithms.relay_sgd(SGD, topologies.chain(12))
+    found = dsgd.run(method, still, steps=50, key=jax.random.key(0), mesh=1).params
+    assert found.dtype == jnp.bfloat16
+    moved = np.asarray(found, float) / np.asarray(start, float) - 1
+    assert np.abs(moved).mean() < 2**-8
+
+
 def test_counts_recover_in_as_many_rounds_as_the_diameter():
     """Until second 9 no message arrives. A round takes a second."""
     lost = clusters.Quantity(

@@ -207,7 +207,7 @@ def test_proximal_sgd_makes_no_step_if_no_gradient_arrives():
         problems.quadratic(A, b, start=np.tile(1.0, b.shape[1])), problems.l1(0.3)
     )
     cluster = dsgd.clusters.Cluster(
-        dsgd.clusters.constant(1.0), present=dsgd.clusters.constant(0.0)
+        dsgd.clusters.constant(1.0), delivered=dsgd.clusters.constant(0.0)
     )
     for method in (algorithms.proximal_sgd(0.1), algorithms.proximal_gradient(0.1)):
         options = {"steps": 2, "key": jax.random.key(0), "mesh": 1}

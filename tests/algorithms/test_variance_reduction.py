@@ -72,6 +72,28 @@ def test_without_variance_reduction_the_same_steps_do_not():
     assert history["grad_sqnorm"][-1] > 1e-6
 
 
+SOME_COMPUTE = {
+    "gt_svrg": algorithms.gt_svrg(STEP, RING, 5),
+    "gt_sarah": algorithms.gt_sarah(STEP, RING, 5),
+    "lt_admm_vr": algorithms.lt_admm_vr(STEP, RING, 5),
+}
+
+
+@pytest.mark.parametrize("name", SOME_COMPUTE)
+def test_a_worker_that_computes_nothing_keeps_what_its_estimate_is_computed_from(name):
+    """In every fourth round, and thus in every fourth that computes exact gradients, one of the
+    workers computes nothing. The first exact gradients are computed by all.
+    """
+
+    def given(state: State, round: dsgd.Round) -> dsgd.LocalWork:
+        away = (jnp.arange(N) == 1) & (round.step % 4 == 1)
+        samples = jnp.where(away, 0, 1)[:, None]
+        return dsgd.LocalWork(samples, jnp.ones((N, 1)))
+
+    found = run(algorithms.with_local_work(SOME_COMPUTE[name], given), steps=4_000, mesh=1)
+    assert found.history["grad_sqnorm"][-1] < 1e-20
+
+
 def draws(steps: int) -> np.ndarray:
     """Returns the samples that methods draw in a run with the same key, int `[steps, N, 2]`."""
     recorder = dsgd.Algorithm(
@@ -105,8 +127,8 @@ def test_gt_saga_follows_its_recursion(devices):
         X = W @ (X - GAMMA * Y)
         models.append(X)
     found = run(METHODS["gt_saga"], mesh=devices).state
-    np.testing.assert_allclose(found.workers.tracking.params, X, atol=1e-13)
-    np.testing.assert_allclose(found.workers.tracking.tracker, Y, atol=1e-13)
+    np.testing.assert_allclose(found.workers.inner.params, X, atol=1e-13)
+    np.testing.assert_allclose(found.workers.inner.tracker, Y, atol=1e-13)
     np.testing.assert_allclose(
         found.workers.memory.mean, [table.mean(axis=0) for table in tables], atol=1e-13
     )
@@ -137,7 +159,7 @@ SAME = {
 @pytest.mark.parametrize("name", SAME)
 def test_two_methods_are_the_same(name):
     ours, theirs = (run(method, mesh=1).state.workers for method in SAME[name])
-    np.testing.assert_allclose(ours.tracking.params, theirs.params, atol=1e-13)
+    np.testing.assert_allclose(ours.inner.params, theirs.params, atol=1e-13)
 
 
 def test_gt_hsgd_with_a_step_of_1_is_aug_dgm_after_an_exact_first_round():
@@ -153,7 +175,7 @@ def test_gt_hsgd_with_a_step_of_1_is_aug_dgm_after_an_exact_first_round():
 
     expected = run(plain._replace(query=query, update=update), mesh=1).state.workers
     found = run(algorithms.gt_hsgd(STEP, RING, 1.0), mesh=1).state.workers
-    np.testing.assert_allclose(found.tracking.params, expected.params, atol=1e-13)
+    np.testing.assert_allclose(found.inner.params, expected.params, atol=1e-13)
 
 
 def test_a_table_with_too_few_rows_is_refused():

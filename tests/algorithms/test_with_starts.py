@@ -50,6 +50,9 @@ EXACT: dict[str, Callable[[], dsgd.Algorithm]] = {
     "dlm": lambda: algorithms.dlm(SMALL, LAZY),
     "lt_admm": lambda: algorithms.lt_admm(STEP, LAZY, 3),
     "relay_sgd": lambda: algorithms.relay_sgd(STEP, topologies.chain(N)),
+    "gt_svrg": lambda: algorithms.gt_svrg(STEP, LAZY, 3),
+    "gt_hsgd": lambda: algorithms.gt_hsgd(STEP, LAZY, 0.3),
+    "lt_admm_vr": lambda: algorithms.lt_admm_vr(STEP, LAZY, 3),
 }
 BIASED: dict[str, Callable[[], dsgd.Algorithm]] = {
     "decentralized_sgd": lambda: algorithms.decentralized_sgd(STEP, LAZY),
@@ -66,6 +69,7 @@ APART = {
     *("d2", "extra", "exact-diffusion", "nids", "pg-extra", "gradient-tracking", "prox-tracking"),
     *("atc-tracking", "aug-dgm", "momentum-tracking", "k-gt", "led", "prox-skip", "dlm", "lt-admm"),
     *("qg-dsgdm", "decentlam", "sgp", "push-diging", "push-pull", "ab", "deepsqueeze", "relay-sgd"),
+    *("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd", "lt-admm-vr"),
 }
 
 
@@ -83,6 +87,7 @@ def models(make: Callable[[], dsgd.Algorithm], apart: bool) -> np.ndarray:
 
     with jax.enable_x64(True):
         states = quadratics.states(build, (), T)
+    states = getattr(states, "inner", states)  # of variance reduction
     x = trajectories.rows(states.params)
     return x / states.weight[..., None] if hasattr(states, "weight") else x  # of push-sum
 

@@ -5,6 +5,7 @@ problem.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -56,7 +57,8 @@ def test_only_stochastic_gradient_push_stalls(ran):
 def test_the_minimum_is_0_at_0_and_starts_differ():
     args = arguments()
     problem = directed.make_problem(args)
-    np.testing.assert_allclose(problem.constants.minimizer, 0, atol=1e-7)
+    minimizer: Any = problem.constants.minimizer
+    np.testing.assert_allclose(minimizer, 0, atol=1e-7)
     assert problem.constants.heterogeneity == pytest.approx(args.heterogeneity, rel=1e-5)
     method = directed.METHODS["DSGD"](optax.sgd(0.1), directed.make_graphs(args)["fixed"])
     history = dsgd.run(method, problem, steps=1, key=jax.random.key(0), seeds=2).history

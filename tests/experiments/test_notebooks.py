@@ -24,8 +24,8 @@ def code(notebook) -> list[str]:
     return [re.sub(r"^(\s*)%.*$", r"\1pass", cell, flags=re.MULTILINE) for cell in cells]
 
 
-def test_there_are_seven_notebooks():
-    assert [name[:2] for name in NAMES] == [f"{i:02}" for i in range(1, 8)]
+def test_there_are_eight_notebooks():
+    assert [name[:2] for name in NAMES] == [f"{i:02}" for i in range(1, 9)]
     assert sorted(path.stem for path in notebooks.FOLDER.glob("*.ipynb")) == NAMES
 
 

@@ -161,6 +161,11 @@ REFUSED = {
         ({"slow": 0.5}, "--slow 0.5: expected finite numbers, at least 1"),
         ({"latency": 0.0, "transfer": 0.0}, "--latency 0 --transfer 0: expected one above 0"),
     ],
+    "worst_case": [
+        ({"rates": (0.5,)}, "expected at least 2 increasing numbers"),
+        ({"workers": 2}, "--workers 2: expected whole numbers, at least 3"),
+        ({"strong_convexity": 1.0}, "--strong-convexity 1.0: expected numbers above 0, below 1"),
+    ],
     "topology": [
         ({"workers": (16, 0)}, "--workers (16, 0): expected whole numbers, at least 1"),
         ({"workers": ()}, "--workers: expected at least one value"),

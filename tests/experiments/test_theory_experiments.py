@@ -13,7 +13,7 @@ import scripts
 
 import topologies
 from dsgd import compressors, network
-from experiments import complexity_table, convergence_rates
+from experiments import complexity_table, convergence_rates, worst_case
 from experiments.survey import complexity_communication as communication
 from experiments.survey import convergence_terms, theorems
 from experiments.survey.convergence_terms import Budget, bowl
@@ -193,3 +193,15 @@ def test_tables_have_the_same_methods(table):
     )
     assert orders.keys() == steps.keys() == messages.keys() == {"GD", "CSGD", "DSGD"}
     assert orders["DSGD"]["misprint"] == "…/ε^(2/3)"
+
+
+def test_worst_cases_are_drawn_next_to_the_theorems(tmp_path):
+    args = worst_case.Args(
+        workers=3, steps=2, rates=(0.2, 1.0), rounds=(1, 2), out=tmp_path, progress=False
+    )
+    scripts.ran(worst_case.main, args)
+    points = np.genfromtxt(tmp_path / "steps.csv", delimiter=",", names=True, dtype=None)
+    assert len(points) == len(worst_case.METHODS) * len(args.rates)
+    rounds = np.genfromtxt(tmp_path / "rounds.csv", delimiter=",", names=True)
+    assert (rounds["worst"] <= rounds["bound"] * (1 + 1e-6)).all()
+    assert (tmp_path / "figure.png").exists()

@@ -60,9 +60,9 @@ MISTAKES = [
         f"{STATEMENTS} LT-ADMM",
     ),
     Mistake(
-        "algorithms/decentralized/lt_admm.py",
-        "optax.tree.sub(at_phi, at_x)",
-        "at_phi",
+        "algorithms/decentralized/variance_reduction.py",
+        "optax.tree.sub(at_x, at_snapshot)",
+        "at_x",
         f"{STATEMENTS} LT-ADMM-VR",
     ),
     Mistake(

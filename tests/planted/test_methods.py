@@ -31,6 +31,7 @@ SERVER, GOSSIP = (
     "algorithms/asynchronous/asynchronous_gossip_sgd.py",
 )
 
+BITS, PROXIMAL = "algorithms/test_bits", "algorithms/test_proximal_methods"
 GOSSIP_OF_DIFFERENCES = "algorithms/test_compressed_gossip"
 LOCAL = "algorithms/test_local_updates"
 LOCAL_GOSSIP = "algorithms/test_local_gossip"
@@ -118,6 +119,36 @@ MISTAKES = [
         "probability / gamma * (mean - hat)",
         "1 / gamma * (mean - hat)",
         of(STATEMENTS, "statement_holds[Scaffnew, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/nids.py",
+        "units.scaled(c * steps, correction)",
+        "units.scaled(c * steps[::-1], correction)",
+        of(STATEMENTS, "statement_holds[NIDS, every round]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/nids.py",
+        "round.when(round.step > 0, combine, x.correction, x.lost)",
+        "combine(x.correction, x.lost)",
+        of(BITS, "bits_of_a_round_are_the_closed_forms[nids-6-5]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/pg_extra.py",
+        "jax.vmap(round.prox, (0, None))(z.params, step_size)",
+        "jax.vmap(round.prox, (0, None))(z.params, 2 * step_size)",
+        of(PROXIMAL, "the_limit_is_the_minimizer_of_the_composite_objective[PG-EXTRA-l1]"),
+    ),
+    Mistake(
+        "algorithms/decentralized/proximal_tracking.py",
+        "mixed - v - (new - old)",
+        "mixed - (new - old)",
+        of(STATEMENTS, "statement_holds[prox-ATC tracking, every round]"),
+    ),
+    Mistake(
+        "algorithms/synchronous/proximal_gradient.py",
+        "workers.if_nonempty(half._replace(params=round.prox(half.params, step_size)), x)",
+        "half._replace(params=round.prox(half.params, step_size))",
+        of(PROXIMAL, "proximal_sgd_makes_no_step_if_no_gradient_arrives"),
     ),
     Mistake(
         "algorithms/local_updates/post_local_sgd.py",
@@ -374,8 +405,8 @@ MISTAKES = [
     # Gossip of compressed differences.
     Mistake(
         "algorithms/gossip.py",
-        "return _pulled(*estimates, weights)",
-        "return _pulled(own, others, weights)",
+        "return _pulled(estimates, weights)",
+        "return _pulled((own, others), weights)",
         of(STATEMENTS, "statement_holds[LEAD, every round]"),
     ),
     Mistake(

@@ -20,7 +20,39 @@ PADDED = f"'{UNIT}pooled.py::test_runs_are_those_of_padded_arrays[exact at local
 KEPT = f"{LIKES}values_that_jax_stores_are_kept_up_to_rounding"
 REFUSED = f"{LIKES}containers_without_numbers_are_refused_with_a_remedy"
 DAMAGED = f"{READ}damaged_files_are_named_and_not_unpacked"
+REGULAR = f"{UNIT}regularizers.py::test_"
 MISTAKES = [
+    # Regularizers.
+    Mistake(
+        "dsgd/problems/regularizers.py",
+        "jnp.abs(x) - step * penalty",
+        "jnp.abs(x) - penalty",
+        f"{REGULAR}the_proximal_step_minimizes_its_strongly_convex_objective[l1]",
+    ),
+    Mistake(
+        "dsgd/problems/regularizers.py",
+        "least = step * penalty * groups.shape[1] ** 0.5",
+        "least = step * penalty",
+        f"{REGULAR}the_proximal_step_minimizes_its_strongly_convex_objective[rows]",
+    ),
+    Mistake(
+        "dsgd/engine/oracle.py",
+        'scalars["loss"] + r.value(trained)',
+        'scalars["loss"]',
+        f"{REGULAR}the_history_has_the_composite_objective_and_the_prox_gradient",
+    ),
+    Mistake(
+        "dsgd/runs/plans.py",
+        "problem.weights is None and problem.regularizer is None",
+        "problem.weights is None",
+        f"{REGULAR}methods_that_do_not_use_the_regularizer_are_refused",
+    ),
+    Mistake(
+        "dsgd/problems/solutions.py",
+        "if size(x) <= small:",
+        "if attempt or size(x) <= small:",
+        f"{UNIT}solutions.py::test_a_problem_without_a_minimizer_or_with_fixed_leaves_is_refused",
+    ),
     Mistake(
         SUM,
         "0.5 * self.l2 * optax",

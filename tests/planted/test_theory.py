@@ -57,8 +57,8 @@ METHODS = [
     ),
     Mistake(
         "algorithms/decentralized/variance_reduction.py",
-        "return _tracked(inner, state, v, _models(state), round)",
-        "return _tracked(inner, state, v, state.workers.memory, round)",
+        "round.if_active((v, _models(state)), before)",
+        "round.if_active((v, before[1]), before)",
         holds("GT-HSGD, every round"),
     ),
     Mistake(

@@ -171,3 +171,15 @@ def test_instances_are_reproducible():
 
 def _named(name: str) -> Statement:
     return next(statement for statement in registry.STATEMENTS if statement.name == name)
+
+
+def test_worst_adds_exact_worst_cases(capsys, tmp_path):
+    path = tmp_path / "worst.json"
+    chosen = [statement for statement in registry.STATEMENTS if statement.name == "GD"]
+    assert main(Args(trials=3, worst=True, json=path, progress=False), chosen, []) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "exact: 0.133333 of 0.133333" in shown
+    worst = json.loads(path.read_text())["statements"][0]["worst_case"]
+    assert worst["ratio"] == pytest.approx(1, rel=1e-6)
+    assert worst["certified_bound"] == pytest.approx(2 / 15, rel=1e-5)

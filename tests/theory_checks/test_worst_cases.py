@@ -17,8 +17,10 @@ import topologies
 from algorithms import delays
 from dsgd import Algorithm, Query, State, compressors
 from theory_checks import Smooth, WorstCase, best_step, worst_case
+from theory_checks.machinery import registry
 from theory_checks.worst_cases import analysis, solution, symmetry
 from theory_checks.worst_cases.analysis import Analysis
+from theory_checks.worst_cases.theorems import COMPARISONS
 
 MU = 0.1
 CONVEX = Smooth(L=1, distance=1)
@@ -170,6 +172,14 @@ def test_asynchronous_methods_are_covered(rule):
             MIXED,
             0.272533,
             {"steps": 3, "rate": 0.4, "workers": 3},
+        ),
+        (
+            lambda rate, compressor: algorithms.ef21(
+                optax.sgd(rate), compressor, compressors.identity
+            ),
+            STRONG,
+            0.132438,  # gradient descent
+            {"steps": 3, "rate": 0.4, "workers": 2, "delta": 1.0},
         ),
         (
             lambda rate, compressor: algorithms.error_compensated_sgd(
@@ -360,3 +370,56 @@ def test_classes_without_a_finite_worst_case_are_refused(given, message):
 def test_wrong_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+# --- Theorems.
+
+
+def test_comparisons_are_of_statements():
+    assert set(COMPARISONS) <= {statement.name for statement in registry.STATEMENTS}
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio"),
+    [
+        ("DSGD, non-convex", 1.274 / 3.694),
+        ("ASGD, non-convex", 0.617),
+        ("local SGD, consensus", 1.0),
+        ("gradient tracking, linear", 0.992),
+    ],
+)
+def test_theorems_hold_in_the_worst_case(name, ratio):
+    found = COMPARISONS[name]()
+    assert found.holds
+    assert found.ratio == pytest.approx(ratio, abs=1e-3)
+
+
+def test_compressors_that_are_linear_for_one_element_are_refused():
+    with pytest.raises(ValueError, match=r"compressed_sgd\(.*\) is not a linear function"):
+        worst_case(
+            algorithms.compressed_sgd(optax.sgd(0.1), compressors.random_quantization(4)),
+            STRONG,
+            steps=2,
+            workers=2,
+        )
+
+
+def test_several_queries_of_a_round_are_several_gradients():
+    """A custom method with gradients at the present and at the previous model."""
+
+    def init(params, N):
+        return State((params, params))
+
+    def update(state, answers, round):
+        (x, _), (now, before) = state.server, map(round.mean, answers)
+        return State((x - 0.3 * now - 0.1 * before, x))
+
+    method = Algorithm(
+        "two_points",
+        init,
+        lambda state, round: tuple(map(Query, state.server)),
+        update,
+        lambda state: state.server[0],
+    )
+    worst = worst_case(method, STRONG, steps=4, workers=2)
+    require_attained(worst, worst.bound, BOUND)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import networkx as nx
 import numpy as np
+import optax
 import pytest
 
+import algorithms
 import topologies
 from dsgd import network
 from dsgd.graphs.topology import Topology
@@ -104,6 +106,10 @@ REFUSED = {
     "twice": (
         lambda: topologies.chebyshev(topologies.fast_mix(GRAPHS["ring"], 2), 2),
         r"chebyshev on fast_mix\(ring\(8\), 2\): a round has 2 exchanges; expected",
+    ),
+    "push-sum": (
+        lambda: algorithms.push_diging(optax.sgd(0.1), topologies.chebyshev(GRAPHS["ring"], 2)),
+        r"push_diging on chebyshev\(ring\(8\), 2\): a round has 2 exchanges; expected",
     ),
     "no contraction": (
         lambda: topologies.fast_mix(topologies.from_matrix(0.9 * np.eye(2)[::-1] + 0.05, "two"), 1),

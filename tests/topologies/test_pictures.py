@@ -21,6 +21,7 @@ GRAPHS = {
     topologies.exponential(8): True,
     topologies.from_graph(nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)]), name="directed"): None,
     topologies.from_graph(nx.star_graph(["hub", "x", "y", "z"])): False,
+    topologies.from_graph(nx.DiGraph([("root", "a"), ("a", "b")]), topologies.pull): None,
     topologies.one_peer_exponential(8): None,
 }
 
@@ -58,7 +59,9 @@ def test_a_picture_has_every_worker_every_edge_and_a_title(graph):
     assert float(second.rpartition("= ")[2]) == pytest.approx(graph.rho, rel=6e-3, abs=1e-300)
     assert rest == ([] if graph.period == 1 else [f"in {graph.period} rounds"])
     if graph.names:
-        assert {text.get_text() for text in axes.texts} == set(graph.names)
+        assert [text.get_text() for text in axes.texts] == list(graph.names)
+        for text, place in zip(axes.texts, axes.transData.transform(places), strict=True):
+            assert text.get_window_extent().y0 > place[1] + 5, "above the node"
 
 
 def test_a_picture_is_drawn_on_the_given_axes():

@@ -13,7 +13,7 @@ def svrg(
     """GT-SVRG: Xin, Khan and Kar, 2020. G(t, X) has draw t, the same at the models and at the
     snapshot.
     """
-    Y, V, t = np.zeros_like(X), np.zeros_like(X), 0
+    S, Y, V, t = X, np.zeros_like(X), np.zeros_like(X), 0
     while True:
         if t % period == 0:
             S = X

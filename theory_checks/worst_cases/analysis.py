@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import dsgd
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Problem, Round
-from dsgd.engine import loop, protocol
+from dsgd.engine import loop, oracle, protocol, queries
 from theory_checks.machinery import rounds
 from theory_checks.worst_cases import functions as interpolated
 from theory_checks.worst_cases import layout, measures, messages, sizes, solution
@@ -214,6 +215,7 @@ class Analysis:
         if delta is not None:
             checks.within("worst_case: delta", delta, "(0, 1]")
         build = _builder(method, hyperparameters, compressed=delta is not None)
+        delta = None if delta == 1 else delta  # messages without errors
         key = checks.default_key() if key is None else key
         N = (
             _accepted_workers(build, hyperparameters, delta)
@@ -325,7 +327,7 @@ class Analysis:
     def _compressor(self, solved: Solved, vectors: np.ndarray) -> Any:
         sent = solved.layout.messages
         ids = np.array([message.id for message in sent], np.int32)
-        p = vectors.shape[1] // self.reader.N if sent else vectors.shape[1]
+        p = vectors.shape[1] // self.reader.N if sent else 0
         errors = vectors[[message.error for message in sent], :p]
         return messages.with_errors(ids, errors, self.delta or 1.0)
 
@@ -421,12 +423,14 @@ def _trace_round(build: Build, values: Values, N: int, delta: float | None) -> N
         compressor = messages.with_errors(np.zeros(0, np.int32), np.zeros((0, 1)), delta or 1.0)
         method = protocol.Method(build(values, compressor), problem, N)
         state = method.init(problem.init(key))
-        query, _, update = loop.round_keys(key, state.step)
+        query, samples, update = loop.round_keys(key, state.step)
         this_round = Round(state.step, N, query, problem=problem)
         asked = method.query(state, this_round)
-        count = N if asked.workers is None else len(asked.workers)
-        this_round = this_round._replace(work=asked.work)
-        return method.update(state, jax.numpy.zeros((count, 1)), this_round, update)[0]
+        gradients = queries.mapped(
+            lambda query: oracle.gradients(problem, query, samples, jnp.zeros((N, 1)), N), asked
+        )
+        work = queries.of_round(asked, problem, N)
+        return method.update(state, gradients, this_round._replace(work=work), update)[0]
 
     with jax.enable_x64(True):
         jax.eval_shape(rounds.on_one_device(first_round), checks.default_key())

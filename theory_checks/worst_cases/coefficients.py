@@ -32,8 +32,9 @@ from jax import lax
 
 from dsgd import workers
 from dsgd.base import Algorithm, Compressor, PyTree, Round, State
-from dsgd.engine import loop, oracle, randomness
+from dsgd.engine import loop, oracle, queries, randomness
 from dsgd.engine.protocol import Method
+from dsgd.engine.queries import AllAsked, Asked
 from theory_checks.machinery import rounds
 from theory_checks.machinery.rounds import on_one_device
 from theory_checks.worst_cases import messages
@@ -43,17 +44,17 @@ Build = Callable[[Values, Compressor], Algorithm]
 
 _ROUNDING = 1e-9  # relative difference up to which the probe accepts coefficients
 _SIZES = (1.0, 100.0)  # sizes of the probe's inputs
-_DIMENSION = 3  # of the probe; 1 with compressed messages
+_PER_WORKER = 3  # number of elements in the probe, times N
 _NOTHING = 1e-13  # coefficients below this are rounding errors
 
 
 class Coefficients(NamedTuple):
-    """Coefficients of a run's quantities with respect to its B inputs: the start, T N gradients,
-    and T R errors of messages.
+    """Coefficients of a run's quantities with respect to its B inputs: the start, T Q N gradients,
+    and T R errors of messages. Q is the number of queries of a round.
 
     Args:
-        asked: whether a worker is queried in a round, bool `[T, N]`.
-        points: where, `[T, N, B]`; 0 if it is not queried.
+        asked: whether a worker is queried, bool `[T, Q, N]`.
+        points: where, `[T, Q, N, B]`; 0 if it is not queried.
         models: the model that a run would return before each round and after the last,
             `[T + 1, B]`.
         local_models: the workers' models whose consensus the history records, `[T + 1, N, B]`.
@@ -68,8 +69,8 @@ class Coefficients(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Quantities before a round: points `[N, d]` (0 for workers that are not queried), model `[d]`,
-    local models `[N, d]`.
+    """Quantities before a round: points `[Q, N, d]` (0 for workers that are not queried), model
+    `[d]`, local models `[N, d]`.
     """
 
     points: jax.Array
@@ -105,6 +106,7 @@ class Reader:
     ) -> None:
         self.steps, self.N, self._delta, self._key = steps, N, delta, key
         self._build = build
+        self.queries = self._count_queries(values)
         self.ids = np.zeros((steps, 0), np.int32) if delta is None else self._find_ids(values)
         self._program = jax.jit(on_one_device(self._coefficients))
         self._require_linear(values)
@@ -112,15 +114,15 @@ class Reader:
     @property
     def inputs(self) -> int:
         """B, the number of inputs."""
-        return 1 + self.steps * (self.N + self.ids.shape[1])
+        return 1 + self.steps * (self.queries * self.N + self.ids.shape[1])
 
-    def gradient(self, t: int, n: int) -> int:
-        """Returns the input that is worker n's gradient of round t."""
-        return 1 + t * self.N + n
+    def gradient(self, t: int, q: int, n: int) -> int:
+        """Returns the input that is worker n's answer to query q of round t."""
+        return 1 + (t * self.queries + q) * self.N + n
 
     def error(self, t: int, r: int) -> int:
         """Returns the input that is the error of message r of round t."""
-        return 1 + self.steps * self.N + t * self.ids.shape[1] + r
+        return 1 + self.steps * self.queries * self.N + t * self.ids.shape[1] + r
 
     def __call__(self, values: Values) -> Coefficients:
         """Returns the coefficients for these hyperparameters, as NumPy arrays."""
@@ -158,37 +160,64 @@ class Reader:
         query, samples, update = loop.round_keys(loop.split(self._key)[1], t)
         return Round(t, self.N, query, problem=method.problem), samples, update
 
+    def _query(self, method: Method, t: jax.Array, state: State) -> AllAsked:
+        asked = method.query(state._replace(step=t), self._round(method, t)[0])
+        if any(query.loss for query in queries.each(asked)):
+            raise ValueError(
+                f"worst_case: {method.name} asks for losses; expected a method that uses gradients "
+                "only, since values of functions are not linear in the inputs"
+            )
+        return asked
+
     def _seen(self, method: Method, t: jax.Array, state: State) -> _Seen:
-        N, state = self.N, state._replace(step=t)
-        query = method.query(state, self._round(method, t)[0])
-        ids = jnp.arange(N) if query.workers is None else query.workers
-        d = query.params.shape[-1]
-        stacked = query.axis == 0
-        points = query.params[ids] if stacked else jnp.broadcast_to(query.params, (len(ids), d))
-        model, local = method.models(state)
+        N, asked = self.N, queries.each(self._query(method, t, state))
+        model, local = method.models(state._replace(step=t))
+        first = asked[0]
         if local:
             local_models, model = model, workers.mean(model)
         else:
-            local_models = query.params if stacked else jnp.broadcast_to(model, (N, d))
-        return _Seen(jnp.zeros((N, d)).at[ids].set(points), model, local_models)
+            local_models = jnp.broadcast_to(
+                first.params if first.axis == 0 else model, (N, model.shape[0])
+            )
+        return _Seen(jnp.stack([_points(query, N) for query in asked]), model, local_models)
 
     def _asked(self, method: Method, t: jax.Array, state: State) -> jax.Array:
-        query = method.query(state._replace(step=t), self._round(method, t)[0])
-        everyone = jnp.ones(self.N, bool)
-        return everyone if query.workers is None else ~everyone.at[query.workers].set(False)
+        """Returns which workers each query asks, bool `[Q, N]`."""
+        everyone, asked = jnp.ones(self.N, bool), queries.each(self._query(method, t, state))
+        return jnp.stack([_points(query, self.N, everyone[:, None])[:, 0] for query in asked])
 
     def _after(self, method: Method, t: jax.Array, state: State, answers: jax.Array) -> State:
-        """Returns the state after a round in which worker n's gradient is `answers[n]`."""
-        state = state._replace(step=t)
+        """Returns the state after a round in which worker n's answer to query q is
+        `answers[q, n]`.
+        """
         this_round, samples, key = self._round(method, t)
-        query = method.query(state, this_round)
-        gradients = oracle.gradients(method.problem, query, samples, answers, self.N)
-        return method.update(state, gradients, this_round._replace(work=query.work), key)[0]
+        asked, answer = self._query(method, t, state), iter(answers)
+        gradients = queries.mapped(
+            lambda query: oracle.gradients(method.problem, query, samples, next(answer), self.N),
+            asked,
+        )
+        work = queries.of_round(asked, method.problem, self.N)
+        state, this_round = state._replace(step=t), this_round._replace(work=work)
+        return method.update(state, gradients, this_round, key)[0]
+
+    def _count_queries(self, values: Values) -> int:
+        """Returns Q. Nothing is compiled."""
+        counts: list[int] = []
+
+        def first(x):
+            method = self._method(values, self._exact(), 1)
+            asked = self._query(method, jnp.int32(0), self._init(method, x))
+            counts.append(len(queries.each(asked)))
+            return x
+
+        with jax.enable_x64(True):
+            jax.eval_shape(on_one_device(first), jnp.zeros(1))
+        return counts[0]
 
     # --- Coefficients.
 
     def _coefficients(self, values: Values) -> Coefficients:
-        N, T, B, R = self.N, self.steps, self.inputs, self.ids.shape[1]
+        N, T, Q, B, R = self.N, self.steps, self.queries, self.inputs, self.ids.shape[1]
         exact = self._method(values, self._exact(), 1)
 
         def first(x):
@@ -200,7 +229,7 @@ class Reader:
             jnp.zeros((B, *leaf.shape), leaf.dtype).at[0].set(change)
             for leaf, change in zip(start, at_start, strict=True)
         ]
-        zeros, none = jnp.zeros((N, 1)), jnp.zeros((R, 1))
+        zeros, none = jnp.zeros((Q, N, 1)), jnp.zeros((R, 1))
 
         def seen(t, floats, rest, by_input):
             def of(floats):
@@ -226,8 +255,8 @@ class Reader:
 
             inputs = (
                 by_input,
-                _selected(B, 1 + t * N, N)[..., None],
-                _selected(B, 1 + T * N + t * R, R)[..., None],
+                _selected(B, 1 + t * Q * N, Q * N).reshape(B, Q, N, 1),
+                _selected(B, 1 + T * Q * N + t * R, R)[..., None],
             )
             base = (floats, zeros, none)
             changed = jax.vmap(lambda *change: jax.jvp(moved, base, change)[1])(*inputs)
@@ -273,11 +302,12 @@ class Reader:
         exact = self._method(values, self._exact(), 1)
         start = self._init(exact, jnp.zeros(1))
         rest, whole = _rest(start)
+        nothing = jnp.zeros((self.queries, self.N, 1))
 
         def turn(carry, t):
             def functional(errors):
                 method = self._method(values, messages.from_table(errors, self._delta or 1.0), 1)
-                after = self._after(method, t, whole(*carry), jnp.zeros((self.N, 1)))
+                after = self._after(method, t, whole(*carry), nothing)
                 floats = _floats_of(after)
                 generic = sum(jnp.sum(_generic(leaf.shape) * leaf) for leaf in floats)
                 return generic, (floats, _rest(after)[0])
@@ -291,17 +321,25 @@ class Reader:
 
     def _require_linear(self, values: Values) -> None:
         coefficients = self(values)
-        T, N, R = self.steps, self.N, self.ids.shape[1]
-        d = 1 if R else _DIMENSION
+        # Parts of a vector for N servers have several elements, so that a compressor, which may be
+        # linear for one element, is recognised. With errors of messages there is one coordinate.
+        self._probe(values, coefficients, _PER_WORKER * self.N, errors=False)
+        if self.ids.shape[1]:
+            self._probe(values, coefficients, 1, errors=True)
+
+    def _probe(self, values: Values, coefficients: Coefficients, d: int, *, errors: bool) -> None:
+        T, Q, N, R = self.steps, self.queries, self.N, self.ids.shape[1]
         rng = np.random.default_rng(0)
-        start, answers, errors = (rng.normal(size=shape) for shape in ((d,), (T, N, d), (T, R, d)))
+        shapes = (d,), (T, Q, N, d), (T, R, d if errors else 0)
+        start, answers, wrong = (rng.normal(size=shape) for shape in shapes)
         # Messages of padding have no errors.
-        errors = errors * np.any(coefficients.messages, axis=-1)[..., None]
-        inputs = np.concatenate([start[None], answers.reshape(T * N, d), errors.reshape(T * R, d)])
+        wrong = wrong * np.any(coefficients.messages, axis=-1)[..., None]
+        of_messages = wrong if errors else np.zeros((T, R, d))
+        inputs = np.concatenate([start[None], answers.reshape(-1, d), of_messages.reshape(-1, d)])
         with jax.enable_x64(True):
             run = jax.jit(on_one_device(partial(self._run, d=d)))
             for size in _SIZES:
-                given = (jnp.asarray(size * each) for each in (start, answers, errors))
+                given = (jnp.asarray(size * each) for each in (start, answers, wrong))
                 seen = jax.tree.map(np.asarray, run(_floats(values), *given))
                 for found, known in (
                     (seen.points[:T], coefficients.points),
@@ -340,6 +378,18 @@ class Reader:
         carry, seen = lax.scan(turn, (_floats_of(self._init(exact, start)), rest), inputs)
         last = self._seen(exact, jnp.int32(self.steps), whole(*carry))
         return jax.tree.map(lambda some, one: jnp.concatenate([some, one[None]]), seen, last)
+
+
+def _points(query: Asked, N: int, rows: jax.Array | None = None) -> jax.Array:
+    """Returns the points of a query, or other rows `[N, d]`, with 0 for workers that it does not
+    ask, `[N, d]`.
+    """
+    if rows is None:
+        rows = jnp.broadcast_to(query.params, (N, query.params.shape[-1]))
+    asked = jnp.ones(N, bool) if query.active is None else query.active
+    if query.workers is not None:
+        asked = asked & ~jnp.ones(N, bool).at[query.workers].set(False)
+    return jnp.where(asked[:, None], rows, jnp.zeros_like(rows))
 
 
 def _compressed(moved: Callable, base: tuple, inputs: tuple) -> jax.Array:

@@ -24,24 +24,25 @@ class Rows(NamedTuple):
     """Numbering of the coefficient vectors of a run as rows of one matrix, see `stacked`."""
 
     T: int
+    Q: int
     N: int
     R: int
 
-    def point(self, t: int, n: int) -> int:
-        """Returns the row of the point that worker n queries in round t."""
-        return t * self.N + n
+    def point(self, t: int, q: int, n: int) -> int:
+        """Returns the row of the point at which query q of round t asks worker n."""
+        return (t * self.Q + q) * self.N + n
 
     def model(self, t: int) -> int:
         """Returns the row of the model before round t."""
-        return self.T * self.N + t
+        return self.T * self.Q * self.N + t
 
     def local_model(self, t: int, n: int) -> int:
         """Returns the row of worker n's model before round t."""
-        return self.T * self.N + self.T + 1 + t * self.N + n
+        return self.model(self.T) + 1 + t * self.N + n
 
     def message(self, t: int, r: int) -> int:
         """Returns the row of the vector that message r of round t compresses."""
-        return self.T * self.N + (self.T + 1) * (self.N + 1) + t * self.R + r
+        return self.local_model(self.T, self.N) + t * self.R + r
 
 
 def stacked(coefficients: Coefficients) -> np.ndarray:
@@ -96,7 +97,7 @@ class Layout(NamedTuple):
         merge: `[B, inputs]`: from the inputs of the run to those of the analysis, which has
             additional ones and in which equal ones are merged.
         points: the points of each worker's function, without the optimum.
-        queried: number of the point that worker n queries in round t, by (t, n).
+        queried: number of the point at which query q of round t asks worker n, by (t, q, n).
         evaluated: number of the point that is the model of round t, by (t, n), for all rounds whose
             models' values and gradients are needed.
         optimum: the inputs $f_n'(x^\\star)$; empty if all are 0 or there is no optimum.
@@ -109,7 +110,7 @@ class Layout(NamedTuple):
     rows: Rows
     merge: np.ndarray
     points: list[list[Point]]
-    queried: dict[tuple[int, int], int]
+    queried: dict[tuple[int, int, int], int]
     evaluated: dict[tuple[int, int], int]
     optimum: list[int]
     slots: dict[tuple, np.ndarray]
@@ -139,8 +140,8 @@ def lay_out(
     Raises:
         ValueError: if the class is not convex and the points do not move with the start.
     """
-    T, N, R = reader.steps, reader.N, reader.ids.shape[1]
-    rows, B = Rows(T, N, R), reader.inputs
+    N, B = reader.N, reader.inputs
+    rows = Rows(reader.steps, reader.queries, N, reader.ids.shape[1])
     rounds = sorted(evaluated)
     at_model = {(t, n): B + i * N + n for i, t in enumerate(rounds) for n in range(N)}
     first_optimum = B + len(rounds) * N
@@ -169,7 +170,7 @@ def lay_out(
 
 
 def _used_rows(rows: Rows, asked: np.ndarray) -> list[int]:
-    points = [rows.point(t, n) for t, n in np.argwhere(asked).tolist()]
+    points = [rows.point(*place) for place in np.argwhere(asked).tolist()]
     return [*points, *(rows.model(t) for t in range(rows.T + 1))]
 
 
@@ -186,7 +187,7 @@ def _messages(reader: Reader, rows: Rows, vectors: np.ndarray, onto: np.ndarray)
     """Returns the messages that compress something; removes the errors of the others, which are
     padding, from all vectors.
     """
-    T, N, R = rows
+    T, Q, N, R = rows
     every = [(t, r) for t in range(T) for r in range(R)]
     while True:
         padding = [
@@ -201,8 +202,9 @@ def _messages(reader: Reader, rows: Rows, vectors: np.ndarray, onto: np.ndarray)
     for t, r in every:
         error, row = reader.error(t, r), rows.message(t, r)
         if onto[error] >= 0:
-            by_worker = vectors[row, reader.gradient(t, 0) : reader.gradient(t, 0) + N]
-            owners = np.flatnonzero(np.abs(by_worker) > _SAME)
+            by_worker = vectors[row, reader.gradient(t, 0, 0) : reader.gradient(t, Q, 0)]
+            by_worker = np.abs(by_worker).reshape(Q, N).max(axis=0)
+            owners = np.flatnonzero(by_worker > _SAME)
             owner = int(owners[0]) if len(owners) == 1 else None
             found.append(Message(row, error, t, int(reader.ids[t, r]), owner))
     return found
@@ -210,14 +212,15 @@ def _messages(reader: Reader, rows: Rows, vectors: np.ndarray, onto: np.ndarray)
 
 def _queried(
     reader: Reader, rows: Rows, asked: np.ndarray, vectors: np.ndarray, onto: np.ndarray
-) -> tuple[list[list[Point]], dict[tuple[int, int], int]]:
-    """Returns the points that each worker queries, and which of them it queries in which round."""
+) -> tuple[list[list[Point]], dict[tuple[int, int, int], int]]:
+    """Returns the points at which each worker is asked, and the number of the point of each
+    query.
+    """
     points: list[list[Point]] = [[] for _ in range(rows.N)]
     queried = {}
-    for t in range(rows.T):
-        for n in np.flatnonzero(asked[t]).tolist():
-            row, gradient = rows.point(t, n), reader.gradient(t, n)
-            queried[t, n] = _find_or_add(points[n], vectors, onto, row, gradient)
+    for t, q, n in np.argwhere(asked).tolist():
+        row, gradient = rows.point(t, q, n), reader.gradient(t, q, n)
+        queried[t, q, n] = _find_or_add(points[n], vectors, onto, row, gradient)
     return points, queried
 
 
@@ -249,7 +252,10 @@ def _names(
     that belong to no worker.
     """
     queries = {
-        reader.gradient(t, n): ("query", t, n) for t in range(reader.steps) for n in range(reader.N)
+        reader.gradient(t, q, n): ("query", t, q, n)
+        for t in range(reader.steps)
+        for q in range(reader.queries)
+        for n in range(reader.N)
     }
     models = {gradient: ("model", t, n) for (t, n), gradient in at_model.items()}
     gradients = {

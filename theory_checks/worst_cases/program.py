@@ -23,6 +23,7 @@ performance of first-order methods", 2017, Theorem 4.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,7 +169,8 @@ class Assembly:
         self._constraints.append((scipy.sparse.csr_matrix(rows), np.full(len(rows), most / scale)))
 
     def _add_products(self, products: np.ndarray, most: float, scale: float) -> None:
-        self._add(products, np.zeros(self.values), most, scale)
+        nothing = np.zeros((len(np.atleast_2d(products)), self.values))
+        self._add(products, nothing, most, scale)
 
     # --- Constraints.
 
@@ -209,12 +211,12 @@ class Assembly:
 
     def _bound_below(self) -> None:
         """Adds the conditions for f* = 0 of functions that are not convex."""
-        L, (T, N, _) = self.layout.of.L, self.layout.rows
+        L, (T, Q, N, _) = self.layout.of.L, self.layout.rows
         for t in self.layout.rounds:
             square = self._square(self._gradients(t).mean(axis=0))
             self._add(square / (2 * L), -self._objective(t), 0.0, self._height)
-        for t in range(T):
-            numbers = [self.layout.queried.get((t, n)) for n in range(N)]
+        for t, q in itertools.product(range(T), range(Q)):
+            numbers = [self.layout.queried.get((t, q, n)) for n in range(N)]
             if N > 1 and None not in numbers:
                 self._bound_below_at(numbers)
 

@@ -119,7 +119,7 @@ def units(layout: Layout, vectors: np.ndarray) -> np.ndarray:
 
 def _at_optimum(layout: Layout) -> float:
     """Returns a bound on each worker's gradient at the optimum."""
-    of, (T, N, _) = layout.of, layout.rows
+    of, (T, _, N, _) = layout.of, layout.rows
     if of.where == "average":  # from the gradients at the start
         return np.sqrt(N * T) * of.heterogeneity + 2 * of.L * of.radius
     return np.sqrt(N) * of.heterogeneity
@@ -127,7 +127,7 @@ def _at_optimum(layout: Layout) -> float:
 
 def _at_start(layout: Layout) -> float:
     """Returns a bound on each worker's gradient at the start, for functions that are not convex."""
-    of, (T, N, _) = layout.of, layout.rows
+    of, (T, _, N, _) = layout.of, layout.rows
     assert of.gap is not None
     times = 0 if N == 1 else N * (T if of.where == "average" else 1)
     return np.sqrt(2 * of.L * of.gap) + np.sqrt(times) * of.heterogeneity

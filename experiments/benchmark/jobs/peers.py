@@ -165,7 +165,7 @@ def decent_bench(what: Job) -> Run:
     import networkx as nx
     from decent_array import interoperability as arrays  # pyright: ignore[reportMissingImports]
     from decent_bench.agents import Agent  # pyright: ignore[reportMissingImports]
-    from decent_bench.algorithms.p2p import ATC, ED, EXTRA  # pyright: ignore[reportMissingImports]
+    from decent_bench.algorithms import p2p  # pyright: ignore[reportMissingImports]
     from decent_bench.costs import LogisticRegressionCost  # pyright: ignore[reportMissingImports]
     from decent_bench.networks import P2PNetwork  # pyright: ignore[reportMissingImports]
 
@@ -180,7 +180,13 @@ def decent_bench(what: Job) -> Run:
         agents.append(Agent(LogisticRegressionCost(samples), state_snapshot_period=RARELY))
     # its weights are Metropolis weights, 1/3
     network = P2PNetwork(nx.cycle_graph(len(agents)), agents)
-    methods = {"dsgd": ATC, "extra": EXTRA, "exact-diffusion": ED}
+    methods = {
+        "dsgd": p2p.ATC,
+        "dgd": p2p.DGD,
+        "extra": p2p.EXTRA,
+        "exact-diffusion": p2p.ED,
+        "atc-tracking": p2p.ATC_Tracking,
+    }
     method = methods[what.method](step_size=what.learning_rate)
 
     def run(rounds: int) -> np.ndarray:

@@ -194,8 +194,9 @@ CUSTOM = dsgd.Regularizer(jnp.sum, lambda x, step: x - step, "sum")
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: problems.l1(-1.0), r"l1: penalty = -1.0; .* \[0, inf\)"),
+        (lambda: problems.l1(-1.0), r"l1: penalty = -1.0; .* \[0, 1e30\]"),
         (lambda: problems.group_lasso(0.1, "columns"), "group_lasso: groups = 'columns'"),
+        (lambda: problems.box(0.0, 1e300), "box: bounds: got .*1e"),
         (lambda: problems.box(1.0, 0.0), "box: low = 1.0, high = 0.0; expected low <= high"),
         (
             lambda: problems.regularized(problems.regularized(quadratic(), CUSTOM), CUSTOM),

@@ -61,7 +61,7 @@ def _on_edges(on: str) -> Callable[[Trajectory, Symbols], Symbols]:
 def _local(found: Trajectory) -> Trajectory:
     """Returns the rounds with the states of LT-ADMM in place of those of LT-ADMM-VR."""
     states = found.states
-    return found._replace(states=states._replace(workers=states.workers.local))
+    return found._replace(states=states._replace(workers=states.workers.inner))
 
 
 def _case(

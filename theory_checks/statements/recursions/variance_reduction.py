@@ -15,7 +15,7 @@ PERIOD, BETA = 3, 0.3
 
 def _of_tracking(found: Trajectory, papers: Symbols) -> Symbols:
     states = found.states
-    inner = found._replace(states=states._replace(workers=states.workers.tracking))
+    inner = found._replace(states=states._replace(workers=states.workers.inner))
     return on_workers(inner, papers)
 
 
