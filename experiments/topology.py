@@ -111,7 +111,7 @@ def graphs(N: int, seed: int) -> list[dsgd.Topology]:
     return [
         topologies.one_peer_exponential(N),
         *cubes[:1],
-        topologies.base_graph(N, 2),
+        topologies.base_graph(N, 3),
         topologies.random_matchings(N, seed=seed),
         topologies.equi_dynamic(N, seed=seed),
         topologies.matcha(torus, 0.5, seed=seed),
