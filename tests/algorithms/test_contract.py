@@ -30,7 +30,8 @@ SHARES = {
     "fed-dyn": (D + 1) / D,
     "mime-lite": 2.0,
 }
-CANCELS = {"mime"}  # differences of two gradients of a draw, which have no noise on quadratics
+# differences of two gradients of a draw, which have no noise on quadratics
+CANCELS = {"mime", "gt-svrg", "gt-sarah", "lt-admm-vr"}
 OFFSETS = {"mime": (1, 0)}  # rounds of a period in which exchanges take place, if not in the last
 # other collectives stand for their messages
 SIMULATED = {
@@ -154,8 +155,10 @@ def test_two_seeds_draw_differently_unless_the_method_asks_for_exact_gradients(n
         state,
     )
     loss = result(unequal(name)).history["loss"]
-    draws = name not in CANCELS and not all(query.exact for query in asked)
-    assert (loss[0, -1] != loss[1, -1]) == draws
+    if name in CANCELS:
+        np.testing.assert_allclose(loss[0], loss[1], rtol=1e-5)
+    else:
+        assert (loss[0, -1] == loss[1, -1]) == all(query.exact for query in asked)
 
 
 def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
