@@ -12,7 +12,7 @@ from dsgd.graphs.topology import Topology
 
 
 @checks.arguments
-def chebyshev(topology: Topology, rounds: int) -> Accelerated:
+def chebyshev(topology: Topology, rounds: int) -> Topology:
     r"""Returns K gossip rounds on a topology as one round of Chebyshev-accelerated gossip: of all
     polynomials of degree K in W that keep the mean, the one that reduces disagreement most,
     whatever the eigenvalues of W between its extreme ones.
@@ -60,7 +60,7 @@ def chebyshev(topology: Topology, rounds: int) -> Accelerated:
 
 
 @checks.arguments
-def fast_mix(topology: Topology, rounds: int) -> Accelerated:
+def fast_mix(topology: Topology, rounds: int) -> Topology:
     r"""Returns K gossip rounds on a topology as one round of FastMix, gossip with a constant
     momentum.
 
