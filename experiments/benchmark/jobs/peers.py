@@ -17,6 +17,7 @@ import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,11 +187,15 @@ def decent_bench(what: Job) -> Run:
         "extra": p2p.EXTRA,
         "exact-diffusion": p2p.ED,
         "atc-tracking": p2p.ATC_Tracking,
+        "nids": p2p.NIDS,
+        "k-gt": partial(p2p.KGT, num_local_steps=4, aux_step_size=1.0),
+        "lt-admm": partial(p2p.LT_ADMM, num_local_steps=4, aux_step_size=0.05, penalty=0.5),
     }
     method = methods[what.method](step_size=what.learning_rate)
+    steps = getattr(method, "num_local_steps", 1)
 
     def run(rounds: int) -> np.ndarray:
-        method.run(network, iterations=rounds)
+        method.run(network, iterations=rounds // steps)
         return np.stack([arrays.to_numpy(agent.x) for agent in network.agents()])
 
     return run
