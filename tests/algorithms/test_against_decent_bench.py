@@ -59,8 +59,8 @@ def decent(tmp_path_factory):
     return run
 
 
-# Not its DLM: version 0.3.0 adds received models in place and changes the senders' models, too. With
-# a sum that does not, its iterates, one round late, are those of `algorithms.dlm`.
+# Not its DLM: version 0.3.0 adds received models in place, which also changes the senders' models.
+# With a sum that does not, its iterates, one round late, are those of `algorithms.dlm`.
 METHODS = (
     *("dsgd", "dgd", "extra", "exact-diffusion", "atc-tracking"),
     *("nids", "k-gt", "lt-admm"),
