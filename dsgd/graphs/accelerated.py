@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,14 +38,14 @@ class Accelerated(Topology):
         self, name: str, exchanged: Topology, factors: Sequence[float], share: float = 1.0
     ) -> None:
         self.name = name
-        self.names = exchanged.names
+        self.names: tuple[Any, ...] | None = exchanged.names
         self.exchanged: Topology = exchanged
         """The topology of one exchange."""
         self.factors: tuple[float, ...] = tuple(factors)
         self.share: float = share
         identity = csr_array(eye_array(exchanged.n))
         W = identity + self.change(lambda X: exchanged.matrices[0] @ X - X, identity)
-        self.matrices = (csr_array((W + W.T) / 2),)
+        self.matrices: tuple[csr_array, ...] = (csr_array((W + W.T) / 2),)
         if self.rho > 1 - 1e-12:
             raise ValueError(
                 f"{name}: rho = {self.rho:.6g}, so gossip does not converge; expected rho < 1: "
