@@ -441,8 +441,8 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/decentralized/dcd_sgd.py",
-        "old + 2 / t.astype(old.dtype)",
-        "old + 1 / t.astype(old.dtype)",
+        "(old + (new - old) / half)",
+        "(old + (new - old) / (2 * half))",
         of(GOSSIP_OF_DIFFERENCES, "ecd_approaches_that_limit_as_the_root_of_the_number_of_rounds"),
     ),
     # Validation.

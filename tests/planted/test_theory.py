@@ -33,8 +33,8 @@ METHODS = [
     ),
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
-        "lambda pull: share * pull",
-        "lambda pull: pull",
+        "lambda pull: jnp.asarray(share, pull.dtype) * pull, pull",
+        "lambda pull: pull, pull",
         holds("exact diffusion, linear"),
     ),
     Mistake(

@@ -104,10 +104,13 @@ class Reader:
         delta: float | None,
         values: Values,
     ) -> None:
-        self.steps, self.N, self._delta, self._key = steps, N, delta, key
-        self._build = build
-        self.queries = self._count_queries(values)
-        self.ids = np.zeros((steps, 0), np.int32) if delta is None else self._find_ids(values)
+        self.steps: int = steps
+        self.N: int = N
+        self._delta, self._key, self._build = delta, key, build
+        self.queries: int = self._count_queries(values)
+        self.ids: np.ndarray = (
+            np.zeros((steps, 0), np.int32) if delta is None else self._find_ids(values)
+        )
         self._program = jax.jit(on_one_device(self._coefficients))
         self._require_linear(values)
 

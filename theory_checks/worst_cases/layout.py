@@ -10,7 +10,7 @@ that are not convex need not have a minimizer; the start is then the origin.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -113,7 +113,7 @@ class Layout(NamedTuple):
     queried: dict[tuple[int, int, int], int]
     evaluated: dict[tuple[int, int], int]
     optimum: list[int]
-    slots: dict[tuple, np.ndarray]
+    slots: dict[tuple[Any, ...], np.ndarray]
     shared: list[int]
     messages: list[Message]
 

@@ -78,11 +78,15 @@ class Assembly:
         units: np.ndarray,
         delta: float | None,
     ) -> None:
-        self.layout, self.basis, self.vectors, self.units = layout, basis, vectors, units
+        self.layout: Layout = layout
+        self.basis: Basis = basis
+        self.vectors: np.ndarray = vectors
+        self.units: np.ndarray = units
         self._delta = delta
         self._products = sum(n * (n + 1) // 2 for n in basis.sizes)
         self._upper = [np.tril_indices(n) for n in basis.sizes]
-        self._places, self.values = _value_places(layout, basis)
+        self._places, values = _value_places(layout, basis)
+        self.values: int = values
         self._constraints: list[tuple[Any, np.ndarray]] = []
         self._height = layout.of.L * layout.of.radius**2  # the unit of values
 

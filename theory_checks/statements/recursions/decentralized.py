@@ -148,7 +148,7 @@ def _prox_skip(inputs: Inputs) -> Iterator[Symbols]:
         yield symbols | {bits: coin * symbols[bits] for bits in ("bits up", "bits down")}
 
 
-TRACKED = {
+TRACKED: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
     "BEER": (
         "Zhao et al. 2022",
         algorithms.beer,
