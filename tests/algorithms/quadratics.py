@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
+from dsgd import Algorithm, Regularizer
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
-from theory_checks.machinery.trajectories import D, N
+from theory_checks.machinery.trajectories import Build, D, N, Trajectory
 
 
 @cache
@@ -36,14 +39,39 @@ def instance(noise: float, start: np.ndarray) -> Instance:
     return Instance(*values)
 
 
-def states(build: trajectories.Build, numbers: Any, length: int) -> Any:
-    """Returns the workers' states before the first of `length` rounds with exact gradients and
-    after each, leaves `[length + 1, ...]`.
+@pytest.fixture(scope="module", autouse=True)
+def in_float64() -> Iterator[None]:
+    """Runs the tests of a module that has this name in float64."""
+    with jax.enable_x64(True):
+        yield
+
+
+def builders(methods: Mapping[str, Callable[[Any], Algorithm]]) -> Callable[..., Build]:
+    """Returns the function name -> builder of a method from its numbers. The builder of a name is
+    always the same object, so that it is compiled once.
+    """
+    return cache(lambda name: lambda of: methods[name](of.more))
+
+
+def run(
+    build: Build,
+    numbers: Any,
+    length: int,
+    *,
+    noise: float = 0.0,
+    start: np.ndarray | None = None,
+    regularizer: Regularizer | None = None,
+) -> Trajectory:
+    """Runs a method on the quadratics.
 
     Args:
-        build: instance -> method; pass the same object to compile once.
-        numbers: the instance's `more`.
+        build: from `builders`.
+        numbers: the numbers of the method, arguments of its program.
+        length: number of rounds.
+        noise: standard deviation of the gradients' elements.
+        start: of all workers, `[D]`; None: the start of `arrays`.
+        regularizer: r; None: there is none.
     """
-    more = jax.tree.map(np.asarray, numbers)
-    exact = instance(0.0, arrays()[2])._replace(more=more)
-    return trajectories.run(build, exact, length=length).states.workers
+    of = instance(noise, arrays()[2] if start is None else start)
+    of = of._replace(more=jax.tree.map(np.asarray, numbers))
+    return trajectories.run(build, of, length=length, regularizer=regularizer)

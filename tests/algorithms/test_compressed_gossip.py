@@ -6,7 +6,7 @@ the method's hyperparameters (`theory_checks.machinery.trajectories`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -68,23 +68,13 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
 }
 
 
-@cache
-def build(name: str) -> trajectories.Build:
-    """Returns the builder of a method, always the same object, so that it is compiled once."""
-    return lambda of: METHODS[name](of.more)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def in_float64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
+build = quadratics.builders(METHODS)
+in_float64 = quadratics.in_float64
 
 
 @cache
 def run(name: str, numbers: Numbers, noise: float = 0.0) -> Trajectory:
-    arguments = jax.tree.map(np.asarray, numbers)
-    of = quadratics.instance(noise, quadratics.arrays()[2])._replace(more=arguments)
-    return trajectories.run(build(name), of, length=T)
+    return quadratics.run(build(name), numbers, T, noise=noise)
 
 
 def models(found: Trajectory) -> np.ndarray:

@@ -70,17 +70,12 @@ class Numbers(NamedTuple):
 USUAL = Numbers()
 
 
-@cache
-def build(name: str) -> trajectories.Build:
-    """Returns the builder of a method, always the same object, so that it is compiled once."""
-    return lambda of: METHODS[name](of.more)
+build = quadratics.builders(METHODS)
 
 
 @cache
 def run(name: str, length: int, noise: float = 0.0, numbers: Numbers = USUAL) -> Trajectory:
-    arguments = jax.tree.map(np.asarray, numbers)
-    of = quadratics.instance(noise, np.zeros(D))._replace(more=arguments)
-    return trajectories.run(build(name), of, length=length)
+    return quadratics.run(build(name), numbers, length, noise=noise, start=np.zeros(D))
 
 
 def models(found: Trajectory) -> np.ndarray:

@@ -6,7 +6,7 @@ method's hyperparameters (`theory_checks.machinery.trajectories`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
@@ -79,24 +79,14 @@ def some_rounds(state: dsgd.State, round: dsgd.Round) -> dsgd.LocalWork:
     return dsgd.LocalWork(computes, jnp.ones(computes.shape))
 
 
-@cache
-def build(name: str) -> trajectories.Build:
-    """Returns the builder of a method, always the same object, so that it is compiled once."""
-    return lambda of: METHODS[name](of.more)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def in_float64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
+build = quadratics.builders(METHODS)
+in_float64 = quadratics.in_float64
 
 
 @cache
 def run(name: str, numbers: Numbers, noise: float = 0.0) -> Trajectory:
     """Runs from a common point; the noise of a gradient depends on the round and the worker."""
-    of = quadratics.instance(noise, quadratics.arrays()[2])
-    arguments = jax.tree.map(np.asarray, numbers)
-    return trajectories.run(build(name), of._replace(more=arguments), length=T)
+    return quadratics.run(build(name), numbers, T, noise=noise)
 
 
 def models(name: str, numbers: Numbers, noise: float = 0.0) -> np.ndarray:

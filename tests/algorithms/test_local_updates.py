@@ -6,7 +6,7 @@ method's hyperparameters (`theory_checks.machinery.trajectories`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -99,16 +99,8 @@ def plain_sgd(of: Any) -> optax.GradientTransformation:
     return optax.sgd(of.gamma)
 
 
-@cache
-def build(name: str) -> trajectories.Build:
-    """Returns the builder of a method, always the same object, so that it is compiled once."""
-    return lambda of: METHODS[name](of.more)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def in_float64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
+build = quadratics.builders(METHODS)
+in_float64 = quadratics.in_float64
 
 
 @cache

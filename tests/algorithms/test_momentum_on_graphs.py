@@ -6,7 +6,7 @@ arguments are the method's hyperparameters (`theory_checks.machinery.trajectorie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -60,22 +60,14 @@ def heavy_ball(of: Any) -> optax.GradientTransformation:
     return optax.sgd(of.gamma, momentum=of.momentum)
 
 
-@cache
-def build(name: str) -> trajectories.Build:
-    """Returns the builder of a method, always the same object, so that it is compiled once."""
-    return lambda of: METHODS[name](of.more)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def in_float64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
+build = quadratics.builders(METHODS)
+in_float64 = quadratics.in_float64
 
 
 @cache
 def models(name: str, numbers: Numbers) -> np.ndarray:
     """Returns the workers' models before the first round and after each, `[T + 1, N, d]`."""
-    return trajectories.rows(quadratics.states(build(name), numbers, T).params)
+    return trajectories.rows(quadratics.run(build(name), numbers, T).states.workers.params)
 
 
 def fixed_point(P: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ arguments are the method's hyperparameters (`theory_checks.machinery.trajectorie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -59,25 +59,15 @@ REGULARIZERS = {
 }
 
 
-@cache
-def build(name: str) -> trajectories.Build:
-    """Returns the builder of a method, always the same object, so that it is compiled once."""
-    return lambda of: METHODS[name](of.more)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def in_float64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
+build = quadratics.builders(METHODS)
+in_float64 = quadratics.in_float64
 
 
 def run(
     name: str, numbers: Numbers = DEFAULT, regularizer: str | None = None
 ) -> trajectories.Trajectory:
-    instance = quadratics.instance(0.0, quadratics.arrays()[2])
-    instance = instance._replace(more=jax.tree.map(np.asarray, numbers))
     r = None if regularizer is None else REGULARIZERS[regularizer]
-    return trajectories.run(build(name), instance, length=T, regularizer=r)
+    return quadratics.run(build(name), numbers, T, regularizer=r)
 
 
 def models(found: trajectories.Trajectory) -> np.ndarray:

@@ -7,7 +7,7 @@ method's hyperparameters (`theory_checks.machinery.trajectories`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -83,26 +83,14 @@ def outer(of: Any) -> optax.GradientTransformation:
     return optax.sgd(of.step, momentum=of.outer_momentum, nesterov=True)
 
 
-@cache
-def build(name: str) -> trajectories.Build:
-    """Returns the builder of a method, always the same object, so that it is compiled once."""
-    return lambda of: METHODS[name](of.more)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def in_float64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
+build = quadratics.builders(METHODS)
+in_float64 = quadratics.in_float64
 
 
 @cache
 def run(name: str, numbers: Numbers, noise: float = 0.0) -> Trajectory:
-    arguments = jax.tree.map(np.asarray, numbers)
-    return trajectories.run(
-        build(name),
-        quadratics.instance(noise, quadratics.minimizer())._replace(more=arguments),
-        length=T,
-    )
+    start = quadratics.minimizer()
+    return quadratics.run(build(name), numbers, T, noise=noise, start=start)
 
 
 def models(name: str, numbers: Numbers, noise: float = 0.0) -> np.ndarray:

@@ -7,12 +7,11 @@ arguments are the method's hyperparameters (`theory_checks.machinery.trajectorie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import optax
 import pytest
@@ -67,16 +66,13 @@ def build(name: str, topology: dsgd.Topology) -> trajectories.Build:
     return lambda of: METHODS[name](of.more, topology)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def in_float64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
+in_float64 = quadratics.in_float64
 
 
 @cache
 def states(name: str, numbers: Numbers = DEFAULT, topology: dsgd.Topology = LAZY) -> Any:
     """Returns the workers' states before the first round and after each, leaves `[T + 1, ...]`."""
-    return quadratics.states(build(name, topology), numbers, T)
+    return quadratics.run(build(name, topology), numbers, T).states.workers
 
 
 def models(name: str, numbers: Numbers = DEFAULT, topology: dsgd.Topology = LAZY) -> np.ndarray:

@@ -86,7 +86,7 @@ def models(make: Callable[[], dsgd.Algorithm], apart: bool) -> np.ndarray:
         return algorithms.with_starts(make(), as_tree(STARTS)) if apart else make()
 
     with jax.enable_x64(True):
-        states = quadratics.states(build, (), T)
+        states = quadratics.run(build, (), T).states.workers
     states = getattr(states, "inner", states)  # of variance reduction
     x = trajectories.rows(states.params)
     return x / states.weight[..., None] if hasattr(states, "weight") else x  # of push-sum

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from theory_checks.statements.recursions.shared import (
     between_neighbours,
     graph,
     matrices,
+    on_graph,
 )
 
 ETA, BETA, K, P, CHI = 0.3, 0.7, 3, 0.5, 0.75
@@ -33,27 +35,30 @@ HALF_FOR_LEAD, SHORT_FOR_DCD = (
     C._replace(delta=None, omega=lambda d: 1.0) for C in (HALF, SHORT_OF_ALL)
 )
 FACTORS = [0.5, 1.0, 1.5, 0.7, 1.2, 0.9]  # of the workers' steps
+GAMMA = attrgetter("gamma")
 
 
 def _gossip(
     name: str,
     reference: str,
-    method: Method,
+    method: Callable,
     recursion: Callable,
     on: str,
     optimizer: str = "plain",
     message: float = BITS,
+    step: Callable[[Inputs], Any] = attrgetter("step"),
 ) -> Case:
-    return Case(
+    """Returns the case of a method (optimizer, topology) and its recursion (X, G, W, step), where
+    the step is that of the optimizer or, with `GAMMA`, a number.
+    """
+    return on_graph(
         name,
         reference,
-        lambda optimizer, of: method(optimizer, graph(on)),
-        lambda inputs: between_neighbours(
-            recursion(inputs.X, inputs.G, matrices(on), inputs.step), on, message
-        ),
-        on_workers,
-        f"on {on}",
-        optimizer,
+        lambda optimizer: method(optimizer, graph(on)),
+        lambda inputs: recursion(inputs.X, inputs.G, matrices(on), step(inputs)),
+        on,
+        message,
+        optimizer=optimizer,
     )
 
 
@@ -66,16 +71,13 @@ def _push_pull(
     optimizer: str = "plain",
 ) -> Case:
     pull, push = on
-    return Case(
+    return on_graph(
         name,
         reference,
-        lambda optimizer, of: method(optimizer, graph(pull), graph(push)),
-        lambda inputs: between_neighbours(
-            recursion(inputs.X, inputs.G, matrices(pull), matrices(push), inputs.step), on, BITS
-        ),
-        on_workers,
-        f"on {pull}, {push}",
-        optimizer,
+        lambda optimizer: method(optimizer, graph(pull), graph(push)),
+        lambda inputs: recursion(inputs.X, inputs.G, matrices(pull), matrices(push), inputs.step),
+        on,
+        optimizer=optimizer,
     )
 
 
@@ -90,39 +92,15 @@ def _lossy_gossip(
     message: float,
     **more: Any,
 ) -> Case:
-    return Case(
+    return on_graph(
         name,
         reference,
-        lambda optimizer, of: method(optimizer, graph(on), C, ETA),
-        lambda inputs: between_neighbours(
-            recursion(inputs.X, inputs.G, matrices(on), inputs.step, q, ETA), on, message
-        ),
-        on_workers,
-        f"on {on}; {C.name}",
+        lambda optimizer: method(optimizer, graph(on), C, ETA),
+        lambda inputs: recursion(inputs.X, inputs.G, matrices(on), inputs.step, q, ETA),
+        on,
+        message,
+        hypotheses=f"on {on}; {C.name}",
         **more,
-    )
-
-
-def _with_momentum(
-    name: str,
-    reference: str,
-    method: Callable,
-    recursion: Callable,
-    on: str,
-    message: float = BITS,
-    optimizer: str = "plain",
-) -> Case:
-    """Returns the case of a method (optimizer, topology) and its recursion (X, G, W, gamma)."""
-    return Case(
-        name,
-        reference,
-        lambda optimizer, of: method(optimizer, graph(on)),
-        lambda inputs: between_neighbours(
-            recursion(inputs.X, inputs.G, matrices(on), inputs.gamma), on, message
-        ),
-        on_workers,
-        f"on {on}",
-        optimizer,
     )
 
 
@@ -195,35 +173,39 @@ CASES = (
         "one peer",
         "momentum",
     ),
-    _with_momentum(
+    _gossip(
         "DSGD, averaged momenta",
         "Yu, Jin and Yang 2019",
         partial(algorithms.decentralized_sgd, average_momentum=True),
         partial(decentralized.synchronized_momentum, beta=0.9),
         "one peer",
-        2 * BITS,
         "momentum",
+        2 * BITS,
+        GAMMA,
     ),
-    _with_momentum(
+    _gossip(
         "QG-DSGDm",
         "Lin et al. 2021",
         partial(algorithms.quasi_global_momentum, momentum=BETA, decay=0.6),
         partial(decentralized.quasi_global, beta=BETA, mu=0.6),
         "one peer",
+        step=GAMMA,
     ),
-    _with_momentum(
+    _gossip(
         "QG-DSGDm-N",
         "Lin et al. 2021",
         partial(algorithms.quasi_global_momentum, momentum=BETA, nesterov=True),
         partial(decentralized.quasi_global, beta=BETA, mu=BETA, nesterov=True),
         "star",
+        step=GAMMA,
     ),
-    _with_momentum(
+    _gossip(
         "DecentLaM",
         "Yuan et al. 2021",
         partial(algorithms.decentlam, momentum=BETA),
         partial(decentralized.decentlam, beta=BETA),
         "one peer",
+        step=GAMMA,
     ),
     Case(
         "local SGD, schedule",
@@ -457,7 +439,7 @@ CASES = (
     ),
     _lossy_gossip(
         "LEAD",
-        "Liu et al. 2021, algorithm 1",
+        "Liu et al. 2021",
         lambda *given: algorithms.lead(*given, memory_step=0.4),
         lambda *given: decentralized.lead(*given, alpha=0.4),
         "irregular",

@@ -4,24 +4,21 @@ with their recursions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-import optax
 
 import algorithms
 import topologies
-from dsgd.base import Algorithm
 from theory_checks.machinery import trajectories
-from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
+from theory_checks.machinery.cases import Symbols
 from theory_checks.machinery.trajectories import N, Trajectory
 from theory_checks.recursions import edges
 from theory_checks.statements.recursions.shared import (
     BITS,
-    between_neighbours,
     graph,
     matrices,
+    on_graph,
 )
 
 TAU, RHO, BETA, K = 3, 0.4, 0.2, 3
@@ -64,27 +61,8 @@ def _local(found: Trajectory) -> Trajectory:
     return found._replace(states=states._replace(workers=states.workers.inner))
 
 
-def _case(
-    name: str,
-    reference: str,
-    method: Callable[[optax.GradientTransformation], Algorithm],
-    rounds: Callable[[Inputs], Iterator[Symbols]],
-    on: str,
-    message: float = BITS,
-    every: int = 1,
-    **more: Any,
-) -> Case:
-    return Case(
-        name,
-        reference,
-        lambda optimizer, of: method(optimizer),
-        lambda inputs: between_neighbours(rounds(inputs), on, message, every),
-        **({"seen": on_workers, "hypotheses": f"on {on}"} | more),
-    )
-
-
 CASES = (
-    _case(
+    on_graph(
         "LT-ADMM",
         "Ren et al. 2024",
         lambda optimizer: algorithms.lt_admm(
@@ -98,7 +76,7 @@ CASES = (
         seen=_on_edges("irregular"),
         optimizer="momentum",
     ),
-    _case(
+    on_graph(
         "LT-ADMM-VR",
         "Ren et al. 2025",
         lambda optimizer: algorithms.lt_admm_vr(
@@ -112,7 +90,7 @@ CASES = (
         seen=lambda found, papers: _on_edges("star")(_local(found), papers),
         hypotheses="on star; the noise of a gradient does not depend on the model",
     ),
-    _case(
+    on_graph(
         "DLM",
         "Ling et al. 2015",
         lambda optimizer: algorithms.dlm(optimizer, graph("irregular"), RHO),
@@ -122,7 +100,7 @@ CASES = (
         "irregular",
         optimizer="momentum",
     ),
-    _case(
+    on_graph(
         "RelaySGD",
         "Vogels et al. 2021",
         lambda optimizer: algorithms.relay_sgd(optimizer, graph("tree")),
@@ -132,7 +110,7 @@ CASES = (
         seen=_on_edges("tree"),
         optimizer="momentum",
     ),
-    _case(
+    on_graph(
         "DSGD, accelerated gossip",
         "Scaman et al. 2017, algorithm 2",
         lambda optimizer: algorithms.decentralized_sgd(
@@ -144,7 +122,7 @@ CASES = (
         "irregular",
         K * BITS,
     ),
-    _case(
+    on_graph(
         "OPAPC",
         "Kovalev et al. 2020, algorithm 3",
         lambda optimizer: algorithms.opapc(graph("irregular"), L, MU),

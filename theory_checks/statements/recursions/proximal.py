@@ -14,7 +14,7 @@ from theory_checks.machinery.cases import Case, Inputs, Symbols, on_server, on_w
 from theory_checks.machinery.statement import Draws
 from theory_checks.machinery.trajectories import N
 from theory_checks.recursions import proximal
-from theory_checks.statements.recursions.shared import BITS, graph, matrices
+from theory_checks.statements.recursions.shared import BITS, between_neighbours, graph, matrices
 
 PENALTY = 0.3
 PROX = proximal.soft_threshold(PENALTY)
@@ -32,24 +32,19 @@ def _case(
     rounds: Callable[[Inputs, np.ndarray], Iterator[Symbols]],
     on: str,
     vectors: int = 1,
-    first: int = 0,
+    first: int = 1,
     more: Callable[[Draws], Any] = lambda draws: (),
 ) -> Case:
-    """Returns a case on a graph: from round `first` on each worker sends vectors to each
-    neighbour.
+    """Returns a case on a graph: from round `first` on, counted from 1, each worker sends vectors
+    to each neighbour.
     """
-    links = matrices(on)(0) * (1 - np.eye(N)) != 0
-
-    def with_bits(inputs: Inputs) -> Iterator[Symbols]:
-        for t, symbols in enumerate(rounds(inputs, matrices(on)(0))):
-            up, down = (vectors * BITS * (t >= first) * links.sum(axis=axis) for axis in (0, 1))
-            yield {**symbols, "bits up": up, "bits down": down}
-
     return Case(
         name,
         reference,
         lambda optimizer, of: make(of, graph(on)),
-        with_bits,
+        lambda inputs: between_neighbours(
+            rounds(inputs, matrices(on)(0)), on, vectors * BITS, first=first
+        ),
         on_workers,
         f"on {on}; l1",
         regularizer=problems.l1(PENALTY),
@@ -88,7 +83,7 @@ CASES = (
             inputs.X, inputs.G, W, inputs.more, 1 / (2 * inputs.more.max()), PROX
         ),
         "star",
-        first=1,
+        first=2,
         more=_steps,
     ),
     _case(

@@ -9,12 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
+import optax
 
 import topologies
 from dsgd import clusters, compressors
-from dsgd.base import Compressor
+from dsgd.base import Algorithm, Compressor
 from dsgd.graphs.topology import Topology
-from theory_checks.machinery.cases import Symbols
+from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws
 from theory_checks.machinery.trajectories import D, N, Trajectory
@@ -137,13 +138,42 @@ def matrices(name: str) -> Matrices:
 
 
 def between_neighbours(
-    rounds: Iterator[Symbols], on: str | tuple[str, ...], message: float, every: int = 1
+    rounds: Iterator[Symbols],
+    on: str | tuple[str, ...],
+    message: float,
+    every: int = 1,
+    first: int = 1,
 ) -> Iterator[Symbols]:
-    """Yields the same rounds with their bits: in the last of every `every` rounds each worker sends
-    `message` bits to each neighbour on the graph, or on each of several graphs.
+    """Yields the same rounds with their bits: in the last of every `every` rounds, from round
+    `first` on, each worker sends `message` bits to each neighbour on the graph, or on each of
+    several graphs. Rounds are numbered from 1.
     """
     graphs = [matrices(name) for name in ((on,) if isinstance(on, str) else on)]
     for t, symbols in enumerate(rounds, start=1):
         links = np.sum([(W(t // every - 1) != 0) * (1 - np.eye(N)) for W in graphs], axis=0)
-        up, down = ((message if t % every == 0 else 0.0) * links.sum(axis=axis) for axis in (0, 1))
+        sends = t >= first and t % every == 0
+        up, down = (message * sends * links.sum(axis=axis) for axis in (0, 1))
         yield {**symbols, "bits up": up, "bits down": down}
+
+
+def on_graph(
+    name: str,
+    reference: str,
+    method: Callable[[optax.GradientTransformation], Algorithm],
+    rounds: Callable[[Inputs], Iterator[Symbols]],
+    on: str | tuple[str, ...],
+    message: float = BITS,
+    every: int = 1,
+    **more: Any,
+) -> Case:
+    """Returns the case of a method with the messages of `between_neighbours`; `more` are other
+    fields of the case.
+    """
+    where = on if isinstance(on, str) else ", ".join(on)
+    return Case(
+        name,
+        reference,
+        lambda optimizer, of: method(optimizer),
+        lambda inputs: between_neighbours(rounds(inputs), on, message, every),
+        **({"seen": on_workers, "hypotheses": f"on {where}"} | more),
+    )

@@ -8,7 +8,7 @@ import algorithms
 from theory_checks.machinery.cases import Case, Symbols, on_workers
 from theory_checks.machinery.trajectories import Trajectory
 from theory_checks.recursions import variance_reduction
-from theory_checks.statements.recursions.shared import BITS, between_neighbours, graph, matrices
+from theory_checks.statements.recursions.shared import BITS, graph, matrices, on_graph
 
 PERIOD, BETA = 3, 0.3
 
@@ -22,17 +22,18 @@ def _of_tracking(found: Trajectory, papers: Symbols) -> Symbols:
 def _case(
     name: str, reference: str, method: Callable, rounds: Callable, number: float, optimizer: str
 ) -> Case:
-    def recursion(inputs):
-        return rounds(inputs.X, inputs.G, inputs.exact, matrices("one peer"), inputs.step, number)
-
-    return Case(
+    return on_graph(
         name,
         reference,
-        lambda optimizer, of: method(optimizer, graph("one peer"), number),
-        lambda inputs: between_neighbours(recursion(inputs), "one peer", 2 * BITS),
-        _of_tracking,
-        "on one peer; gradients at two points with the same noise",
-        optimizer,
+        lambda optimizer: method(optimizer, graph("one peer"), number),
+        lambda inputs: rounds(
+            inputs.X, inputs.G, inputs.exact, matrices("one peer"), inputs.step, number
+        ),
+        "one peer",
+        2 * BITS,
+        seen=_of_tracking,
+        hypotheses="on one peer; gradients at two points with the same noise",
+        optimizer=optimizer,
     )
 
 
