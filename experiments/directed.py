@@ -59,7 +59,7 @@ class Args(commands.Common):
     steps: commands.Count = 500
     """Number of rounds."""
     target: commands.Positive = 1e-3
-    """Squared distance to the optimum of which the cost is tabulated."""
+    """Squared distance to the optimum; the cost to reach it is tabulated."""
     seeds: commands.Count = 3
     """Independent starts."""
     out: Path = Path("results/directed")
@@ -67,7 +67,7 @@ class Args(commands.Common):
 
 
 class Graphs(NamedTuple):
-    """The graphs of a comparison, along whose edges each worker sends about as many messages.
+    """The graphs of a comparison. Each worker sends about as many messages on each of them.
 
     Args:
         push: directed; senders divide equally, so that the columns of W sum to 1.

@@ -103,7 +103,7 @@ class Args(commands.Data, commands.Common):
     seeds: commands.Count = 3
     """Independent runs on random batches."""
     families: tuple[str, ...] = tuple(graph_methods.FAMILIES)
-    """Families of methods on graphs that are compared at the smallest alpha, and of which the
+    """Families of methods on graphs. The methods are compared at the smallest alpha, and their
     properties are tabulated.
     """
     out: Path = Path("results/heterogeneity")

@@ -10,7 +10,7 @@ from dsgd.graphs.topology import Topology
 
 _CUTS = 200  # iterations of the cutting-plane method
 _GAP = 1e-6  # relative gap at which it stops
-_VECTORS = 4  # eigenvectors of which an iteration adds the bounds
+_VECTORS = 4  # number of eigenvectors with bounds that an iteration adds
 
 
 @checks.arguments

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import gossip, methods, optimizers
+from algorithms.decentralized.choco_sgd import Estimates
 from dsgd import Algorithm, Compressor, Topology, checks
 
 
@@ -89,24 +90,6 @@ def dcd_sgd(
     )
 
 
-class Extrapolated(NamedTuple):
-    """Local models and the neighbours' estimates of them, leaves `[n, ...]`.
-
-    Args:
-        params: x.
-        optimizer: the states of the local optimizers.
-        x_hat: the estimate that the neighbours keep of the worker's model.
-        laplacian: the weighted sum of the differences between the neighbours' estimates and x_hat.
-        last: the last messages, from which a warm-started compressor starts.
-    """
-
-    params: Any
-    optimizer: Any
-    x_hat: Any
-    laplacian: Any
-    last: Any
-
-
 @checks.arguments
 def ecd_sgd(
     optimizer: optax.GradientTransformation, topology: Topology, compressor: Compressor
@@ -143,7 +126,7 @@ def ecd_sgd(
 
     def start(x: optimizers.Model):
         last = gossip.start_compressed("ecd_sgd", compressor, x.params, unbiased=True)
-        return Extrapolated(*x, x.params, optax.tree.zeros_like(x.params), last)
+        return Estimates(*x, x.params, optax.tree.zeros_like(x.params), last)
 
     def update(state, gradients, round):
         round.require_all(gossip.SUMMED)
@@ -160,7 +143,7 @@ def ecd_sgd(
             (state.x_hat, state.laplacian),
             (sent.decoded, sent.received),
         )
-        return Extrapolated(x, memory, x_hat, laplacian, sent.messages)
+        return Estimates(x, memory, x_hat, laplacian, sent.messages)
 
     return methods.local_models(
         f"ecd_sgd({topology.name}, {compressor.name})",

@@ -120,8 +120,8 @@ def mime(
 
     Raises:
         ValueError: if the period is less than 1 or more than 2^31 - 1, or $\eta_s$ is not
-            positive. During a run: if the user supplies the batches, of which no exact gradients
-            are known.
+            positive. During a run: if the user supplies the batches, because exact gradients
+            are then not known.
 
     Source: Karimireddy et al., "Mime: mimicking centralized stochastic algorithms in federated
     learning", 2020, Algorithm 1 (Mime).

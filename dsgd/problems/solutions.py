@@ -46,8 +46,7 @@ def solved(problem: Problem, tolerance: float = 1e-12) -> Problem:
     at which r is not smooth is found.
 
     Args:
-        problem: a convex problem, of which all parameters are trained. That it is convex is not
-            checked.
+        problem: a convex problem; all its parameters must be trained. Convexity is not checked.
         tolerance: $\epsilon$, in (0, 1).
 
     Returns:
@@ -65,7 +64,7 @@ def solved(problem: Problem, tolerance: float = 1e-12) -> Problem:
     if not all(leaves.flags(problem)):
         raise ValueError(
             f"solved: parameters of {problem.name} include leaves that are not trained; expected a "
-            "problem without `trainable`, all parameters of which are floating point"
+            "problem without `trainable`, with floating-point parameters only"
         )
     data = jax.tree.map(arrays.on_host, problem.data)
     with jax.enable_x64(True):

@@ -1,6 +1,6 @@
 """Gossip of compressed differences: methods that equal others, sums that are kept, and limits.
 
-All runs have six workers on a ring, in float64. Each method has one program, whose arguments are
+All runs have six workers on a ring, in float64. Each method has one program; its arguments are
 the method's hyperparameters (`theory_checks.machinery.trajectories`).
 """
 

@@ -122,7 +122,7 @@ def iteration(name: str) -> np.ndarray:
     if name == "push_diging":
         weights = np.linalg.matrix_power(UNBALANCED.W, 1_000) @ np.ones(N)
         v = np.repeat(weights, D)
-        # X = U / v, so that X follows a matrix whose rows sum to 1, and the step is divided by v.
+        # X = U / v: the rows of the matrix for X sum to 1, and the step is divided by v.
         R = P * v / v[:, None]
         step = -GAMMA * P / v[:, None]
     else:

@@ -1,6 +1,6 @@
 """Corrected local steps on graphs: methods that equal others, sums that are 0, and limits.
 
-All runs have six workers, in float64. Each method has one program, whose arguments are the
+All runs have six workers, in float64. Each method has one program; its arguments are the
 method's hyperparameters (`theory_checks.machinery.trajectories`).
 """
 

@@ -1,6 +1,6 @@
 """DGD, and methods with momentum on graphs: their fixed points, and methods that are the same.
 
-All runs have six workers, in float64, with exact gradients. Each method has one program, whose
+All runs have six workers, in float64, with exact gradients. Each method has one program; its
 arguments are the method's hyperparameters (`theory_checks.machinery.trajectories`).
 """
 

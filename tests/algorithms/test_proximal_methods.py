@@ -1,6 +1,6 @@
 """Proximal methods: methods that equal others, their limits, and their invariants.
 
-All runs have six workers, in float64, with exact gradients. Each method has one program, whose
+All runs have six workers, in float64, with exact gradients. Each method has one program; its
 arguments are the method's hyperparameters (`theory_checks.machinery.trajectories`).
 """
 

@@ -1,7 +1,7 @@
 """Exact methods on graphs: the recursion that they share, their limits, and methods that are the
 same.
 
-All runs have six workers, in float64, with exact gradients. Each method has one program, whose
+All runs have six workers, in float64, with exact gradients. Each method has one program; its
 arguments are the method's hyperparameters (`theory_checks.machinery.trajectories`).
 """
 

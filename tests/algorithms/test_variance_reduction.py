@@ -110,7 +110,7 @@ def draws(steps: int) -> np.ndarray:
 
 @pytest.mark.parametrize("devices", [1, 5])
 def test_gt_saga_follows_its_recursion(devices):
-    """Xin, Khan and Kar: the table of gradients, of which one is renewed in every round."""
+    """Xin, Khan and Kar: one gradient of the table is renewed in every round."""
     W, X, Y, last = RING.W, np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D))
     tables = [np.stack([of_sample(n, l, X[n]) for l in range(SIZES[n])]) for n in range(N)]
     drawn, models = draws(T), []

@@ -35,7 +35,7 @@ def test_the_spectral_gap_of_a_static_graph_does_not_depend_on_its_size():
         for n in (16, 128)
         for seed in range(20)
     ]
-    assert sum(within) >= 30  # of 40, of which 20 are guaranteed on average
+    assert sum(within) >= 30  # of 40; 20 are guaranteed on average
 
 
 def test_a_round_of_shifts_halves_the_squared_disagreement_on_average():

@@ -139,7 +139,7 @@ def adapt_then_combine_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: 
 
 def augmented_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step) -> Rounds:
     """Aug-DGM: Xu, Zhu, Soh and Xie, 2015. The first trackers are mixed, too. `step` gives the
-    changes of all workers, whose step sizes may differ.
+    changes of all workers; their step sizes may differ.
     """
     g, t = G(0, X), 0
     y = W(0) @ g
@@ -169,7 +169,7 @@ def momentum_tracking(X: np.ndarray, G: Gradients, W: Matrices, step: Step, beta
 def suda(
     X: np.ndarray, G: Gradients, step: Step, A: np.ndarray, B: np.ndarray, C: np.ndarray
 ) -> Rounds:
-    """SUDA, of which the exact methods on graphs are instances: Alghunaim and Yuan, "A unified and
+    """SUDA; the exact methods on graphs are instances: Alghunaim and Yuan, "A unified and
     refined convergence analysis for non-convex decentralized learning", 2022. A, B and C are
     polynomials in a symmetric W, or square roots of them; the models start equal.
     """

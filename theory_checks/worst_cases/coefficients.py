@@ -57,7 +57,7 @@ class Coefficients(NamedTuple):
         points: where, `[T, Q, N, B]`; 0 if it is not queried.
         models: the model that a run would return before each round and after the last,
             `[T + 1, B]`.
-        local_models: the workers' models whose consensus the history records, `[T + 1, N, B]`.
+        local_models: the workers' models in the history's consensus distance, `[T + 1, N, B]`.
         messages: the vectors that are compressed, `[T, R, B]`; 0 for messages of padding.
     """
 
@@ -301,7 +301,7 @@ class Reader:
         return np.stack([np.pad(row, (0, R - len(row)), constant_values=-1) for row in found])
 
     def _effects(self, values: Values) -> jax.Array:
-        """Returns the ids whose errors change the next state, bool `[T, ROWS]`."""
+        """Returns the ids of the errors that change the next state, bool `[T, ROWS]`."""
         exact = self._method(values, self._exact(), 1)
         start = self._init(exact, jnp.zeros(1))
         rest, whole = _rest(start)

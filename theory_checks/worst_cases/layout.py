@@ -98,8 +98,8 @@ class Layout(NamedTuple):
             additional ones and in which equal ones are merged.
         points: the points of each worker's function, without the optimum.
         queried: number of the point at which query q of round t asks worker n, by (t, q, n).
-        evaluated: number of the point that is the model of round t, by (t, n), for all rounds whose
-            models' values and gradients are needed.
+        evaluated: number of the point that is the model of round t, by (t, n), for all rounds
+            in which the models' values and gradients are needed.
         optimum: the inputs $f_n'(x^\\star)$; empty if all are 0 or there is no optimum.
         slots: inputs that correspond to each other on all workers, by name, `[N]` each.
         shared: the other inputs.

@@ -1,6 +1,6 @@
 r"""Solves the program with Clarabel, and computes a bound that does not depend on the solver.
 
-Clarabel receives the dual program, whose variables are the multipliers:
+Clarabel receives the dual program; its variables are the multipliers:
 
 $$ \min b \cdot l, \qquad l \ge 0, \quad S_k = \mathrm{mat}_k(A_k^T l - c_k) \succeq 0, \quad r =
 c_F - A_F^T l = 0. $$
@@ -122,7 +122,7 @@ def _clarabel() -> Any:
 
 
 def _corrected(program: Program, multipliers: np.ndarray) -> np.ndarray:
-    """Returns multipliers whose equalities $A_F^T l = c_F$ hold up to rounding: each is changed in
+    """Returns multipliers for which $A_F^T l = c_F$ holds up to rounding: each is changed in
     proportion to its size, so that all stay at least 0.
     """
     equalities = program.A[:, program.products :]
@@ -153,7 +153,7 @@ def certified(program: Program, multipliers: np.ndarray, trace: float, values: n
 
 
 def matrices(products: np.ndarray, sizes: list[int]) -> list[np.ndarray]:
-    """Returns the symmetric matrices of which `products` are the stacked svec."""
+    """Returns the symmetric matrices with the stacked svec `products`."""
     found, first = [], 0
     for n in sizes:
         j, i = np.tril_indices(n)

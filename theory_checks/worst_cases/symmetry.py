@@ -126,7 +126,7 @@ def _combined(slot: np.ndarray, U: np.ndarray, units: np.ndarray) -> np.ndarray:
 
 
 def _means(N: int) -> np.ndarray:
-    """Returns an orthonormal basis of which the first vector is constant, in columns."""
+    """Returns an orthonormal basis in columns; the first vector is constant."""
     U = np.zeros((N, N))
     U[:, 0] = 1 / np.sqrt(N)
     for k in range(1, N):

@@ -118,7 +118,7 @@ def _on_path(
     N: int,
     measure: Measure = "gradient",
 ) -> Comparison:
-    """Returns the comparison for the class whose heterogeneity is bounded at the models."""
+    """Returns the comparison for the class with heterogeneity bounded at the models."""
     functions = Smooth(L=_L, mu=-_L, gap=_GAP, heterogeneity=_SPREAD, where=where)
     worst = worst_case(method, functions, steps=steps, measure=measure, over="mean", workers=N)
     return Comparison(worst, theorem, f"N = {N}, gamma L = {gamma:.3g}, T = {steps}")

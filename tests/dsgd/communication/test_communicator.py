@@ -699,7 +699,7 @@ def test_calls_on_topologies_that_do_not_fit_are_refused(name):
 
 
 def test_accelerated_gossip_sends_its_exchanges_one_after_the_other():
-    """On the graph of one exchange, whose W it has if messages are lost."""
+    """On the graph of one exchange; if messages are lost, W is that of this graph."""
     calls = [lambda round, x: round.mix(x, ACCELERATED)]
     calls += [lambda round, x: round.laplacian(x, ACCELERATED)]
     seen = communicated(2, *[(call, ROWS) for call in calls])

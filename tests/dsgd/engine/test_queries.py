@@ -175,7 +175,7 @@ def svrg(gamma: Any, period: int) -> dsgd.Algorithm:
 
 def saga(gamma: float) -> dsgd.Algorithm:
     """SAGA with a server and one sample of each worker in a round; the table has a row for each
-    sample, of which the unused ones stay 0.
+    sample; unused rows stay 0.
     """
 
     def init(params, N):

@@ -1,5 +1,5 @@
-"""Minima computed in float64, and sparse logistic regression, whose duality gap certifies them
-independently.
+"""Minima computed in float64, and sparse logistic regression. The duality gap
+certifies them independently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARTS = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
 
 
 def samples() -> tuple[np.ndarray, np.ndarray]:
-    """Returns inputs, of which float32 represents all numbers, and labels 1 and 3."""
+    """Returns inputs that float32 represents exactly, and labels 1 and 3."""
     rng = np.random.default_rng(2)
     inputs = np.round(8 * rng.normal(size=(sum(SIZES), FEATURES))) / 8
     labels = np.where(inputs[:, 0] - inputs[:, 1] + rng.normal(size=sum(SIZES)) > 0, 3, 1)
@@ -85,7 +85,7 @@ def test_the_smoothness_of_sparse_logistic_regression_is_attained_at_zero():
     ids=lambda r: str(r and r.name),
 )
 def test_the_solution_of_a_regularized_problem_is_a_fixed_point(regularizer):
-    """Of proximal gradient steps in float64, whose objective is not below the minimum."""
+    """Of proximal gradient steps in float64; their objective is not below the minimum."""
     with jax.enable_x64(True):
         inputs, labels = samples()
         problem = problems.logistic_regression((inputs, labels), N, l2=0.01)

@@ -105,7 +105,7 @@ def _lossy_gossip(
 
 
 def _scaled(step: Step) -> Step:
-    """Returns the step of workers whose step sizes differ by `FACTORS`."""
+    """Returns the step with each worker's change multiplied by its factor in `FACTORS`."""
     return lambda y: np.array(FACTORS)[:, None] * step(y)
 
 
