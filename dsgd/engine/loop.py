@@ -669,7 +669,7 @@ def _gradients_and_update(
     if this_round.work is not None:
         oracle_values[_SAMPLES] = oracle.samples(asked, plan.problem, plan.N)
 
-    def answer(query: Asked) -> Any:
+    def answer(query):
         if plan.problem.numbered and query.first_batch is None and batches is None:
             query = query._replace(first_batch=carry.drawn)
         sample_key = round_keys(key, step)[1] if query.first_batch is None else stream(key)
