@@ -14,6 +14,7 @@ from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
+from algorithms.compressed.dgc import dgc
 from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
@@ -52,6 +53,7 @@ from algorithms.decentralized.variance_reduction import gt_hsgd, gt_saga, gt_sar
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
 from algorithms.local_updates.adacomm import adacomm
+from algorithms.local_updates.cser import cser
 from algorithms.local_updates.delayed_diloco import delayed_diloco, eager_diloco
 from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
@@ -66,7 +68,7 @@ from algorithms.local_updates.noloco import noloco
 from algorithms.local_updates.post_local_sgd import post_local_sgd
 from algorithms.local_updates.scaffnew import scaffnew
 from algorithms.local_updates.scaffold import scaffold
-from algorithms.local_updates.sparse_loco import muloco, sparse_loco
+from algorithms.local_updates.sparse_loco import muloco, qsparse_local_sgd, sparse_loco
 from algorithms.local_updates.sparta import sparta
 from algorithms.local_updates.streaming_diloco import streaming_diloco
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
@@ -145,6 +147,12 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, 4, chunked_top_k(4, 8, two_bit)
     ),
     "muloco": lambda optimizer, workers: muloco(optimizer, 4),
+    "qsparse-local-sgd": lambda optimizer, workers: qsparse_local_sgd(
+        optimizer, 4, whole_model(top_k(0.1))
+    ),
+    "cser": lambda optimizer, workers: cser(
+        optimizer, 4, whole_model(top_k(0.4)), whole_model(top_k(0.1))
+    ),
     "delayed-diloco": lambda optimizer, workers: delayed_diloco(optimizer, 4),
     "eager-diloco": lambda optimizer, workers: eager_diloco(optimizer, 4),
     "noloco": lambda optimizer, workers: noloco(
@@ -230,6 +238,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     ),
     "powersgd": lambda optimizer, workers: powersgd(optimizer),
     "demo": lambda optimizer, workers: demo(optimizer, k=4),
+    "dgc": lambda optimizer, workers: dgc(optimizer, whole_model(top_k(0.1))),
     "dion": lambda optimizer, workers: dion(optimizer),
 }
 """The survey's short names of the methods. Each value is a function (optax optimizer, N) ->
@@ -269,6 +278,7 @@ __all__ = [
     "c_gt",
     "choco_sgd",
     "compressed_sgd",
+    "cser",
     "d2",
     "dcd_sgd",
     "decentlam",
@@ -278,6 +288,7 @@ __all__ = [
     "delays",
     "demo",
     "des_loc",
+    "dgc",
     "dgd",
     "diloco",
     "dion",
@@ -339,6 +350,7 @@ __all__ = [
     "proximal_tracking",
     "push_diging",
     "push_pull",
+    "qsparse_local_sgd",
     "quasi_global_momentum",
     "relay_sgd",
     "scaffnew",
