@@ -62,6 +62,7 @@ from algorithms.local_updates.fed_avg import fed_avg, fed_prox
 from algorithms.local_updates.fed_dyn import fed_dyn
 from algorithms.local_updates.fed_nova import fed_nova
 from algorithms.local_updates.fed_opt import fed_adagrad, fed_adam, fed_avgm, fed_opt, fed_yogi
+from algorithms.local_updates.fed_paq import fed_comgate, fed_ef, fed_paq
 from algorithms.local_updates.local_sgd import local_sgd
 from algorithms.local_updates.mime import mime, mime_lite
 from algorithms.local_updates.noloco import noloco
@@ -139,6 +140,13 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "fed-adam": lambda optimizer, workers: fed_adam(optimizer, 4, 0.1),
     "fed-nova": lambda optimizer, workers: fed_nova(optimizer, 4),
     "fed-dyn": lambda optimizer, workers: fed_dyn(optimizer, 4, 1.0),
+    "fed-paq": lambda optimizer, workers: fed_paq(
+        optimizer, 4, whole_model(random_quantization(4))
+    ),
+    "fed-comgate": lambda optimizer, workers: fed_comgate(
+        optimizers.step_size(optimizer), 4, whole_model(random_quantization(4))
+    ),
+    "fed-ef": lambda optimizer, workers: fed_ef(optimizer, 4, whole_model(top_k(0.1))),
     "mime-lite": lambda optimizer, workers: mime_lite(optimizer, 4),
     "mime": lambda optimizer, workers: mime(optimizer, 4),
     "scaffnew": lambda optimizer, workers: scaffnew(optimizer, 0.5),
@@ -307,9 +315,12 @@ __all__ = [
     "fed_adam",
     "fed_avg",
     "fed_avgm",
+    "fed_comgate",
     "fed_dyn",
+    "fed_ef",
     "fed_nova",
     "fed_opt",
+    "fed_paq",
     "fed_prox",
     "fed_yogi",
     "gradient_descent",

@@ -7,7 +7,7 @@ from functools import partial
 import optax
 
 from algorithms.local_updates.outer import compressed_change, error_memory, local_updates
-from dsgd import Algorithm, checks
+from dsgd import Algorithm, checks, network
 from dsgd.base import Compressor, Period, Real
 from dsgd.compressors import chunked_top_k, contraction, qsgd, top_k, two_bit
 
@@ -145,6 +145,7 @@ def _compressed(
         optimizer,
         outer,
         period,
+        via=network.all_gather,
         change=partial(compressed_change, compressor, decay),
         own=partial(error_memory, name, compressor),
     )

@@ -29,7 +29,8 @@ from theory_checks.machinery.rounds import on_one_device
 from theory_checks.recursions.compressed import packed
 
 FLOAT, PERIOD = 32, 4
-Form = Callable[[int, int], Any]  # (N, d) -> bits, of all workers or `[N]`
+# (N, d) -> bits, of all workers or `[N]`; a pair: bits up and down
+Form = Callable[[int, int], Any]
 
 
 def all_reduce(N: int, d: int) -> float:
@@ -160,6 +161,11 @@ FORMS: dict[str, Form] = {
     "mime-lite": lambda N, d: 2 * d * FLOAT,  # model and gradient
     "fed-nova": lambda N, d: (d + 2) * FLOAT,  # change, its scale, and whether there is one
     "fed-dyn": lambda N, d: (d + 1) * FLOAT,  # change, and the share of clients
+    **dict.fromkeys(("fed-paq", "fed-comgate"), lambda N, d: (quantized(d), d * FLOAT)),
+    "fed-ef": lambda N, d: (largest(-(-d // 10), d), d * FLOAT),
+    **dict.fromkeys(
+        ("dgc", "qsparse-local-sgd", "cser"), lambda N, d: (N - 1) * largest(-(-d // 10), d)
+    ),
     "streaming-diloco": lambda N, d: (N - 1) * (packed(4, d) + FLOAT),
     "sparse-loco": lambda N, d: (N - 1) * chunked(4, 8, d),
     "muloco": lambda N, d: (N - 1) * (packed(2, d) + 4 * FLOAT),
@@ -172,11 +178,16 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("fed-prox", "fed-avgm", "fed-adagrad", "fed-yogi", "fed-adam"), (4, {3})),
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
+    **dict.fromkeys(("fed-paq", "fed-comgate", "fed-ef", "qsparse-local-sgd"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd", "eamsgd"), (2, {1})),
     "adacomm": (4, {3}),  # the first period
     **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm", "lt-admm-vr"), (4, {3})),
     "mime": (4, {0, 3}),
     "nids": (PERIOD, {1, 2, 3}),  # nothing in the run's first round
+}
+# further exchanges, in some rounds only
+ALSO: dict[str, tuple[int, set[int], Form]] = {
+    "cser": (4, {3}, lambda N, d: (N - 1) * largest(math.ceil(0.4 * d), d)),  # the resets
 }
 # number of sending workers of N, if not all; the first round that sends is tested
 FEW: dict[str, Callable[[int], int]] = {
@@ -187,12 +198,19 @@ FEW: dict[str, Callable[[int], int]] = {
 BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether all send
 
 
-def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
-    """Returns the sorted bits that workers send, and receive, in round t, `[N]`."""
-    period, rounds = ROUNDS.get(name, (1, {0}))
+def expected(name: str, t: int, N: int, d: int) -> list[np.ndarray]:
+    """Returns the sorted bits that workers send, and those that they receive, in round t, each
+    `[N]`.
+    """
+    total = np.zeros((2, N))
     number = min(N, FEW[name](N) if name in FEW else N)
-    senders = number if t % period in rounds else 0
-    return np.sort(np.where(np.arange(N) < senders, FORMS[name](N, d), 0))
+    exchanges = [(*ROUNDS.get(name, (1, {0})), FORMS[name])]
+    for period, rounds, form in exchanges + ([ALSO[name]] if name in ALSO else []):
+        bits = form(N, d)
+        senders = number if t % period in rounds else 0
+        for way, each in enumerate(bits if isinstance(bits, tuple) else (bits, bits)):
+            total[way] += np.where(np.arange(N) < senders, each, 0)
+    return list(np.sort(total))
 
 
 @pytest.mark.parametrize(
@@ -224,8 +242,8 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
 
     program = jax.jit(on_one_device(one_round))  # the program computes only the bits
     for t in range(1 if name in FEW and name not in ROUNDS else PERIOD):
-        for sent in program(jnp.int32(t)):
+        for sent, form in zip(program(jnp.int32(t)), expected(name, t, N, d), strict=True):
             bits = np.sort(counts.to_int(np.asarray(sent)))
             if name in BY_CHANCE and not bits.any():
                 continue
-            np.testing.assert_array_equal(bits, expected(name, t, N, d))
+            np.testing.assert_array_equal(bits, form)

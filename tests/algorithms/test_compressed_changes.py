@@ -10,14 +10,16 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import optax
 import pytest
 
 import algorithms
 import dsgd
-from dsgd import compressors
+from dsgd import compressors, problems
 from tests.algorithms import quadratics
+from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import Trajectory
 
 GAMMA, H, T = 0.02, 4, 1_200
@@ -33,6 +35,7 @@ class Numbers(NamedTuple):
     gamma: float = GAMMA
     momentum: float = 0.0
     period: int = H
+    step: float = 1.0
     clip: float = 1e9
     stage: int = 5
 
@@ -48,6 +51,14 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "Qsparse, all": lambda of: algorithms.qsparse_local_sgd(
         sgd(of), of.period, compressors.top_k(1.0)
     ),
+    "FedAvg": lambda of: algorithms.fed_avg(optax.sgd(of.gamma), of.period),
+    "SCAFFOLD": lambda of: algorithms.scaffold(optax.sgd(of.gamma), of.period),
+    "FedPAQ, all": lambda of: algorithms.fed_paq(optax.sgd(of.gamma), of.period, IDENTITY),
+    "FedCOMGATE": lambda of: algorithms.fed_comgate(
+        of.gamma, of.period, compressors.random_k(0.5), step=of.step
+    ),
+    "FedCOMGATE, all": lambda of: algorithms.fed_comgate(of.gamma, of.period, IDENTITY),
+    "Fed-EF": lambda of: algorithms.fed_ef(optax.sgd(of.gamma), of.period, FEW),
     "CSER": lambda of: algorithms.cser(sgd(of), of.period, FEW, CHUNKS),
     "CSER, resets only": lambda of: algorithms.cser(sgd(of), of.period, IDENTITY),
     "CSER, identities": lambda of: algorithms.cser(sgd(of), of.period, IDENTITY, IDENTITY),
@@ -97,6 +108,9 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
     ),
     "Qsparse-local-SGD": (("Qsparse", Numbers(**MIXED)), ("SparseLoCo", Numbers(**MIXED))),
     "Qsparse-local-SGD, H = 1": (("Qsparse, chunks", Numbers(period=1)), ("EC-SGD", Numbers())),
+    "Fed-EF": (("Fed-EF", Numbers()), ("Qsparse", Numbers())),
+    "FedPAQ of all elements": (("FedPAQ, all", Numbers()), ("FedAvg", Numbers())),
+    "FedCOMGATE of all elements": (("FedCOMGATE, all", Numbers()), ("SCAFFOLD", Numbers())),
     "CSER, no messages between resets": (
         ("CSER, resets only", Numbers(**MIXED)),
         ("local SGD", Numbers(**MIXED)),
@@ -159,3 +173,78 @@ def test_the_limit_of_factor_masking_is_off_by_more_than_the_order_of_gamma():
     """
     large, small = distances("DGC", 0.9)
     assert small > 0.8 * large
+
+
+def test_the_limit_of_fedcomgate_is_the_minimizer():
+    """The messages of random elements differ in each period; their error vanishes."""
+    found = run("FedCOMGATE", Numbers(gamma=0.05, step=0.7))
+    assert np.abs(found.home[: T // 8] - quadratics.minimizer()).max() > 1e-2
+    np.testing.assert_allclose(found.home[-1], quadratics.minimizer(), rtol=0, atol=1e-9)
+    corrections = trajectories.rows(found.states.workers.memory)
+    np.testing.assert_allclose(corrections.sum(axis=1), 0, atol=1e-12)
+
+
+# --- Arguments.
+
+INVALID: dict[str, tuple[Callable[[], dsgd.Algorithm], str]] = {
+    "biased": (
+        lambda: algorithms.fed_paq(optax.sgd(0.1), 2, FEW),
+        r"fed_paq: the compressor top_k\(0.2\) is biased; expected an unbiased one: use fed_ef",
+    ),
+    "step": (
+        lambda: algorithms.fed_comgate(0.0, 2, IDENTITY),
+        r"fed_comgate: step_size = 0.0; expected a number in \(0, inf\)",
+    ),
+    "momentum": (
+        lambda: algorithms.dgc(optax.sgd(0.1), momentum=1.0),
+        r"dgc: momentum = 1.0; expected a number in \[0, 1\)",
+    ),
+    "clip": (
+        lambda: algorithms.dgc(optax.sgd(0.1), clip=0.0),
+        r"dgc: clip = 0.0; expected a number in \(0, inf\)",
+    ),
+    "stage": (lambda: algorithms.dgc(optax.sgd(0.1), stage=0), "dgc: stage = 0; expected"),
+    "period": (
+        lambda: algorithms.cser(optax.sgd(0.1), 0, IDENTITY),
+        "cser: period = 0; expected",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_argument_is_refused(name):
+    make, words = INVALID[name]
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+EXPANDING = compressors.random_k(0.1)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        algorithms.cser(optax.sgd(0.1), 2, EXPANDING),
+        algorithms.cser(optax.sgd(0.1), 2, IDENTITY, EXPANDING),
+        algorithms.dgc(optax.sgd(0.1), EXPANDING),
+        algorithms.dgc(optax.sgd(0.1), FEW, warm_up=[EXPANDING]),
+        algorithms.qsparse_local_sgd(optax.sgd(0.1), 2, EXPANDING),
+        algorithms.fed_ef(optax.sgd(0.1), 2, EXPANDING),
+    ],
+    ids=lambda method: method.name,
+)
+def test_compressors_without_a_contraction_are_refused(method):
+    with pytest.raises(ValueError, match=rf"{method.name.partition('(')[0]}.*random_k\(0.1\)"):
+        dsgd.exchanges(method, problems.random_quadratic(4, 20))
+
+
+def test_a_stage_of_the_warm_up_sends_its_own_messages():
+    """9 and 2 of 20 elements, with 5-bit indices in planes of whole bytes."""
+    method = algorithms.dgc(
+        optax.sgd(0.1), compressors.top_k(0.1), warm_up=[compressors.top_k(0.45)], stage=2
+    )
+    with jax.enable_x64(False):
+        problem = problems.random_quadratic(3, 20)
+        bits = dsgd.run(method, problem, steps=5, key=jax.random.key(0)).history["bits"]
+    first, rest = 9 * 32 + 40 + 16, 2 * 32 + 8 + 8
+    np.testing.assert_array_equal(np.diff(bits), 2 * 2 * np.array([first] * 2 + [rest] * 3))

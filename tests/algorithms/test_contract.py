@@ -24,11 +24,15 @@ N, D, STEPS, SEEDS = 8, 19, 12, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
 # Messages in models. Of Kimad: 6 values, their indices, and the choice of the compressor; of
 # FedNova and FedDyn: a model with two numbers, and with one; of MimeLite: a model and a gradient.
+# The last ones send codes of 4 bits with a range, or two values with their indices, and receive a
+# model.
 SHARES = {
     "kimad": (6 * 32 + 32 + 8) / (32 * D),
     "fed-nova": (D + 2) / D,
     "fed-dyn": (D + 1) / D,
     "mime-lite": 2.0,
+    **dict.fromkeys(("fed-paq", "fed-comgate"), ((80 + 64) / (32 * D) + 1) / 2),
+    "fed-ef": ((64 + 16) / (32 * D) + 1) / 2,
 }
 # differences of two gradients of a draw, which have no noise on quadratics
 CANCELS = {"mime", "gt-svrg", "gt-sarah", "lt-admm-vr"}
