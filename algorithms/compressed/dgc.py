@@ -15,6 +15,7 @@ from dsgd import Algorithm, Query, State, checks, workers
 from dsgd.base import Compressor, Gradients, Params, Period, Real
 from dsgd.communication.compressed import flat, require_contraction
 from dsgd.compressors import top_k
+from dsgd.engine import units
 
 
 class Accumulated(NamedTuple):
@@ -136,5 +137,5 @@ def dgc(
 
 def _clipped(gradients: Gradients, largest: Real) -> Gradients:
     """Scales each worker's gradient down to this norm, leaves `[n, ...]`."""
-    clip = optax.clip_by_global_norm(largest)
-    return jax.vmap(lambda g: clip.update(g, clip.init(g))[0])(gradients)
+    norms = jnp.sqrt(workers.sqnorm_rows(gradients))
+    return units.scaled(jnp.minimum(1, largest / norms), gradients)

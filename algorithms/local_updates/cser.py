@@ -91,7 +91,8 @@ def cser(
 
         x, e = state.server, state.workers.error
         y = optimizers.Model(models(state), state.workers.optimizer)
-        p, memory = optimizers.update_local(optimizer, y, gradients)
+        nothing = optax.tree.zeros_like(e), y.optimizer
+        p, memory = round.if_active(optimizers.update_local(optimizer, y, gradients), nothing)
         if steps is not None:
             x, p = synchronize(steps, x, p)
         e = optax.tree.add(e, p)

@@ -11,16 +11,17 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import algorithms
 import dsgd
-from dsgd import compressors, problems
+from dsgd import compressors, problems, work
 from tests.algorithms import quadratics
 from theory_checks.machinery import trajectories
-from theory_checks.machinery.trajectories import Trajectory
+from theory_checks.machinery.trajectories import N, Trajectory
 
 GAMMA, H, T = 0.02, 4, 1_200
 IDENTITY = compressors.identity
@@ -61,6 +62,12 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "Fed-EF": lambda of: algorithms.fed_ef(optax.sgd(of.gamma), of.period, FEW),
     "CSER": lambda of: algorithms.cser(sgd(of), of.period, FEW, CHUNKS),
     "CSER, resets only": lambda of: algorithms.cser(sgd(of), of.period, IDENTITY),
+    "local SGD, unequal work": lambda of: algorithms.with_local_work(
+        algorithms.local_sgd(sgd(of), of.period), some
+    ),
+    "CSER, unequal work": lambda of: algorithms.with_local_work(
+        algorithms.cser(sgd(of), of.period, IDENTITY), some
+    ),
     "CSER, identities": lambda of: algorithms.cser(sgd(of), of.period, IDENTITY, IDENTITY),
     "DGC": lambda of: algorithms.dgc(optax.sgd(of.gamma), FEW, of.momentum),
     "DGC, without masking": lambda of: algorithms.dgc(
@@ -79,6 +86,11 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     ),
 }
 IDENTITY_OF_ALL = compressors.whole_model(IDENTITY)
+
+
+def some(state: dsgd.State, round: dsgd.Round) -> dsgd.LocalWork:
+    """Returns a round in which two of three workers compute."""
+    return work.micro_batches((jnp.arange(N)[:, None] + round.step) % 3 > 0)
 
 
 def sgd(of: Any) -> optax.GradientTransformation:
@@ -114,6 +126,10 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
     "CSER, no messages between resets": (
         ("CSER, resets only", Numbers(**MIXED)),
         ("local SGD", Numbers(**MIXED)),
+    ),
+    "CSER, unequal work": (
+        ("CSER, unequal work", Numbers(**MIXED)),
+        ("local SGD, unequal work", Numbers(**MIXED)),
     ),
     "CSER, identities": (("CSER, identities", Numbers(**MIXED)), ("SGD", Numbers(**MIXED))),
     "DGC of all elements": (("DGC, all", Numbers(**MIXED)), ("SGD", Numbers())),
