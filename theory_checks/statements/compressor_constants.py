@@ -166,7 +166,7 @@ def check(compressor: Compressor, vectors: list[np.ndarray], seed: int = 0) -> l
         vectors: one for each of `LENGTHS`; their elements are rounded to float32.
         seed: of the draws.
     """
-    x = tuple(np.float64(np.float32(vector)) for vector in vectors)
+    x = [vector.astype(np.float32).astype(np.float64) for vector in vectors]
     drawn = _decoded(compressor, jax.random.key(seed), tuple(map(jnp.asarray, x)))
     outcomes = []
     for vector, some in zip(x, drawn, strict=True):
