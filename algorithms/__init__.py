@@ -12,11 +12,13 @@ from algorithms.asynchronous import delays, on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
+from algorithms.compressed import memories
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
 from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.compressed.memories import error_feedback
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
 from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
@@ -290,6 +292,7 @@ __all__ = [
     "ecd_sgd",
     "ef21",
     "error_compensated_sgd",
+    "error_feedback",
     "exact_diffusion",
     "extra",
     "fed_adagrad",
@@ -317,6 +320,7 @@ __all__ = [
     "lt_admm",
     "lt_admm_vr",
     "make",
+    "memories",
     "mime",
     "mime_lite",
     "minibatch_sgd",
