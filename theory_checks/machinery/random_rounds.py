@@ -85,20 +85,13 @@ class RandomRounds(NamedTuple):
         basis.
         """
         basis = np.zeros((self.directions.shape[0], 0))
-        more = self.directions
+        more = self.directions / np.linalg.norm(self.directions, axis=0).max()
         while more.shape[1]:
-            more = _scaled(more - basis @ (basis.T @ more), more)
-            left, values, _ = np.linalg.svd(more, full_matrices=False)
+            left, values, _ = np.linalg.svd(more - basis @ (basis.T @ more), full_matrices=False)
             new = left[:, values > _ROUNDING]
             basis = np.linalg.qr(np.concatenate([basis, new], axis=1))[0]
             more = np.concatenate([*(self.matrices @ new)], axis=1)
         return np.einsum("ji,kjl,lm->kim", basis, self.matrices, basis), basis
-
-
-def _scaled(columns: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """Returns the columns divided by the sizes of others; columns of size 0 are omitted."""
-    sizes = np.linalg.norm(of, axis=0)
-    return columns[:, sizes > 0] / sizes[sizes > 0]
 
 
 def mixed(probability: float, one: RandomRounds, other: RandomRounds) -> RandomRounds:

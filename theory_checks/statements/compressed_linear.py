@@ -55,11 +55,28 @@ DIANA with $\theta < 1$ is derived here.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import algorithms
+from algorithms import memories
+from dsgd import compressors, problems
+from dsgd.base import Algorithm, Compressor, State
+from dsgd.compressors.members import stated
+from dsgd.compressors.sizes import fixed_size
 from theory_checks.machinery import instances, ranges
+from theory_checks.machinery.random_rounds import RandomRounds, random_rounds
+from theory_checks.machinery.rounds import Build, Instance
+from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 _ROUNDING = 1e-12
+_ACCURACY = 1e-3  # of the exact largest step sizes
 
 
 # --- DIANA.
@@ -271,3 +288,172 @@ def marina(
     )
     instances.require_step("bounds.marina", learning_rate, "the largest step", limit)
     return 1 - learning_rate * strong_convexity
+
+
+# --- The theorems on quadratics.
+
+
+class Theorem(NamedTuple):
+    r"""A theorem on a quadratic, and the method's exact rounds.
+
+    Args:
+        rounds: $\gamma$ -> the rounds.
+        largest: the theorem's largest step size.
+        factor: $\gamma$ -> the theorem's factor per round.
+        weights: $\gamma$ -> the weights of quantities in $\Psi$.
+        case: the instance in words.
+    """
+
+    rounds: Callable[[float], RandomRounds]
+    largest: float
+    factor: Callable[[float], float]
+    weights: Callable[[float], dict[str, float]]
+    case: str
+
+
+class Constants(NamedTuple):
+    r"""Constants of a quadratic: L of every $f_n$; L of f, $\tilde L$ and mu."""
+
+    each: float
+    smoothness: float
+    mean_smoothness: float
+    strong_convexity: float
+
+
+def constants(A: np.ndarray) -> Constants:
+    """Returns the constants for Hessians `[N, d, d]`."""
+    of_mean = np.linalg.eigvalsh(A.mean(axis=0))
+    squared = float(np.linalg.eigvalsh((A @ A).mean(axis=0)).max())
+    each = float(np.linalg.eigvalsh(A).max())
+    return Constants(each, float(of_mean.max()), math.sqrt(squared), float(of_mean.min()))
+
+
+def random_one(d: int) -> Compressor:
+    """Returns random-k that keeps one of d elements: omega = d - 1."""
+    return compressors.random_k(1 / d)
+
+
+SCALED = fixed_size(
+    lambda key, x: 0.5 * x, lambda message, d: message, "half", delta=lambda d: 0.75
+)
+"""A contraction that is linear and does not draw."""
+
+
+@cache
+def _with_shifts(compressor: Compressor) -> Build:
+    """Returns the builder of the method with memories; `more` has lambda and nu."""
+
+    def build(of: Instance, additive: Compressor) -> Algorithm:
+        shift, gain = of.more
+        up = memories.Up(compressor, shift=shift, gain=gain)
+        return algorithms.error_feedback(optax.sgd(of.learning_rate), up)
+
+    return build
+
+
+def _memories(state: State) -> dict[str, jax.Array]:
+    """Returns x and the shifts divided by sqrt(N)."""
+    h = state.workers.shift
+    return {"x": state.server.shared.params, "h": h / jnp.sqrt(h.shape[0])}
+
+
+def _with_memories(
+    A: np.ndarray, compressor: Compressor, shift: float, gain: float
+) -> Callable[[float], RandomRounds]:
+    problem = problems.quadratic(A, np.ones(A.shape[:2]))
+
+    def rounds(gamma: float) -> RandomRounds:
+        found = random_rounds(
+            _with_shifts(compressor), problem, gamma, more=(shift, gain), quantities=_memories
+        )
+        residual = found.values["local"] - found.values["h"]
+        return found._replace(values={**found.values, "residual": residual})
+
+    return rounds
+
+
+def of_diana(A: np.ndarray, theta: float) -> Theorem:
+    r"""Returns the theorem of DIANA with random-1 and $\alpha = \theta / (1 + \omega)$."""
+    (N, d, _), of, omega = A.shape, constants(A), A.shape[1] - 1.0
+    alpha = theta / (1 + omega)
+    given = {"smoothness": of.each, "omega": omega, "workers": N, "shift": alpha}
+    weight = _diana("diana", omega, N, alpha).weight
+    return Theorem(
+        _with_memories(A, random_one(d), alpha, 1.0),
+        diana_step(**given),
+        lambda gamma: diana(
+            strong_convexity=of.strong_convexity, learning_rate=gamma, **given
+        ),
+        lambda gamma: {"x": 1.0, "h": weight * gamma**2},
+        f"N = {N}, omega = {omega:g}, theta = {theta:.3g}",
+    )
+
+
+def of_ef_bv(A: np.ndarray, shift: float, gain: float) -> Theorem:
+    """Returns the theorem of EF-BV with random-1."""
+    N, d, _ = A.shape
+    of = residuals(omega=d - 1.0, workers=N, shift=shift, gain=gain)
+    case = f"N = {N}, omega = {d - 1}, lambda = {shift:.3g}, nu = {gain:.3g}"
+    return _of_residuals(A, random_one(d), shift, gain, of, case)
+
+
+def of_ef21(A: np.ndarray, up: Compressor) -> Theorem:
+    """Returns the theorem of EF21 with a linear contraction."""
+    N, d, _ = A.shape
+    delta = stated(up.delta, d)
+    of = Residuals(1 - delta, 1 - delta)
+    return _of_residuals(A, up, 1.0, 1.0, of, f"N = {N}, delta = {delta:.3g}")
+
+
+def _of_residuals(
+    A: np.ndarray, up: Compressor, shift: float, gain: float, of: Residuals, case: str
+) -> Theorem:
+    of_A = constants(A)
+    given = {
+        "smoothness": of_A.smoothness,
+        "mean_smoothness": of_A.mean_smoothness,
+        "residual": of.each,
+        "mean_residual": of.mean,
+    }
+    return Theorem(
+        _with_memories(A, up, shift, gain),
+        ef_bv_step(**given),
+        lambda gamma: ef_bv(
+            strong_convexity=of_A.strong_convexity, learning_rate=gamma, **given
+        ),
+        lambda gamma: {"gap": 1.0, "residual": _weight_of_ef_bv(gamma, of)},
+        case,
+    )
+
+
+def linear(theorem: Theorem, share: float = 1.0) -> list[Outcome]:
+    r"""Compares the decrease of $\Psi$ that the theorem promises with the exact least one, over all
+    states.
+
+    Args:
+        theorem: from `of_diana` or the like.
+        share: step size as a share of the largest one.
+    """
+    gamma = share * theorem.largest
+    rounds, promised = theorem.rounds(gamma), theorem.factor(gamma)
+    exact = rounds.factor(theorem.weights(gamma))
+    case = (
+        f"{theorem.case}, {share:.3g} of the largest step: factor {exact:.4f}, of second moments "
+        f"{rounds.rate():.4f}, theorem {promised:.4f}"
+    )
+    return [Outcome(1 - promised, 1 - exact, case=case, scale=1.0)]
+
+
+def largest_step(theorem: Theorem) -> list[Outcome]:
+    """Compares the theorem's largest step size with the exact one, up to which second moments
+    decrease.
+    """
+    low, high = theorem.largest, 2 * theorem.largest
+    if theorem.rounds(low).rate() >= 1:
+        return [Outcome(low, 0.0, case=f"{theorem.case}: unstable")]
+    while theorem.rounds(high).rate() < 1:
+        low, high = high, 2 * high
+    while high - low > _ACCURACY * low:
+        middle = (low + high) / 2
+        low, high = (middle, high) if theorem.rounds(middle).rate() < 1 else (low, middle)
+    return [Outcome(theorem.largest, low, case=f"{theorem.case}: stable up to {low:.4g}")]
