@@ -78,6 +78,8 @@ from algorithms.synchronous.minibatch_sgd import (
 )
 from algorithms.synchronous.proximal_gradient import proximal_gradient, proximal_sgd
 from algorithms.synchronous.sgd import sgd
+from algorithms.synchronous.variance_reduced import loopless_svrg, page, saga
+from algorithms.variance_reduction import with_loopless_svrg, with_page, with_saga
 from algorithms.with_diagnostics import with_diagnostics
 from algorithms.with_local_work import with_local_work
 from algorithms.with_starts import with_starts
@@ -102,6 +104,8 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "prox-gd": lambda optimizer, workers: proximal_gradient(optimizers.step_size(optimizer)),
     "prox-sgd": lambda optimizer, workers: proximal_sgd(optimizers.step_size(optimizer)),
     "mb-sgd-server": lambda optimizer, workers: parameter_server_sgd(optimizer),
+    "page": lambda optimizer, workers: page(optimizer, 0.25),
+    "l-svrg": lambda optimizer, workers: loopless_svrg(optimizer, 0.25),
     "csgd": lambda optimizer, workers: compressed_sgd(
         optimizer, whole_model(random_quantization(4))
     ),
@@ -314,6 +318,7 @@ __all__ = [
     "lead",
     "local_exact_diffusion",
     "local_sgd",
+    "loopless_svrg",
     "lt_admm",
     "lt_admm_vr",
     "make",
@@ -328,6 +333,7 @@ __all__ = [
     "noloco",
     "on_ray",
     "opapc",
+    "page",
     "parameter_server_sgd",
     "pg_extra",
     "post_local_sgd",
@@ -341,6 +347,7 @@ __all__ = [
     "push_pull",
     "quasi_global_momentum",
     "relay_sgd",
+    "saga",
     "scaffnew",
     "scaffold",
     "sgd",
@@ -351,5 +358,8 @@ __all__ = [
     "streaming_diloco",
     "with_diagnostics",
     "with_local_work",
+    "with_loopless_svrg",
+    "with_page",
+    "with_saga",
     "with_starts",
 ]
