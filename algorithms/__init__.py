@@ -12,12 +12,15 @@ from algorithms.asynchronous import delays, on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
+from algorithms.compressed import three_points
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
 from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.compressed.marina import marina, vr_marina
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
+from algorithms.compressed.three_point import clag, lag, three_point
 from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
@@ -89,6 +92,7 @@ from dsgd.compressors import (
     buckets,
     chunked_top_k,
     qsgd,
+    random_k,
     random_quantization,
     sign,
     top_k,
@@ -118,6 +122,13 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ef21": lambda optimizer, workers: ef21(
         optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))
     ),
+    "marina": lambda optimizer, workers: marina(optimizer, whole_model(random_k(0.25)), 0.25),
+    "vr-marina": lambda optimizer, workers: vr_marina(optimizer, whole_model(random_k(0.25)), 0.25),
+    "3pc": lambda optimizer, workers: three_point(
+        optimizer, three_points.v2(whole_model(top_k(0.1)), whole_model(random_k(0.25)))
+    ),
+    "lag": lambda optimizer, workers: lag(optimizer, 1.0),
+    "clag": lambda optimizer, workers: clag(optimizer, whole_model(top_k(0.1)), 1.0),
     "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
@@ -272,6 +283,7 @@ __all__ = [
     "beer",
     "c_gt",
     "choco_sgd",
+    "clag",
     "compressed_sgd",
     "d2",
     "dcd_sgd",
@@ -315,6 +327,7 @@ __all__ = [
     "k_gt",
     "kimad",
     "kimad_sgd",
+    "lag",
     "lead",
     "local_exact_diffusion",
     "local_sgd",
@@ -322,6 +335,7 @@ __all__ = [
     "lt_admm",
     "lt_admm_vr",
     "make",
+    "marina",
     "mime",
     "mime_lite",
     "minibatch_sgd",
@@ -356,6 +370,9 @@ __all__ = [
     "sparta",
     "stochastic_gradient_push",
     "streaming_diloco",
+    "three_point",
+    "three_points",
+    "vr_marina",
     "with_diagnostics",
     "with_local_work",
     "with_loopless_svrg",
