@@ -12,13 +12,14 @@ from algorithms.asynchronous import delays, on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
-from algorithms.compressed import three_points
+from algorithms.compressed import memories, three_points
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
 from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
 from algorithms.compressed.marina import marina, vr_marina
+from algorithms.compressed.memories import error_feedback
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
 from algorithms.compressed.three_point import clag, lag, three_point
 from algorithms.decentralized.beer import beer, c_gt, motef
@@ -306,6 +307,7 @@ __all__ = [
     "ecd_sgd",
     "ef21",
     "error_compensated_sgd",
+    "error_feedback",
     "exact_diffusion",
     "extra",
     "fed_adagrad",
@@ -336,6 +338,7 @@ __all__ = [
     "lt_admm_vr",
     "make",
     "marina",
+    "memories",
     "mime",
     "mime_lite",
     "minibatch_sgd",

@@ -22,14 +22,14 @@ class Estimated(NamedTuple):
 
     Args:
         params, optimizer: the model.
-        estimate: g, the estimate of the gradient.
+        estimate: the estimate of the gradient, g.
         last: the model of the previous round, if the method needs it, else ().
     """
 
     params: Params
     optimizer: PyTree
     estimate: Any
-    last: Any
+    last: Any = ()
 
 
 @checks.arguments

@@ -10,6 +10,7 @@ import optax
 
 from algorithms import optimizers
 from algorithms.compressed import three_points
+from algorithms.compressed.marina import Estimated
 from algorithms.compressed.three_points import ThreePoint
 from dsgd import (
     Algorithm,
@@ -22,21 +23,8 @@ from dsgd import (
     network,
     workers,
 )
-from dsgd.base import Gradients, Params, PyTree, Real
+from dsgd.base import Gradients, Params, Real
 from dsgd.communication import Communicator
-
-
-class Served(NamedTuple):
-    """State of a server that sums changes.
-
-    Args:
-        params, optimizer: the model.
-        estimate: the mean of the workers' estimates of their gradients.
-    """
-
-    params: Params
-    optimizer: PyTree
-    estimate: Any
 
 
 class Points(NamedTuple):
@@ -170,7 +158,7 @@ def _three_point(
         zeros = optax.tree.zeros_like(params)
         model = optimizers.init(optimizer, params)
         start = workers.replicate(Points(zeros, zeros, jnp.zeros((), bool)), N)
-        return State(Served(*model, zeros), start)
+        return State(Estimated(*model, zeros), start)
 
     def update(state: State, gradients: Gradients, round: Communicator) -> State:
         x, (h, y, known) = state.server, state.workers
@@ -193,7 +181,7 @@ def _three_point(
         model = optimizers.step(optimizer, optimizers.Model(x.params, x.optimizer), mean)
         round.from_server(model.params)
         kept = workers.where_delivered(Points(h, g, known_now), state.workers)
-        return State(Served(*model, mean), kept)
+        return State(Estimated(*model, mean), kept)
 
     return Algorithm(
         f"{name}({point.name})" if name == "three_point" else point.name,

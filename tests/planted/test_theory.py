@@ -140,15 +140,15 @@ METHODS = [
         holds("DeepSqueeze, every round"),
     ),
     Mistake(
-        "algorithms/compressed/error_compensated_sgd.py",
-        "optax.tree.add(sent.received, memory.server)",
-        "sent.received",
+        "algorithms/compressed/memories.py",
+        "_plus(direction, 1.0, server.error)",
+        "direction",
         holds("EC-SGD, virtual iterates"),
     ),
     Mistake(
-        "algorithms/compressed/ef21.py",
-        "estimates.model, mean)",
-        "estimates.model, estimates.mean)",
+        "algorithms/compressed/memories.py",
+        "_plus(h, lambda_, m), _plus(h_bar, lambda_, mean)",
+        "_plus(h, lambda_, m), h_bar",
         holds("EF21, every round"),
     ),
     Mistake(
