@@ -164,7 +164,7 @@ THIRD = {
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "mime"), "sampled-4"),
     **dict.fromkeys(("fed-paq", "fed-comgate", "fed-ef"), "sampled-4"),
     **dict.fromkeys(("qsparse-local-sgd", "dgc"), "changing"),
-    "cser": "blocking",
+    "cser": "lossy",
     "scaffnew": "changing",
     "des-loc": "lossy",
     **dict.fromkeys(("easgd", "eamsgd"), "lossy"),

@@ -252,6 +252,18 @@ def compensated(eta: float) -> tuple[dict, float]:
     return {"params": X, "memory": delta}, bits
 
 
+def reset() -> tuple[dict, float]:
+    """Returns the final errors and the common model of CSER, whose resets send all elements."""
+    x, e, bits = np.zeros(D), np.zeros((N, D)), 0.0
+    for t in range(T):
+        e = np.where(HERE[t][:, None], e - GAMMA * slopes(x + e), e)
+        if (t + 1) % H == 0:
+            S, bits = counted(t), bits + 2 * ring_bits(t)
+            if S.any():
+                x, e = x + e[S].mean(axis=0), np.where(S[:, None], 0, e)
+    return {"error": e, "server": x}, bits
+
+
 def frozen_momentum() -> tuple[dict, float]:
     """Returns the final models of MimeLite. The server's momentum accumulates the gradients of each
     client's first step in a period, which are those at the server's model.
@@ -627,6 +639,7 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         algorithms.fed_comgate(GAMMA, H, compressors.identity, step=0.7),
         lambda: compensated(0.7),
     ),
+    "cser": (algorithms.cser(SGD, H, compressors.random_places(1.0, unbiased=False)), reset),
     "mime-lite": (algorithms.mime_lite(MOMENTUM, H), frozen_momentum),
     "mime": (algorithms.mime(MOMENTUM, H), corrected_momentum),
     "easgd": (algorithms.easgd(SGD, H, 0.8), elastic),
@@ -791,7 +804,7 @@ REFUSED = (
     *("led", "prox-skip"),
     *("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd"),
     *("nids", "pg-extra"),
-    *("qsparse-local-sgd", "cser", "dgc"),
+    *("qsparse-local-sgd", "dgc"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 
