@@ -15,8 +15,12 @@ from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.compressed import memories
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
+from algorithms.compressed.diana import diana, ef_bv
 from algorithms.compressed.dion import dion
+from algorithms.compressed.dist_ef_sgd import dist_ef_sgd
+from algorithms.compressed.econtrol import econtrol
 from algorithms.compressed.ef21 import ef21
+from algorithms.compressed.ef21_sgdm import ef21_sgdm
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
 from algorithms.compressed.memories import error_feedback
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
@@ -116,6 +120,11 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ef21": lambda optimizer, workers: ef21(
         optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))
     ),
+    "diana": lambda optimizer, workers: diana(optimizer, whole_model(random_quantization(4))),
+    "ef-bv": lambda optimizer, workers: ef_bv(optimizer, whole_model(random_quantization(4))),
+    "ef21-sgdm": lambda optimizer, workers: ef21_sgdm(optimizer, whole_model(top_k(0.1))),
+    "econtrol": lambda optimizer, workers: econtrol(optimizer, whole_model(top_k(0.1)), 0.1),
+    "dist-ef-sgd": lambda optimizer, workers: dist_ef_sgd(optimizer, whole_model(sign)),
     "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
@@ -281,8 +290,10 @@ __all__ = [
     "demo",
     "des_loc",
     "dgd",
+    "diana",
     "diloco",
     "dion",
+    "dist_ef_sgd",
     "dlm",
     "drop_compute",
     "dropcompute",
@@ -290,7 +301,10 @@ __all__ = [
     "eamsgd",
     "easgd",
     "ecd_sgd",
+    "econtrol",
     "ef21",
+    "ef21_sgdm",
+    "ef_bv",
     "error_compensated_sgd",
     "error_feedback",
     "exact_diffusion",

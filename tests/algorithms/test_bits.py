@@ -118,6 +118,9 @@ FORMS: dict[str, Form] = {
     "csgd-ring": _parts(quantized),
     "ec-sgd": _parts(signs),
     "ef21": _parts(lambda p: largest(-(-p // 10), p)),
+    **dict.fromkeys(("diana", "ef-bv"), lambda N, d: quantized(d)),
+    **dict.fromkeys(("ef21-sgdm", "econtrol"), lambda N, d: largest(-(-d // 10), d)),
+    "dist-ef-sgd": lambda N, d: signs(d),
     "asgd": lambda N, d: d * FLOAT,
     **dict.fromkeys(("dsgd", "dgd", "qg-dsgdm", "decentlam"), _models()),
     "dsgd-complete": lambda N, d: (N - 1) * d * FLOAT,
@@ -166,6 +169,10 @@ FORMS: dict[str, Form] = {
     "noloco": lambda N, d: min(1, N - 1) * 2 * d * FLOAT,  # to one peer
     "sparta": lambda N, d: all_reduce(N, -(-d // 5)),
 }
+# of methods that receive other messages than they send
+DOWN: dict[str, Form] = dict.fromkeys(
+    ("diana", "ef-bv", "ef21-sgdm", "econtrol"), lambda N, d: d * FLOAT
+)
 # numbers of the rounds, modulo the period, that send messages; the others send nothing
 ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("local-sgd", "scaffold", "diloco", "slowmo", "fed-avg"), (4, {3})),
@@ -187,12 +194,12 @@ FEW: dict[str, Callable[[int], int]] = {
 BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether all send
 
 
-def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
-    """Returns the sorted bits that workers send, and receive, in round t, `[N]`."""
+def expected(name: str, t: int, N: int, d: int, forms: dict[str, Form]) -> np.ndarray:
+    """Returns the sorted bits that workers send, or receive, in round t, `[N]`."""
     period, rounds = ROUNDS.get(name, (1, {0}))
     number = min(N, FEW[name](N) if name in FEW else N)
     senders = number if t % period in rounds else 0
-    return np.sort(np.where(np.arange(N) < senders, FORMS[name](N, d), 0))
+    return np.sort(np.where(np.arange(N) < senders, forms[name](N, d), 0))
 
 
 @pytest.mark.parametrize(
@@ -224,8 +231,8 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
 
     program = jax.jit(on_one_device(one_round))  # the program computes only the bits
     for t in range(1 if name in FEW and name not in ROUNDS else PERIOD):
-        for sent in program(jnp.int32(t)):
+        for sent, forms in zip(program(jnp.int32(t)), (FORMS, FORMS | DOWN), strict=True):
             bits = np.sort(counts.to_int(np.asarray(sent)))
             if name in BY_CHANCE and not bits.any():
                 continue
-            np.testing.assert_array_equal(bits, expected(name, t, N, d))
+            np.testing.assert_array_equal(bits, expected(name, t, N, d, forms))
