@@ -5,6 +5,7 @@ convergence bounds from the same code.
 from dsgd import clusters, communication, compressors, network, problems, work, workers
 from dsgd.base import (
     Algorithm,
+    Common,
     Compressor,
     Constants,
     Encoded,
@@ -45,6 +46,7 @@ __version__ = "0.3.0"
 __all__ = [
     "Algorithm",
     "Batches",
+    "Common",
     "Communicator",
     "Compressor",
     "Constants",

@@ -4,7 +4,16 @@ members.
 
 from dsgd.compressors.check import check
 from dsgd.compressors.chunks import chunked_top_k, two_bit
+from dsgd.compressors.codes import (
+    LinearCode,
+    count_sketch,
+    random_block,
+    random_places,
+    shared_random_k,
+    with_seed,
+)
 from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
+from dsgd.compressors.correlated import correlated_quantization, perm_k
 from dsgd.compressors.dct import dct_top_k
 from dsgd.compressors.low_rank import low_rank
 from dsgd.compressors.members import encode
@@ -21,12 +30,15 @@ from dsgd.compressors.sizes import fixed_size, mean_bits
 from dsgd.compressors.sparsification import random_k, random_sparsification, top_k
 
 __all__ = [
+    "LinearCode",
     "apply",
     "buckets",
     "check",
     "chunked_top_k",
     "clipping",
     "contraction",
+    "correlated_quantization",
+    "count_sketch",
     "dct_top_k",
     "e3m0",
     "encode",
@@ -35,13 +47,18 @@ __all__ = [
     "low_rank",
     "mean_bits",
     "natural",
+    "perm_k",
     "qsgd",
+    "random_block",
     "random_k",
+    "random_places",
     "random_quantization",
     "random_sparsification",
+    "shared_random_k",
     "sign",
     "ternary",
     "top_k",
     "two_bit",
     "whole_model",
+    "with_seed",
 ]
