@@ -4,8 +4,10 @@ members.
 
 from dsgd.compressors.check import check
 from dsgd.compressors.chunks import chunked_top_k, two_bit
+from dsgd.compressors.codebooks import eight_bit, one_bit
 from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
 from dsgd.compressors.dct import dct_top_k
+from dsgd.compressors.floats import cast, natural_dithering
 from dsgd.compressors.low_rank import low_rank
 from dsgd.compressors.members import encode
 from dsgd.compressors.quantization import (
@@ -23,18 +25,22 @@ from dsgd.compressors.sparsification import random_k, random_sparsification, top
 __all__ = [
     "apply",
     "buckets",
+    "cast",
     "check",
     "chunked_top_k",
     "clipping",
     "contraction",
     "dct_top_k",
     "e3m0",
+    "eight_bit",
     "encode",
     "fixed_size",
     "identity",
     "low_rank",
     "mean_bits",
     "natural",
+    "natural_dithering",
+    "one_bit",
     "qsgd",
     "random_k",
     "random_quantization",
