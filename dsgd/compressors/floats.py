@@ -58,28 +58,31 @@ def cast(
     $$ C(x_i) = s\, \mathrm{round}(x_i / s), \qquad s = \frac{|x|_\infty}F \text{ or } s = 2^k
     \text{ with the smallest } k \text{ such that } |x|_\infty \le 2^k F $$
 
-    F is the largest finite number of the type. A message has d codes, of as many bits as the type
-    has, and the scale: $|x|_\infty$ for "largest", which is an element of x, or k in 8 bits for
-    "power". The MX formats are `buckets(cast(dtype, "power"), 32)`.
+    F is the largest finite number of the type, $\alpha F$ the largest power of two in it, $\eta F$
+    its smallest positive number, and $\epsilon = 2^{-m}$ for m bits of mantissa. A message has d
+    codes, of as many bits as the type has, and the scale: $|x|_\infty$ for "largest", which is an
+    element of x, or k in 8 bits for "power". The formats MXFP8 and MXFP4 are
+    `buckets(cast(dtype, "power"), 32)`.
 
-    Let $\epsilon = 2^{-m}$ for m bits of mantissa, and $\eta$ the smallest positive number of the
-    type, divided by F. Rounding to the nearest number, of two the one with an even code, is biased
-    and a contraction with
+    Rounding to the nearest number, of two the one with an even code, is biased. Stochastic rounding
+    to one of the two neighbours is unbiased. For "largest", the largest element is exact, and the
+    largest errors have elements above $\alpha F$, or near $\frac12 \eta F$. With $p = (d - 1)
+    \alpha^2$, $q = (d - 1) \eta^2$, exactly,
 
-    $$ 1 - \delta = \max\Big(\rho^2, \frac t{1 + t}\Big), \quad \rho = \frac\epsilon{2 + \epsilon},
-    \quad t = (d - 1) \frac{\eta^2}4, \qquad \text{for "power": } \frac{\rho^2 + 4t}{1 + 4t} $$
+    $$ 1 - \delta = \max\Big(\frac{\epsilon^2 p}{4 + (2 + \epsilon)^2 p}, \frac q{4 + q}\Big),
+    \qquad \omega = \max\Big(w, \frac{\sqrt{1 + q} - 1}2\Big), \quad w^2 + (1 + p + \epsilon p)\,
+    w = \frac{\epsilon^2 p}4 $$
 
-    Stochastic rounding to one of the two neighbours is unbiased. With $\theta = \epsilon^2 / (4 +
-    4\epsilon)$, the largest variance relative to $x_i^2$ above the smallest normal number,
+    For "power", with the largest relative errors of normal numbers, $\rho^2 = \epsilon^2 / (2 +
+    \epsilon)^2$ and $\theta = \epsilon^2 / (4 + 4 \epsilon)$, and if $|x|_\infty \ge 2^{-126} F$,
 
-    $$ \omega = \max\Big(\theta, \frac12 \big(\sqrt{1 + (d - 1) \eta^2} - 1\big)\Big), \qquad
-    \text{for "power": } \frac12 \big(\theta - 1 + \sqrt{(1 + \theta)^2 + 4 (d - 1) \eta^2}\big) $$
+    $$ 1 - \delta = \frac{\rho^2 + q}{1 + q}, \qquad \omega = \frac{\theta - 1 + \sqrt{(1 +
+    \theta)^2 + 4q}}2 $$
 
-    The constants for "power" hold if the largest magnitude is at least $2^{-126} F$. Without a
-    scale, elements beyond F are rounded to F, elements that are not finite to NaN, and all elements
-    may be rounded to 0, so that there is no $\delta$. bfloat16 needs no scale, since it has the
-    range of float32; $\delta$ is $1 - \rho^2$ and $\omega$ is $\theta$ for normal numbers. float64
-    elements are coded as float32, relative to their scale for "largest".
+    Without a scale, elements beyond F are rounded to F, elements that are not finite to NaN, and
+    all elements may be rounded to 0, so that there is no $\delta$. bfloat16 needs no scale, since
+    it has the range of float32; its constants are those for "power" with q = 0, for normal numbers.
+    float64 elements are coded as float32, relative to their scale for "largest".
 
     Args:
         dtype: the type.
@@ -147,20 +150,21 @@ def cast(
             size = jnp.where(sent == NOT_A_NUMBER, jnp.nan, size)
         return jnp.where(sign == 1, -size, size)
 
-    gap, smallest = 2.0**-kind.mantissa, kind.smallest / kind.largest
+    gap = 2.0**-kind.mantissa
+    smallest = 0 if full_range else kind.smallest / kind.largest
+    power = 2.0 ** math.floor(math.log2(kind.largest)) / kind.largest
 
     def delta(d):
-        nearest = (gap / (2 + gap)) ** 2
-        small = (d - 1) * smallest**2 / 4
-        if scale == "power":
-            return 1 - (nearest + 4 * small) / (1 + 4 * small)
-        return 1 - (max(nearest, small / (1 + small)) if scale == "largest" else nearest)
+        p, q, rho = (d - 1) * power**2, (d - 1) * smallest**2, gap / (2 + gap)
+        if scale == "largest":
+            return 1 - max(gap**2 * p / (4 + (2 + gap) ** 2 * p), q / (4 + q))
+        return 1 - (rho**2 + q) / (1 + q)
 
     def omega(d):
-        normal, small = gap**2 / (4 + 4 * gap), (d - 1) * smallest**2
-        if scale == "power":
-            return (normal - 1 + math.sqrt((1 + normal) ** 2 + 4 * small)) / 2
-        return max(normal, (math.sqrt(1 + small) - 1) / 2) if scale == "largest" else normal
+        if scale == "largest":
+            return _omega_of_others(d - 1, smallest, power, gap)
+        q, theta = (d - 1) * smallest**2, gap**2 / (4 + 4 * gap)
+        return (theta - 1 + math.sqrt((1 + theta) ** 2 + 4 * q)) / 2
 
     named = "" if full_range or scale == "largest" else f", {scale}"
     contracts = full_range or scale != "none"
@@ -222,6 +226,26 @@ def _power_above(largest: jax.Array, most: float) -> jax.Array:
 def _two_to(exponent: jax.Array) -> jax.Array:
     """Returns 2^(exponent - 127), float32, for exponents from 1 to 254."""
     return jax.lax.bitcast_convert_type(exponent.astype(jnp.uint32) << MANTISSA, jnp.float32)
+
+
+def _omega_of_others(others: int, smallest: float, power: float, gap: float) -> float:
+    """Returns the least omega of stochastic rounding relative to the largest element.
+
+    The largest element is exact. The variance of another one, y, is y (smallest - y) below the
+    smallest number, and (y - a)((1 + gap) a - y) above a power of two a. Their sum is at most
+    omega |x|^2 if (d - 1) (variance - omega y^2) is at most omega for all y; other multiples of the
+    smallest number, and smaller powers, need a smaller omega.
+
+    Args:
+        others: d - 1.
+        smallest: the smallest positive number, relative to the largest one.
+        power: the largest power of two, relative to the largest number.
+        gap: between this power and the next number, relative to this power.
+    """
+    p, q = others * power**2, others * smallest**2
+    linear, constant = 1 + (1 + gap) * p, gap**2 * p / 4
+    root = 2 * constant / (linear + math.sqrt(linear**2 + 4 * constant))
+    return max(root, (math.sqrt(1 + q) - 1) / 2)
 
 
 @checks.arguments
@@ -292,16 +316,11 @@ def natural_dithering(levels: int, norm: Literal["l2", "linf"] = "l2") -> Compre
 
     def omega(d):
         u = 2.0 ** (1 - levels)
-        if d == 1:
-            return 0.0
-        if norm == "l2":
-            if levels == 1 or math.sqrt(d) * u >= 9 / 4:
-                return math.sqrt(d) * u - 1
-            return 1 / 8 + 2 / 9 * d * u**2
-        small = (math.sqrt(1 + (d - 1) * u**2) - 1) / 2
-        # the root of 4 w^2 + 2 (d + 1) w = (d - 1) / 4, without cancellation
-        large = (d - 1) / 4 / (d + 1 + math.sqrt((d + 1) ** 2 + d - 1))
-        return small if levels == 1 else max(small, large)
+        if norm == "linf":
+            return _omega_of_others(d - 1, u, 1 / 2 if levels > 1 else 0.0, 1.0)
+        if d == 1 or levels == 1 or math.sqrt(d) * u >= 9 / 4:
+            return max(math.sqrt(d) * u - 1, 0.0)
+        return 1 / 8 + 2 / 9 * d * u**2
 
     name = f"natural_dithering({levels}{'' if norm == 'l2' else ', linf'})"
     return fixed_size(compress, decompress, name, omega=omega)
