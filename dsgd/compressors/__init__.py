@@ -4,6 +4,7 @@ members.
 
 from dsgd.compressors.check import check
 from dsgd.compressors.chunks import chunked_top_k, two_bit
+from dsgd.compressors.codebooks import eight_bit, one_bit
 from dsgd.compressors.codes import (
     LinearCode,
     count_sketch,
@@ -15,6 +16,7 @@ from dsgd.compressors.codes import (
 from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
 from dsgd.compressors.correlated import correlated_quantization, perm_k
 from dsgd.compressors.dct import dct_top_k
+from dsgd.compressors.floats import cast, natural_dithering
 from dsgd.compressors.low_rank import low_rank
 from dsgd.compressors.members import encode
 from dsgd.compressors.quantization import (
@@ -33,6 +35,7 @@ __all__ = [
     "LinearCode",
     "apply",
     "buckets",
+    "cast",
     "check",
     "chunked_top_k",
     "clipping",
@@ -41,12 +44,15 @@ __all__ = [
     "count_sketch",
     "dct_top_k",
     "e3m0",
+    "eight_bit",
     "encode",
     "fixed_size",
     "identity",
     "low_rank",
     "mean_bits",
     "natural",
+    "natural_dithering",
+    "one_bit",
     "perm_k",
     "qsgd",
     "random_block",

@@ -73,7 +73,7 @@ from dsgd.compressors.sizes import fixed_size
 from theory_checks.machinery import instances, ranges
 from theory_checks.machinery.random_rounds import RandomRounds, random_rounds
 from theory_checks.machinery.rounds import Build, Instance
-from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.machinery.statement import Outcome
 
 _ROUNDING = 1e-12
 _ACCURACY = 1e-3  # of the exact largest step sizes
