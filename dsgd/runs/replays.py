@@ -143,7 +143,7 @@ def _all_clocks(
 
             start = clock.at_zero(run.N, (), delayed)
             last, digits = lax.scan(one_round, start, (jnp.arange(plan.steps), series))
-            if end is not None:
+            if digits is None:
                 return clock.digits(last)
             return jnp.concatenate([clock.digits(start)[None], digits])
 
