@@ -81,6 +81,7 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
         ("PP-MARINA, all", "GD", Numbers()),
         ("VR-MARINA, identity", "GD", Numbers()),
         ("LAG", "GD", Numbers()),
+        ("LAG", "GD", Numbers(zeta=0.9)),
         ("CLAG", "EF21", Numbers()),
         ("3PC, EF21", "EF21", Numbers()),
         ("v5", "MARINA", Numbers()),

@@ -19,7 +19,7 @@ from theory_checks.recursions.compressed import clipped, largest_half, packed
 from theory_checks.recursions.decentralized import by_layers
 from theory_checks.statements.recursions.shared import BITS, DOUBLE, HALF, SHORT
 
-ZETA, P, CLIENTS = 0.7, 0.4, 4
+ZETA, P, CLIENTS = 4.0, 0.4, 4
 # Half of the elements, as a compressor of which the methods assume that it is unbiased.
 UNBIASED: Compressor = HALF._replace(omega=lambda d: 1.0, delta=None)
 HALVES, CLIPS = by_layers(largest_half, LAYERS), by_layers(clipped, LAYERS)
