@@ -212,6 +212,32 @@ METHODS = [
         holds("DropCompute, every round"),
     ),
 ]
+CONSTANTS = [
+    Mistake(
+        "dsgd/compressors/quantization.py",
+        "omega=lambda d: (math.sqrt(d) - 1) / 2)",
+        "omega=lambda d: (math.sqrt(d) - 1) / 2.1)",
+        holds("omega of ternary"),
+    ),
+    Mistake(
+        "dsgd/compressors/quantization.py",
+        "thirds / (1 + 9 * thirds)",
+        "thirds / (1 + 10 * thirds)",
+        holds("delta of e3m0"),
+    ),
+    Mistake(
+        "dsgd/compressors/low_rank.py",
+        "rank / min(shape(d)))",
+        "rank / max(1, min(shape(d)) - 1))",
+        holds("delta of low_rank(1)"),
+    ),
+    Mistake(
+        f"{S}/compressor_constants.py",
+        "(x - low) * (high - x)",
+        "(x - low) * (high - x) / 2",
+        f"{TESTS}/test_compressor_constants.py",
+    ),
+]
 BOUNDS = [
     Mistake(
         f"{S}/sgd.py", "return noisy / (2 - learning_rate * smoothness)", "return noisy / 2", VALUES
@@ -311,4 +337,4 @@ MACHINERY = [
 
 
 def test_mistakes_are_found(long):
-    assert mistakes.survivors([*METHODS, *BOUNDS, *MACHINERY]) == []
+    assert mistakes.survivors([*METHODS, *CONSTANTS, *BOUNDS, *MACHINERY]) == []
