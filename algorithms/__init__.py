@@ -137,7 +137,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "3pc": lambda optimizer, workers: three_point(
         optimizer, three_points.v2(whole_model(top_k(0.1)), whole_model(random_k(0.25)))
     ),
-    "lag": lambda optimizer, workers: lag(optimizer, 1.0),
+    "lag": lambda optimizer, workers: lag(optimizer, 4.0),
     "clag": lambda optimizer, workers: clag(optimizer, whole_model(top_k(0.1)), 1.0),
     "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
