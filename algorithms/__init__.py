@@ -17,7 +17,10 @@ from algorithms.compressed.demo import demo
 from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.compressed.majority_vote import distributed_lion, majority_vote
+from algorithms.compressed.one_bit_adam import one_bit_adam, zero_one_adam
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
+from algorithms.compressed.tern_grad import tern_grad
 from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
@@ -229,6 +232,13 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, topologies.ring(workers)
     ),
     "powersgd": lambda optimizer, workers: powersgd(optimizer),
+    "majority-vote": lambda optimizer, workers: majority_vote(optimizer),
+    "distributed-lion": lambda optimizer, workers: distributed_lion(optimizer),
+    "tern-grad": lambda optimizer, workers: tern_grad(optimizer),
+    "one-bit-adam": lambda optimizer, workers: one_bit_adam(optimizer, 2, whole_model(sign)),
+    "zero-one-adam": lambda optimizer, workers: zero_one_adam(
+        optimizers.step_size(optimizer), 1, whole_model(sign), stretch=1, longest=2
+    ),
     "demo": lambda optimizer, workers: demo(optimizer, k=4),
     "dion": lambda optimizer, workers: dion(optimizer),
 }
@@ -281,6 +291,7 @@ __all__ = [
     "dgd",
     "diloco",
     "dion",
+    "distributed_lion",
     "dlm",
     "drop_compute",
     "dropcompute",
@@ -316,6 +327,7 @@ __all__ = [
     "local_sgd",
     "lt_admm",
     "lt_admm_vr",
+    "majority_vote",
     "make",
     "mime",
     "mime_lite",
@@ -327,6 +339,7 @@ __all__ = [
     "nids",
     "noloco",
     "on_ray",
+    "one_bit_adam",
     "opapc",
     "parameter_server_sgd",
     "pg_extra",
@@ -349,7 +362,9 @@ __all__ = [
     "sparta",
     "stochastic_gradient_push",
     "streaming_diloco",
+    "tern_grad",
     "with_diagnostics",
     "with_local_work",
     "with_starts",
+    "zero_one_adam",
 ]

@@ -150,6 +150,11 @@ FORMS: dict[str, Form] = {
     # vectors are not compressed
     "powersgd": all_reduce,
     "dion": all_reduce,
+    **dict.fromkeys(("majority-vote", "distributed-lion"), lambda N, d: packed(1, d)),
+    # its largest magnitude to all others, and ternary digits, five in a byte
+    "tern-grad": lambda N, d: (N - 1) * FLOAT + 8 * -(-d // 5),
+    "one-bit-adam": _parts(signs),
+    "zero-one-adam": _parts(signs),
     "demo": lambda N, d: (N - 1) * frequencies(4, d),
     **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "des-loc"), all_reduce),
     **dict.fromkeys(("delayed-diloco", "eager-diloco", "scaffnew"), all_reduce),
@@ -166,6 +171,12 @@ FORMS: dict[str, Form] = {
     "noloco": lambda N, d: min(1, N - 1) * 2 * d * FLOAT,  # to one peer
     "sparta": lambda N, d: all_reduce(N, -(-d // 5)),
 }
+# received, if not as much as sent
+DOWN: dict[str, Form] = {
+    "tern-grad": lambda N, d: (N - 1) * FLOAT + packed((2 * N).bit_length(), d),
+}
+# of all-reduces of the first rounds: their number, and whether they take the place of the messages
+FIRST: dict[str, tuple[int, bool]] = {"one-bit-adam": (2, True), "zero-one-adam": (1, False)}
 # numbers of the rounds, modulo the period, that send messages; the others send nothing
 ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("local-sgd", "scaffold", "diloco", "slowmo", "fed-avg"), (4, {3})),
@@ -176,6 +187,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     "adacomm": (4, {3}),  # the first period
     **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm", "lt-admm-vr"), (4, {3})),
     "mime": (4, {0, 3}),
+    "zero-one-adam": (4, {0, 1, 2}),
     "nids": (PERIOD, {1, 2, 3}),  # nothing in the run's first round
 }
 # number of sending workers of N, if not all; the first round that sends is tested
@@ -187,12 +199,14 @@ FEW: dict[str, Callable[[int], int]] = {
 BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether all send
 
 
-def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
-    """Returns the sorted bits that workers send, and receive, in round t, `[N]`."""
+def expected(name: str, t: int, N: int, d: int, forms: dict[str, Form]) -> np.ndarray:
+    """Returns the sorted bits that workers send, or receive, in round t, `[N]`."""
     period, rounds = ROUNDS.get(name, (1, {0}))
     number = min(N, FEW[name](N) if name in FEW else N)
     senders = number if t % period in rounds else 0
-    return np.sort(np.where(np.arange(N) < senders, FORMS[name](N, d), 0))
+    bits = np.sort(np.where(np.arange(N) < senders, forms[name](N, d), 0))
+    first, instead = FIRST.get(name, (0, False))
+    return (0 if instead else bits) + np.full(N, all_reduce(N, d)) if t < first else bits
 
 
 @pytest.mark.parametrize(
@@ -224,8 +238,8 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
 
     program = jax.jit(on_one_device(one_round))  # the program computes only the bits
     for t in range(1 if name in FEW and name not in ROUNDS else PERIOD):
-        for sent in program(jnp.int32(t)):
+        for forms, sent in zip((FORMS, FORMS | DOWN), program(jnp.int32(t)), strict=True):
             bits = np.sort(counts.to_int(np.asarray(sent)))
             if name in BY_CHANCE and not bits.any():
                 continue
-            np.testing.assert_array_equal(bits, expected(name, t, N, d))
+            np.testing.assert_array_equal(bits, expected(name, t, N, d, forms))
