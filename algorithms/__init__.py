@@ -235,9 +235,11 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "majority-vote": lambda optimizer, workers: majority_vote(optimizer),
     "distributed-lion": lambda optimizer, workers: distributed_lion(optimizer),
     "tern-grad": lambda optimizer, workers: tern_grad(optimizer),
-    "one-bit-adam": lambda optimizer, workers: one_bit_adam(optimizer, 2, whole_model(sign)),
+    "one-bit-adam": lambda optimizer, workers: one_bit_adam(
+        optimizer, 3, whole_model(sign), beta2=0.9, epsilon=0.1
+    ),
     "zero-one-adam": lambda optimizer, workers: zero_one_adam(
-        optimizers.step_size(optimizer), 1, whole_model(sign), stretch=1, longest=2
+        optimizers.step_size(optimizer), 4, whole_model(sign), stretch=1, longest=2, epsilon=0.1
     ),
     "demo": lambda optimizer, workers: demo(optimizer, k=4),
     "dion": lambda optimizer, workers: dion(optimizer),

@@ -73,7 +73,8 @@ def one_bit_adam(
 
     Args:
         optimizer: the step along $m / (\sqrt v + \epsilon)$; `optax.sgd(gamma)` gives the equation.
-        warm_up: $T_w$, at least 1. In the paper 15 to 20 % of the training. It may be swept.
+        warm_up: $T_w$, at least 1; in the paper 15 to 20 % of the training. It should be several
+            times $1 / (1 - \beta_2)$, since v starts at 0. It may be swept.
         compressor: C, a contraction. DeepSpeed scales signs by $|z|_2 / \sqrt d$ instead of
             `compressors.sign`'s $|z|_1 / d$, and is then not a contraction for sparse z.
         beta1: $\beta_1$, in [0, 1).
@@ -183,8 +184,8 @@ def zero_one_adam(
 
     $\mathcal T_v$: v changes in the first $\kappa$ rounds, then in $\kappa$ rounds at a distance of
     2, in $\kappa$ rounds at a distance of 4 and so on, until round $T_f$. $\mathcal T_u$: momenta
-    are exchanged in each round until $T_f$, and for s rounds after it; then every 2nd round for s
-    rounds, every 4th round for s rounds and so on, at least every H-th round.
+    are exchanged in each round until $T_f$, and then in the rounds t for which $t + 1 - T_f$ is a
+    multiple of $\min(2^k, H)$, where $k = \lfloor (t - T_f) / s \rfloor$.
 
     There is no correction for bias, and an element with $v = 0$ does not change, as in
     `one_bit_adam`, which this method equals if every round before $T_f$ updates v, $H = 1$ and C is
@@ -196,7 +197,8 @@ def zero_one_adam(
 
     Args:
         learning_rate: $\gamma$, or a schedule from the number of the round to $\gamma_t$.
-        freeze: $T_f$, at least 1. It may be swept, as the other numbers of rounds.
+        freeze: $T_f$, at least 1; several times $1 / (1 - \beta_2)$, as in `one_bit_adam`. All
+            numbers of rounds may be swept.
         compressor: C, a contraction.
         updates: $\kappa$, number of updates of v at each distance.
         stretch: s, number of rounds after which the distance between exchanges doubles.

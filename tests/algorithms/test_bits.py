@@ -176,7 +176,7 @@ DOWN: dict[str, Form] = {
     "tern-grad": lambda N, d: (N - 1) * FLOAT + packed((2 * N).bit_length(), d),
 }
 # of all-reduces of the first rounds: their number, and whether they take the place of the messages
-FIRST: dict[str, tuple[int, bool]] = {"one-bit-adam": (2, True), "zero-one-adam": (1, False)}
+FIRST: dict[str, tuple[int, bool]] = {"one-bit-adam": (3, True), "zero-one-adam": (4, False)}
 # numbers of the rounds, modulo the period, that send messages; the others send nothing
 ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("local-sgd", "scaffold", "diloco", "slowmo", "fed-avg"), (4, {3})),
@@ -187,7 +187,6 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     "adacomm": (4, {3}),  # the first period
     **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm", "lt-admm-vr"), (4, {3})),
     "mime": (4, {0, 3}),
-    "zero-one-adam": (4, {0, 1, 2}),
     "nids": (PERIOD, {1, 2, 3}),  # nothing in the run's first round
 }
 # number of sending workers of N, if not all; the first round that sends is tested

@@ -35,6 +35,8 @@ SHARES = {
     "tern-grad": (2 * (N - 1) * 32 + 8 * -(-D // 5) + packed((2 * N).bit_length(), D))
     / (2 * 32 * D * N),
 }
+# of methods with steps of a constant size
+STEP = dict.fromkeys(("majority-vote", "distributed-lion"), 0.02)
 SIZES = {"zero-one-adam": 3}  # of the messages of a round, if the method chooses; else 2
 # differences of two gradients of a draw, which have no noise on quadratics
 CANCELS = {"mime", "gt-svrg", "gt-sarah", "lt-admm-vr"}
@@ -105,7 +107,7 @@ def unequal(name: str) -> dsgd.Algorithm:
     additional gradients, and with workers that compute different amounts, which most methods do not
     handle themselves. (All other tests use one batch each.)
     """
-    adam = made(name, optax.adam(0.05))
+    adam = made(name, optax.adam(STEP.get(name, 0.05)))
     return algorithms.with_local_work(adam, some)
 
 
