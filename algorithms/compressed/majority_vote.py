@@ -34,9 +34,10 @@ def majority_vote(optimizer: optax.GradientTransformation, momentum: Real = 0.9)
     if there are none.
 
     If more than half of the workers agree on a sign, the others have no influence, whatever they
-    send. Where data differ, the limit is biased: it is a zero of the sum of the signs, for f_n of
-    one variable and N odd the median of the minimizers of f_n. Steps have a constant size, so that
-    x approaches its limit only if $\gamma$ decreases.
+    send. Where data differ, the limit is biased: it is a zero of the sum of the signs. For f_n of
+    one variable it is the median of the minimizers of f_n, for even N the smaller of the two in the
+    middle, since a tie counts as positive. Steps have a constant size, so that x approaches its
+    limit only if $\gamma$ decreases.
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` gives the equation, and

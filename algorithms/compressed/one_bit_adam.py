@@ -190,7 +190,7 @@ def zero_one_adam(
     There is no correction for bias, and an element with $v = 0$ does not change, as in
     `one_bit_adam`, which this method equals if every round before $T_f$ updates v, $H = 1$ and C is
     the identity. Its limit is then exact for any data; with $H > 1$ it is biased by
-    $O(\gamma (H - 1))$ where data differ, as for local SGD.
+    $O(\gamma)$ where data differ, as for local SGD.
 
     Sends compressed vectors as `one_bit_adam` in the rounds $\mathcal T_u$, and in addition one
     all-reduce of the gradients in the rounds $\mathcal T_v$.
@@ -206,13 +206,16 @@ def zero_one_adam(
         beta1, beta2, epsilon: as in `one_bit_adam`.
 
     Raises:
-        ValueError: as `one_bit_adam`, or if a number of rounds is less than 1.
+        ValueError: as `one_bit_adam`, or if a number of rounds is less than 1, or the step size is
+            not positive.
 
     Source: Lu et al., "Maximizing communication efficiency for large-scale training via 0/1 Adam",
     2022; microsoft/DeepSpeed, `onebit/zoadam.py`, for the schedules. Departures: the step uses the
     momentum after its update, as DeepSpeed does, since otherwise an exchange in each round would
     lose all gradients; v is updated before the step.
     """
+    if not callable(learning_rate):
+        checks.within("zero_one_adam: learning_rate", learning_rate, "(0, inf)")
     freeze = checks.period("zero_one_adam: freeze", freeze)
     updates = checks.period("zero_one_adam: updates", updates)
     stretch = checks.period("zero_one_adam: stretch", stretch)

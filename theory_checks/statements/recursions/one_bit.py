@@ -80,11 +80,11 @@ def _one_bit(name: str, C: Any, c: Callable, cutting: Parts, **more: Any) -> Cas
 
 
 def _zero_one(name: str, C: Any, c: Callable, cutting: Parts, changing: bool) -> Case:
-    """Returns a case whose step size decreases if `changing`."""
+    """Returns a case whose step size is 0 in some rounds if `changing`."""
     numbers, length = {"freeze": 6, "updates": 2, "stretch": 3, "longest": 4}, 24
 
     def schedule(gamma: Any) -> Callable:
-        return lambda t: gamma / (1 + t / 4)
+        return lambda t: gamma * (t % 4) / 2
 
     def method(optimizer, of):
         gamma = schedule(of.learning_rate) if changing else of.learning_rate
