@@ -385,6 +385,7 @@ class Communicator(Round):
         *,
         via: Pattern = network.star,
         weighted: bool = False,
+        senders: jax.Array | None = None,
     ) -> Delivery:
         r"""Sends one compressed message from every worker to one server, which is no worker. The
         server receives their mean, $\frac1N \sum_n C(x_n)$.
@@ -402,9 +403,12 @@ class Communicator(Round):
             via: `network.star` or `network.parameter_server`.
             weighted: whether the mean is that of `weighted_mean`, $\sum_n w_n C(x_n) / \sum_n w_n$;
                 the gradients are then those of $f_n$.
+            senders: workers of the block that send a message, bool `[n]`; None: all. The others
+                send no bits, and count in the mean with a vector of 0.
 
         Returns:
-            A `Delivery` whose `received` has leaves `[...]`.
+            A `Delivery` whose `received` has leaves `[...]`; `decoded` is 0 for workers that send
+            nothing.
 
         Raises:
             ValueError: if `via` is not one of the two patterns.
@@ -417,7 +421,9 @@ class Communicator(Round):
         with self._sending("to_server"), self._weighing() if weighted else nullcontext():
             up, down = jax.random.split(self.record.next_key())
             vectors = compressed.flat(tree, compressor.layer_wise)
-            delivery = compressed.to_one_server(compressor, up, vectors, self.workers, last)
+            delivery = compressed.to_one_server(
+                compressor, up, vectors, self.workers, last, senders
+            )
             frame = self.record.frame
             frame.answers.append((len(frame.sendings), down))
             self.record.add(f"to_server of {compressor.name}", via, delivery.bits, simulated=True)

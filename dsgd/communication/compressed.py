@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
@@ -137,7 +138,12 @@ def to_all(
 
 
 def to_one_server(
-    compressor: Compressor, key: jax.Array, vectors: PyTree, N: int, last: Any = ()
+    compressor: Compressor,
+    key: jax.Array,
+    vectors: PyTree,
+    N: int,
+    last: Any = (),
+    senders: jax.Array | None = None,
 ) -> Delivery:
     """Sends one message from every worker to one server, which receives their mean, with the
     workers' `weights` if these are set.
@@ -147,12 +153,18 @@ def to_one_server(
     Args:
         vectors: leaves `[n, d]`.
         compressor, key, N, last: as in `to_servers`.
+        senders: workers that send a message, bool `[n]`; None: all. The messages of the others
+            decode to 0.
 
     Returns:
         A `Delivery` whose `received` has leaves `[d]`.
     """
     messages, decoded = _compress(compressor, workers.keys(key, N), vectors, last)
     sent = bits.to_server(_sizes(compressor, messages, 1), N)
+    if senders is not None:
+        sent = jax.tree.map(lambda each: jnp.where(senders[:, None], each, jnp.uint32(0)), sent)
+        kept = jax.tree.map(jnp.zeros_like, decoded), last or messages
+        decoded, messages = jax.vmap(optax.tree.where)(senders, (decoded, messages), kept)
     return Delivery(workers.mean(decoded), decoded, _remember(compressor, messages), sent)
 
 
