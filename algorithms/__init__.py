@@ -22,9 +22,12 @@ from algorithms.compressed.econtrol import econtrol
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.ef21_sgdm import ef21_sgdm
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.compressed.majority_vote import distributed_lion, majority_vote
 from algorithms.compressed.marina import marina, vr_marina
 from algorithms.compressed.memories import error_feedback
+from algorithms.compressed.one_bit_adam import one_bit_adam, zero_one_adam
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
+from algorithms.compressed.tern_grad import tern_grad
 from algorithms.compressed.three_point import clag, lag, three_point
 from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
@@ -254,6 +257,15 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, topologies.ring(workers)
     ),
     "powersgd": lambda optimizer, workers: powersgd(optimizer),
+    "majority-vote": lambda optimizer, workers: majority_vote(optimizer),
+    "distributed-lion": lambda optimizer, workers: distributed_lion(optimizer),
+    "tern-grad": lambda optimizer, workers: tern_grad(optimizer),
+    "one-bit-adam": lambda optimizer, workers: one_bit_adam(
+        optimizer, 3, whole_model(sign), beta2=0.9, epsilon=0.1
+    ),
+    "zero-one-adam": lambda optimizer, workers: zero_one_adam(
+        optimizers.step_size(optimizer), 4, whole_model(sign), stretch=1, longest=2, epsilon=0.1
+    ),
     "demo": lambda optimizer, workers: demo(optimizer, k=4),
     "dion": lambda optimizer, workers: dion(optimizer),
 }
@@ -309,6 +321,7 @@ __all__ = [
     "diloco",
     "dion",
     "dist_ef_sgd",
+    "distributed_lion",
     "dlm",
     "drop_compute",
     "dropcompute",
@@ -350,6 +363,7 @@ __all__ = [
     "loopless_svrg",
     "lt_admm",
     "lt_admm_vr",
+    "majority_vote",
     "make",
     "marina",
     "memories",
@@ -363,6 +377,7 @@ __all__ = [
     "nids",
     "noloco",
     "on_ray",
+    "one_bit_adam",
     "opapc",
     "page",
     "parameter_server_sgd",
@@ -387,6 +402,7 @@ __all__ = [
     "sparta",
     "stochastic_gradient_push",
     "streaming_diloco",
+    "tern_grad",
     "three_point",
     "three_points",
     "vr_marina",
@@ -396,4 +412,5 @@ __all__ = [
     "with_page",
     "with_saga",
     "with_starts",
+    "zero_one_adam",
 ]

@@ -231,6 +231,8 @@ BY_NAME: dict[str, Any] = {
     "step_size": 0.1,
     "step_sizes": [0.1, 0.2, 0.3, 0.4],
     "switch": 2,
+    "warm_up": 2,
+    "freeze": 2,
     "backups": 1,
     **dict.fromkeys(("consensus_step", "memory_step", "momentum_step"), 0.5),
     "method": METHOD,
@@ -341,6 +343,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     topologies.pull: {"adjacency": ADJACENCY},
     topologies.push: {"adjacency": ADJACENCY},
     algorithms.powersgd_momentum: {"learning_rate": 0.1},
+    algorithms.zero_one_adam: {"learning_rate": 0.1},
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
     **{
         method: {"compressor": compressors.random_k(0.5)}
@@ -430,6 +433,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "algorithms.fed_dyn(SGD, 2, 0)": "fed_dyn: regularization = 0; expected a number in (0, inf)",
     "algorithms.scaffnew(SGD, 1.5)": "scaffnew: probability = 1.5; expected a number in (0, 1]",
     "algorithms.mime(SGD, 0)": "mime: period = 0",
+    "algorithms.distributed_lion(SGD, 'sum')": "distributed_lion: aggregate = 'sum'; expected",
     "algorithms.fed_adam(SGD, 2, 0.1, tau=0)": "fed_adam: tau = 0; expected a number in (0, inf)",
     "algorithms.choco_sgd(SGD, ring, compressors.sign, None)": "choco_sgd: consensus_step = None",
     "algorithms.lead(SGD, ring, compressors.ternary, 2)": "lead: consensus_step = 2",

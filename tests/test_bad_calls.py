@@ -75,6 +75,7 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
     compressors.random_k: {"fraction": NO_SHARE},
     compressors.random_sparsification: {"probability": NO_SHARE},
     compressors.random_quantization: {"bits": (0, 9), "bucket": NO_COUNT},
+    compressors.clipped_ternary: {"limit": (0.9, -1.0, NAN, INFINITE)},
     compressors.clipping: {"bits": (0, 9)},
     compressors.qsgd: {"levels": (0, 128)},
     compressors.natural_dithering: {"levels": (0, 128)},

@@ -26,10 +26,10 @@ from dsgd.compressors.quantization import (
     qsgd,
     random_quantization,
     sign,
-    ternary,
 )
 from dsgd.compressors.sizes import fixed_size, mean_bits
 from dsgd.compressors.sparsification import random_k, random_sparsification, top_k
+from dsgd.compressors.ternary import clipped_ternary, ternary
 
 __all__ = [
     "LinearCode",
@@ -38,6 +38,7 @@ __all__ = [
     "cast",
     "check",
     "chunked_top_k",
+    "clipped_ternary",
     "clipping",
     "contraction",
     "correlated_quantization",

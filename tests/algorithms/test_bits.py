@@ -157,6 +157,11 @@ FORMS: dict[str, Form] = {
     # vectors are not compressed
     "powersgd": all_reduce,
     "dion": all_reduce,
+    **dict.fromkeys(("majority-vote", "distributed-lion"), lambda N, d: packed(1, d)),
+    # its largest magnitude to all others, and ternary digits, five in a byte
+    "tern-grad": lambda N, d: (N - 1) * FLOAT + 8 * -(-d // 5),
+    "one-bit-adam": _parts(signs),
+    "zero-one-adam": _parts(signs),
     "demo": lambda N, d: (N - 1) * frequencies(4, d),
     **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "des-loc"), all_reduce),
     **dict.fromkeys(("delayed-diloco", "eager-diloco", "scaffnew"), all_reduce),
@@ -174,9 +179,13 @@ FORMS: dict[str, Form] = {
     "sparta": lambda N, d: all_reduce(N, -(-d // 5)),
 }
 # of every worker, down, if not as up
-DOWN: dict[str, Form] = dict.fromkeys(
-    "diana ef-bv ef21-sgdm econtrol marina vr-marina 3pc lag clag".split(), lambda N, d: d * FLOAT
-)
+DOWN: dict[str, Form] = {
+    **dict.fromkeys(("diana", "ef-bv", "ef21-sgdm", "econtrol"), lambda N, d: d * FLOAT),
+    **dict.fromkeys(("marina", "vr-marina", "3pc", "lag", "clag"), lambda N, d: d * FLOAT),
+    "tern-grad": lambda N, d: (N - 1) * FLOAT + packed((2 * N).bit_length(), d),
+}
+# of all-reduces of the first rounds: their number, and whether they take the place of the messages
+FIRST: dict[str, tuple[int, bool]] = {"one-bit-adam": (3, True), "zero-one-adam": (4, False)}
 # numbers of the rounds, modulo the period, that send messages; the others send nothing
 ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("local-sgd", "scaffold", "diloco", "slowmo", "fed-avg"), (4, {3})),
@@ -205,7 +214,9 @@ def expected(name: str, t: int, N: int, d: int, form: Form) -> np.ndarray:
     period, rounds = ROUNDS.get(name, (1, {0}))
     number = min(N, FEW[name](N) if name in FEW else N)
     senders = number if t % period in rounds else 0
-    return np.sort(np.where(np.arange(N) < senders, form(N, d), 0))
+    bits = np.sort(np.where(np.arange(N) < senders, form(N, d), 0))
+    first, instead = FIRST.get(name, (0, False))
+    return (0 if instead else bits) + np.full(N, all_reduce(N, d)) if t < first else bits
 
 
 @pytest.mark.parametrize(

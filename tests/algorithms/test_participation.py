@@ -107,6 +107,19 @@ def gradients_averaged() -> tuple[dict, float]:
     return {"params": x}, bits
 
 
+def voted(beta1: float, beta2: float) -> tuple[dict, float]:
+    """Eight bits up and eight bits down for four elements; a tie, and 0, count as positive."""
+    x, m, bits = np.zeros(D), np.zeros((N, D)), 0.0
+    for t in range(T):
+        g = slopes(np.tile(x, (N, 1)))
+        votes = np.where(beta1 * m + (1 - beta1) * g < 0, -1, 1)[counted(t)]
+        m = np.where(HERE[t][:, None], beta2 * m + (1 - beta2) * g, m)
+        if len(votes):
+            x = x - GAMMA * np.where(votes.sum(axis=0) < 0, -1, 1)
+        bits += 2 * 8 * HERE[t].sum()
+    return {"params": x}, bits
+
+
 def averaged_every(period: int) -> Iterator[np.ndarray]:
     """Yields X before the first round, and after each. If the clients are drawn once per averaging
     period, the method is FedAvg.
@@ -626,6 +639,8 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         lambda: local_admm(neighbours(STAR), 0.4, 0.2),
     ),
     "relay-sgd": (algorithms.relay_sgd(SGD, CHAIN), lambda: relayed(neighbours(CHAIN))),
+    "majority-vote": (algorithms.majority_vote(SGD), lambda: voted(0.9, 0.9)),
+    "distributed-lion": (algorithms.distributed_lion(SGD), lambda: voted(0.9, 0.99)),
     "sparta": (algorithms.sparta(SGD, 1.0), lambda: models_averaged(1)),
     "dsgd-complete": (
         algorithms.decentralized_sgd(MOMENTUM, COMPLETE),
@@ -781,6 +796,7 @@ REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     "dist-ef-sgd",
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
+    *("tern-grad", "one-bit-adam", "zero-one-adam"),
     *("dcd-sgd", "ecd-sgd", "lead", "beer", "c-gt", "motef"),
     *("dlm", "lt-admm-vr", "opapc"),
     *("led", "prox-skip"),

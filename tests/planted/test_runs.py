@@ -125,7 +125,7 @@ MISTAKES = [
     Mistake(
         "dsgd/engine/loop.py",
         'if name in ("cluster", "clock", "timings"):',
-        'if name in ():',
+        "if name in ():",
         f"{RUNS}/test_replays.py::test_methods_that_stop_workers_or_measure_times_are_refused",
     ),
     Mistake(
