@@ -3,8 +3,16 @@ members.
 """
 
 from dsgd.compressors.check import check
-from dsgd.compressors.chunks import chunked_top_k, two_bit
-from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
+from dsgd.compressors.chunks import block_top_k, chunked_top_k, two_bit
+from dsgd.compressors.combinators import (
+    apply,
+    buckets,
+    contraction,
+    identity,
+    induced,
+    repeated,
+    whole_model,
+)
 from dsgd.compressors.dct import dct_top_k
 from dsgd.compressors.low_rank import low_rank
 from dsgd.compressors.members import encode
@@ -17,21 +25,28 @@ from dsgd.compressors.quantization import (
     sign,
     ternary,
 )
+from dsgd.compressors.rotations import drive, eden, rotated
 from dsgd.compressors.sizes import fixed_size, mean_bits
 from dsgd.compressors.sparsification import random_k, random_sparsification, top_k
+from dsgd.compressors.thresholds import sampled_top_k, sidco, threshold
+from dsgd.compressors.variance_optimal import variance_optimal
 
 __all__ = [
     "apply",
+    "block_top_k",
     "buckets",
     "check",
     "chunked_top_k",
     "clipping",
     "contraction",
     "dct_top_k",
+    "drive",
     "e3m0",
+    "eden",
     "encode",
     "fixed_size",
     "identity",
+    "induced",
     "low_rank",
     "mean_bits",
     "natural",
@@ -39,9 +54,15 @@ __all__ = [
     "random_k",
     "random_quantization",
     "random_sparsification",
+    "repeated",
+    "rotated",
+    "sampled_top_k",
+    "sidco",
     "sign",
     "ternary",
+    "threshold",
     "top_k",
     "two_bit",
+    "variance_optimal",
     "whole_model",
 ]
