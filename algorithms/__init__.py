@@ -12,12 +12,16 @@ from algorithms.asynchronous import delays, on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
+from algorithms.compressed import memories, three_points
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
 from algorithms.compressed.dion import dion
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.compressed.marina import marina, vr_marina
+from algorithms.compressed.memories import error_feedback
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
+from algorithms.compressed.three_point import clag, lag, three_point
 from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
 from algorithms.decentralized.d2 import d2
@@ -78,6 +82,8 @@ from algorithms.synchronous.minibatch_sgd import (
 )
 from algorithms.synchronous.proximal_gradient import proximal_gradient, proximal_sgd
 from algorithms.synchronous.sgd import sgd
+from algorithms.synchronous.variance_reduced import loopless_svrg, page, saga
+from algorithms.variance_reduction import with_loopless_svrg, with_page, with_saga
 from algorithms.with_diagnostics import with_diagnostics
 from algorithms.with_local_work import with_local_work
 from algorithms.with_starts import with_starts
@@ -87,6 +93,7 @@ from dsgd.compressors import (
     buckets,
     chunked_top_k,
     qsgd,
+    random_k,
     random_quantization,
     sign,
     top_k,
@@ -102,6 +109,8 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "prox-gd": lambda optimizer, workers: proximal_gradient(optimizers.step_size(optimizer)),
     "prox-sgd": lambda optimizer, workers: proximal_sgd(optimizers.step_size(optimizer)),
     "mb-sgd-server": lambda optimizer, workers: parameter_server_sgd(optimizer),
+    "page": lambda optimizer, workers: page(optimizer, 0.25),
+    "l-svrg": lambda optimizer, workers: loopless_svrg(optimizer, 0.25),
     "csgd": lambda optimizer, workers: compressed_sgd(
         optimizer, whole_model(random_quantization(4))
     ),
@@ -114,6 +123,13 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ef21": lambda optimizer, workers: ef21(
         optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))
     ),
+    "marina": lambda optimizer, workers: marina(optimizer, whole_model(random_k(0.25)), 0.25),
+    "vr-marina": lambda optimizer, workers: vr_marina(optimizer, whole_model(random_k(0.25)), 0.25),
+    "3pc": lambda optimizer, workers: three_point(
+        optimizer, three_points.v2(whole_model(top_k(0.1)), whole_model(random_k(0.25)))
+    ),
+    "lag": lambda optimizer, workers: lag(optimizer, 1.0),
+    "clag": lambda optimizer, workers: clag(optimizer, whole_model(top_k(0.1)), 1.0),
     "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
@@ -268,6 +284,7 @@ __all__ = [
     "beer",
     "c_gt",
     "choco_sgd",
+    "clag",
     "compressed_sgd",
     "d2",
     "dcd_sgd",
@@ -290,6 +307,7 @@ __all__ = [
     "ecd_sgd",
     "ef21",
     "error_compensated_sgd",
+    "error_feedback",
     "exact_diffusion",
     "extra",
     "fed_adagrad",
@@ -311,12 +329,16 @@ __all__ = [
     "k_gt",
     "kimad",
     "kimad_sgd",
+    "lag",
     "lead",
     "local_exact_diffusion",
     "local_sgd",
+    "loopless_svrg",
     "lt_admm",
     "lt_admm_vr",
     "make",
+    "marina",
+    "memories",
     "mime",
     "mime_lite",
     "minibatch_sgd",
@@ -328,6 +350,7 @@ __all__ = [
     "noloco",
     "on_ray",
     "opapc",
+    "page",
     "parameter_server_sgd",
     "pg_extra",
     "post_local_sgd",
@@ -341,6 +364,7 @@ __all__ = [
     "push_pull",
     "quasi_global_momentum",
     "relay_sgd",
+    "saga",
     "scaffnew",
     "scaffold",
     "sgd",
@@ -349,7 +373,13 @@ __all__ = [
     "sparta",
     "stochastic_gradient_push",
     "streaming_diloco",
+    "three_point",
+    "three_points",
+    "vr_marina",
     "with_diagnostics",
     "with_local_work",
+    "with_loopless_svrg",
+    "with_page",
+    "with_saga",
     "with_starts",
 ]

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import optax
 
-from algorithms import optimizers
-from dsgd import Algorithm, Compressor, Query, State, checks, communication, workers
-
-
-class Estimates(NamedTuple):
-    """State of workers and servers. The estimate of the model, which all of them have, is
-    `State.server`.
-
-    Args:
-        gradient: u^(n), the servers' estimate of each worker's gradient, leaves `[n, M, part]`.
-        mean: the mean of the workers' u^(n), restricted to the server's shard, leaves `[n, part]`.
-        model: the server's shard of x and its optimizer's state, leaves `[n, part]`.
-        estimate: the workers' estimate of the server's shard of x, with its padding, leaves
-            `[n, part]`.
-        up, down: the last messages, from which warm-started compressors start.
-    """
-
-    gradient: Any
-    mean: Any
-    model: optimizers.Model
-    estimate: Any
-    up: Any
-    down: Any
+from algorithms.compressed.memories import Down, Up, with_memories
+from dsgd import Algorithm, Compressor, checks, network
+from dsgd.base import Pattern
 
 
 @checks.arguments
-def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compressor) -> Algorithm:
+def ef21(
+    optimizer: optax.GradientTransformation,
+    up: Compressor,
+    down: Compressor | None,
+    *,
+    via: Pattern = network.multi_server,
+) -> Algorithm:
     r"""EF21 in both directions: workers send the compressed difference between their gradient and
     its estimate, servers that between the model and its estimate.
 
@@ -40,56 +24,44 @@ def ef21(optimizer: optax.GradientTransformation, up: Compressor, down: Compress
     \frac1N \sum_n u_t^{(n)} $$
     $$ \hat x_{t+1} = \hat x_t + C'(x_{t+1} - \hat x_t) $$
 
-    With `down=compressors.identity`, $\hat x = x$ up to rounding; this is EF21 as first published.
-    The estimates of the gradients start at 0, that of the model at $x_0$.
+    With `down=None`, $\hat x = x$; this is EF21 as first published. The estimates of the gradients
+    start at 0, that of the model at $x_0$.
+
+    Variants: with `optax.sgd(gamma, momentum=beta)` the method is EF21-HB (heavy ball). Through one
+    server with `down=None`, workers may be absent and messages may be lost (EF21-PP):
+
+    $$ u_t^{(n)} = u_{t-1}^{(n)} \text{ if } n \notin S_t, \qquad \bar u_t = \bar u_{t-1} + \frac1N
+    \sum_{n \in S_t} C(g_n(x_t) - u_{t-1}^{(n)}) $$
+
+    On problems with a regularizer the method is EF21-Prox, $x_{t+1} = \mathrm{prox}_{\gamma r}(x_t
+    - \gamma \bar u_t)$, if workers or one server make the step on the whole model: N servers with
+    `down` are refused.
 
     Args:
         optimizer: the step of each server on its shard; `optax.sgd(gamma)` gives the equation. An
             elementwise optimizer (SGD, momentum, Adam) makes the same step as on the whole vector.
         up: C, a contraction.
-        down: C', a contraction.
+        down: C', a contraction; None: uncompressed.
+        via: N servers, `network.multi_server`, or one, `network.star` or
+            `network.parameter_server`.
 
     Raises:
-        ValueError: if only one of the compressors works layer by layer. At the start of a run: if a
-            compressor declares no contraction for a shard.
+        ValueError: if `via` is another pattern, or, with N servers, only one of the compressors
+            works layer by layer. At the start of a run: if a compressor declares no contraction for
+            a vector; if workers are absent and there are N servers, or one with `down`.
 
-    Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021; in both directions, Fatkhullin et al.,
-    "EF21 with bells and whistles", 2021, and Algorithm 3 of Kimad. Departure: N servers, each with
-    one shard, instead of one server.
+    Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021; in both directions, with partial
+    participation, heavy ball and proximal steps, Fatkhullin et al., "EF21 with bells and whistles",
+    2021, and Algorithm 3 of Kimad. Departure: N servers, each with one shard, instead of one
+    server.
     """
-    optimizers.require_descent(optimizer)
-    communication.require_two("ef21", up, down)
-
-    def init(params, N):
-        zeros, served = communication.start_shards("ef21", params, N, up, down)
-        last = communication.last_messages(up, zeros), communication.last_messages(down, served)
-        model = optimizers.init_each(optimizer, served)
-        return State(params, Estimates(zeros, optax.tree.zeros_like(served), model, served, *last))
-
-    def update(state, gradients, round):
-        estimates, u = state.workers, communication.shards(gradients, round.workers, up)
-        sent = round.to_servers(up, optax.tree.sub(u, estimates.gradient), estimates.up)
-        mean = optax.tree.add(estimates.mean, sent.received)
-        x = optimizers.step_local(optimizer, estimates.model, mean)
-        answer = round.from_servers(
-            down, optax.tree.sub(x.params, estimates.estimate), estimates.down
-        )
-        u, x_hat = optax.tree.add(
-            (estimates.gradient, estimates.estimate), (sent.decoded, answer.decoded)
-        )
-        change = communication.unshard(answer.received, state.server, down)
-        return State(
-            optax.tree.add(state.server, change),
-            Estimates(u, mean, x, x_hat, sent.messages, answer.messages),
-        )
-
-    def model(state):
-        return communication.unshard(workers.gather(state.workers.model.params), state.server, up)
-
-    return Algorithm(
-        f"ef21({up.name}, {down.name})",
-        init,
-        lambda state, round: Query(state.server),
-        update,
-        model,
+    compressors = [up, *([down] if down else [])]
+    names = [compressor.name for compressor in compressors]
+    return with_memories(
+        f"ef21({', '.join(names)})",
+        optimizer,
+        Up(up, shift=1.0),
+        Down(down, "difference") if down else None,
+        via=via,
+        contracting=tuple(compressors),
     )

@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import optax
 
-from algorithms import optimizers
-from dsgd import Algorithm, Compressor, Query, State, checks, communication
-
-
-class Memory(NamedTuple):
-    """Error memories: what compression has left out so far.
-
-    Args:
-        worker: delta^(n) of each worker, leaves `[n, M, part]`.
-        server: delta of the server's shard, leaves `[n, part]`.
-        up, down: the last messages, from which warm-started compressors start.
-    """
-
-    worker: Any
-    server: Any
-    up: Any
-    down: Any
+from algorithms.compressed.memories import Down, Up, with_memories
+from dsgd import Algorithm, Compressor, checks, network
 
 
 @checks.arguments
@@ -62,41 +45,12 @@ def error_compensated_sgd(
     Source: Liu and Zhang, section 3.3; Tang et al., "DoubleSqueeze", 2019. Departure: N servers,
     each with one shard, as in section 3.1.2; the equations have one server.
     """
-    optimizers.require_descent(optimizer)
-    communication.require_two("error_compensated_sgd", up, down)
-
-    def init(params, N):
-        insist = None if allow_expanding else "allow_expanding=True"
-        zeros, served = communication.start_shards(
-            "error_compensated_sgd", optax.tree.zeros_like(params), N, up, down, insist
-        )
-        up_last, down_last = (
-            communication.last_messages(up, zeros),
-            communication.last_messages(down, served),
-        )
-        return State(optimizers.init(optimizer, params), Memory(zeros, served, up_last, down_last))
-
-    def update(state, gradients, round):
-        memory = state.workers
-        # (3.10)
-        v = optax.tree.add(communication.shards(gradients, round.workers, up), memory.worker)
-        sent = round.to_servers(up, v, memory.up)
-        v_server = optax.tree.add(sent.received, memory.server)  # (3.12)
-        answer = round.from_servers(down, v_server, memory.down)
-        # (3.11, 3.13)
-        error, server_error = optax.tree.sub((v, v_server), (sent.decoded, answer.decoded))
-        step = communication.unshard(answer.received, state.server.params, down)
-        # (3.14)
-        return State(
-            optimizers.step(optimizer, state.server, step),
-            Memory(error, server_error, sent.messages, answer.messages),
-        )
-
-    name = f"error_compensated_sgd({up.name}, {down.name}{', allow_expanding' * allow_expanding})"
-    return Algorithm(
-        name,
-        init,
-        lambda state, round: Query(state.server.params),
-        update,
-        lambda state: state.server.params,
+    return with_memories(
+        f"error_compensated_sgd({up.name}, {down.name}{', allow_expanding' * allow_expanding})",
+        optimizer,
+        Up(up, error=1.0),
+        Down(down, "error"),
+        via=network.multi_server,
+        contracting=() if allow_expanding else (up, down),
+        insist="allow_expanding=True",
     )

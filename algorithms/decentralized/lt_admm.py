@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from algorithms import gossip, methods, optimizers
-from algorithms.decentralized.variance_reduction import with_snapshots
+from algorithms.variance_reduction import with_snapshots
 from dsgd import Algorithm, Topology, checks, workers
 from dsgd.base import Period, Real, Round
 

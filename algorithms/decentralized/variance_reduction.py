@@ -5,33 +5,16 @@ stochastic gradients and a constant step size, the workers converge to the optim
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from algorithms import gossip
 from algorithms.decentralized.gradient_tracking import aug_dgm, gradient_tracking
-from dsgd import Algorithm, Topology, checks, workers
-from dsgd.base import Gradients, Params, Period, PyTree, Query, Real, Round, State
-from dsgd.communication import Communicator
-from dsgd.engine import units
-
-ALL = "a worker that misses a round misses the exact gradient, or the change, of its estimate"
-
-
-class Reduced(NamedTuple):
-    """Workers with variance-reduced gradients, leaves `[n, ...]`.
-
-    Args:
-        inner: state of the method that receives the estimates as gradients.
-        memory: what the estimate is computed from.
-    """
-
-    inner: Any
-    memory: Any
+from algorithms.variance_reduction import with_recursion, with_snapshots, with_table
+from dsgd import Algorithm, Topology, checks
+from dsgd.base import Period, Real, Round
 
 
 @checks.arguments
@@ -162,21 +145,6 @@ def gt_hsgd(
     )
 
 
-class Table(NamedTuple):
-    r"""SAGA's memory of a worker, leaves `[n, ...]`.
-
-    Args:
-        gradients: $\nabla f_{n,l}(z_{n,l})$ of each sample l, leaves `[n, m, ...]`; 0 before a
-            sample is first drawn, when $z_{n,l}$ is the start.
-        mean: the mean of all gradients of the table, with those at the start.
-        start: the initial model.
-    """
-
-    gradients: Any
-    mean: Any
-    start: Any
-
-
 @checks.arguments
 def gt_saga(optimizer: optax.GradientTransformation, topology: Topology, samples: int) -> Algorithm:
     r"""GT-SAGA: gradient tracking of SAGA's estimate, from a table of the last gradient of each
@@ -207,150 +175,9 @@ def gt_saga(optimizer: optax.GradientTransformation, topology: Topology, samples
     checks.positive_int("gt_saga: samples", samples)
     gossip.require_topology("gt_saga", topology)
     inner = aug_dgm(optimizer, topology)
-
-    def init(params, N, models=None):
-        state = inner.init(params, N, models)
-        x = state.workers.params
-        rows = jax.tree.map(lambda x: jnp.zeros((N, samples, *x.shape[1:]), x.dtype), x)
-        table = Table(rows, optax.tree.zeros_like(x), x)
-        return State(jnp.zeros((N, samples), bool), Reduced(state.workers, table))
-
-    def query(state: State, round: Round) -> tuple[Query, ...]:
-        drawn, ids = round.draw_samples(2), np.arange(round.workers)
-        _require_rows(round, samples)
-        x, start, known = _models(state), state.workers.memory.start, state.server
-        now = [Query(x, samples=drawn[:, k]) for k in (0, 1)]
-        first = [Query(start, samples=drawn[:, k], active=~known[ids, drawn[:, k]]) for k in (0, 1)]
-        return *now, *first, Query(start, exact=True, active=round.step == 0)
-
-    def update(state: State, answer: tuple[Gradients, ...], round: Communicator) -> State:
-        round.require_all(ALL)
-        drawn, known, table = round.draw_samples(2), state.server, state.workers.memory
-        at_tau, at_s, start_tau, start_s, exact = answer
-        old_tau, old_s = (
-            _of_table(table, known, drawn[:, k], start)
-            for k, start in ((0, start_tau), (1, start_s))
-        )
-        mean = optax.tree.where(round.step == 0, exact, table.mean)
-        v = optax.tree.add(optax.tree.sub(at_tau, old_tau), mean)
-        shares = workers.local_block(1 / jnp.asarray(round.problem.local_samples), round.workers)
-        mean = optax.tree.add(mean, units.scaled(shares, optax.tree.sub(at_s, old_s)))
-        at = _places(drawn[:, 1])
-        rows = jax.tree.map(lambda rows, g: rows.at[at].set(g), table.gradients, at_s)
-        known = known.at[np.arange(round.workers), drawn[:, 1]].set(True)
-        memory = Table(rows, mean, table.start)
-        return _updated(inner, state, v, memory, round)._replace(server=known)
-
-    return _method(f"gt_saga({topology.name})", inner, query, update)._replace(init=init)
-
-
-def _require_rows(round: Round, rows: int) -> None:
-    """Raises a ValueError if a worker has more samples than its table has rows."""
-    most = round.problem.max_local_samples
-    if most > rows:
-        raise ValueError(
-            f"gt_saga: samples = {rows}, but a worker of {round.problem.name} has {most} samples; "
-            "expected at least as many: pass problem.max_local_samples"
-        )
-
-
-def _places(samples: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the places of these samples, int32 `[N]`, in the tables of a block."""
-    mine = workers.local_block(samples, len(samples))
-    return jnp.arange(len(mine)), mine
-
-
-def _of_table(table: Table, known: jax.Array, samples: jax.Array, at_start: Gradients) -> Gradients:
-    """Returns the table's gradients of these samples, int32 `[N]`; at the start if the samples were
-    not drawn before.
-    """
-    N = len(samples)
-    seen = workers.local_block(known[np.arange(N), samples], N)
-    rows = jax.tree.map(lambda rows: rows[_places(samples)], table.gradients)
-    return jax.vmap(optax.tree.where)(seen, rows, at_start)
-
-
-def with_snapshots(name: str, inner: Algorithm, renewed: Callable) -> Algorithm:
-    """Returns a method on SVRG's estimates of the gradients. A worker that computes nothing in a
-    round, because its local work has no samples, keeps its snapshot.
-
-    Args:
-        name: for tables and error messages.
-        inner: a method that queries one gradient at each worker's model, `State.workers.params`.
-        renewed: Round -> the workers that make their model the snapshot, bool `[N]`.
-    """
-
-    def query(state: State, round: Round) -> tuple[Query, ...]:
-        x, (snapshot, _) = _models(state), state.workers.memory
-        new = renewed(round)
-        pair = Query(x, active=~new), Query(snapshot, active=~new)
-        return *pair, Query(x, exact=True, active=new)
-
-    def update(state: State, answer: tuple[Gradients, ...], round: Communicator) -> State:
-        round.require_all(ALL)
-        at_x, at_snapshot, exact = answer
-        new = workers.local_block(renewed(round), round.workers)
-        before = state.workers.memory
-        known = jax.vmap(optax.tree.where)(new, (_models(state), exact), before)
-        known = round.if_active(known, before)
-        # The pair is 0 where the snapshot is new.
-        v = optax.tree.add(optax.tree.sub(at_x, at_snapshot), known[1])
-        return _updated(inner, state, v, known, round)
-
-    return _method(name, inner, query, update)
+    return with_table(f"gt_saga({topology.name})", inner, samples, drawn=2)
 
 
 def _recursive(name: str, inner: Algorithm, fresh: Callable, momentum_step: Real) -> Algorithm:
-    """Returns tracking of recursive estimates, which are exact in rounds for which
-    `fresh(round)`. A worker that computes nothing in a round, because its local work has no
-    samples, keeps its estimate and the model of it.
-    """
-
-    def query(state: State, round: Round) -> tuple[Query, ...]:
-        x, last, new = _models(state), state.workers.memory, fresh(round)
-        return Query(x, active=~new), Query(last, active=~new), Query(x, exact=True, active=new)
-
-    def update(state: State, answer: tuple[Gradients, ...], round: Communicator) -> State:
-        round.require_all(ALL)
-        at_x, at_last, exact = answer
-
-        before = state.workers.inner.gradient, state.workers.memory
-
-        def estimate(v, g, g_last):
-            return g + jnp.asarray(1 - momentum_step, v.dtype) * (v - g_last)
-
-        changed = jax.tree.map(estimate, before[0], at_x, at_last)
-        v = optax.tree.where(fresh(round), exact, changed)
-        v, last = round.if_active((v, _models(state)), before)
-        return _updated(inner, state, v, last, round)
-
-    return _method(name, inner, query, update, lambda x: x)
-
-
-def _models(state: State) -> Params:
-    """Returns the models of a block, leaves `[n, ...]`."""
-    return state.workers.inner.params
-
-
-def _updated(
-    inner: Algorithm, state: State, v: Gradients, memory: PyTree, round: Communicator
-) -> State:
-    """Returns the state after a round of the inner method in which the gradients are v."""
-    after = inner.update(state._replace(workers=state.workers.inner), v, round)
-    return after._replace(workers=Reduced(after.workers, memory))
-
-
-def _method(
-    name: str,
-    inner: Algorithm,
-    query: Callable,
-    update: Callable,
-    memory: Callable[[Params], PyTree] = lambda x: (x, optax.tree.zeros_like(x)),
-) -> Algorithm:
-    """Returns a method with workers `Reduced`. Their memory starts as `memory(models)`."""
-
-    def init(params: Params, N: int, models: Params | None = None) -> State:
-        state = inner.init(params, N, models)
-        return state._replace(workers=Reduced(state.workers, memory(state.workers.params)))
-
-    return Algorithm(name, init, query, update, _models)
+    """Returns tracking of recursive estimates; the tracker stores the last ones."""
+    return with_recursion(name, inner, fresh, momentum_step, lambda states: states.gradient)

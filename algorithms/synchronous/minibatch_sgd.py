@@ -24,7 +24,7 @@ def minibatch_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
 
     Source: Liu and Zhang, section 2.1.2, "Gradient Aggregation".
     """
-    return _averaged_gradients("minibatch_sgd", optimizer, network.ring_all_reduce)
+    return averaged_gradients("minibatch_sgd", optimizer, network.ring_all_reduce)
 
 
 @checks.arguments
@@ -43,7 +43,7 @@ def parameter_server_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     Source: Liu and Zhang, section 2.1.2, "Global Model Replica", with one dedicated server (section
     1.3.2).
     """
-    return _averaged_gradients("parameter_server_sgd", optimizer, network.parameter_server)
+    return averaged_gradients("parameter_server_sgd", optimizer, network.parameter_server)
 
 
 @checks.arguments
@@ -72,9 +72,11 @@ def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     )
 
 
-def _averaged_gradients(
+def averaged_gradients(
     name: str, optimizer: optax.GradientTransformation, via: Pattern
 ) -> Algorithm:
+    """Returns mini-batch SGD whose gradients are averaged by this communication pattern."""
+
     def update(x, gradients, round):
         return optimizers.server_step(optimizer, x, round.mean(gradients, via))
 

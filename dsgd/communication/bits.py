@@ -81,6 +81,39 @@ def all_reduced(size: int, N: int, pattern: Pattern) -> Bits:
     return Bits(bits, bits)
 
 
+def to_server(sizes: int | jax.Array, N: int) -> Bits:
+    """Returns the bits of one message from each worker to a server; if participation is set, from
+    each worker that participates.
+
+    Args:
+        sizes: bits of the messages: uint32 `[n]`, or one int for all workers.
+        N: number of workers.
+    """
+    sent = to_one(sizes, N)
+    if not (participation := workers.participation()):
+        return Bits(sent, jnp.zeros_like(sent))
+    parts = workers.local_block(
+        jnp.stack([participation.present, participation.counted], axis=1).astype(jnp.uint32), N
+    )
+    return Bits(counts.scale(parts[:, 0], sent), jnp.zeros_like(sent), messages=parts)
+
+
+def from_server(size: int | jax.Array, N: int) -> Bits:
+    """Returns the bits of one message from a server to each worker, which is the same for all; if
+    participation is set, to each worker that participates.
+
+    Args:
+        size: bits of the message: a uint32 scalar, or an int.
+        N: number of workers.
+    """
+    n = workers.ids(N).shape[0]
+    received = to_one(size if isinstance(size, int) else jnp.broadcast_to(size, (n,)), N)
+    if participation := workers.participation():
+        present = workers.local_block(participation.present, N).astype(jnp.uint32)
+        received = counts.scale(present, received)
+    return Bits(jnp.zeros_like(received), received)
+
+
 def to_neighbours(
     bits: int | jax.Array, arrived: int | jax.Array, topology: Topology, step: jax.Array
 ) -> Bits:

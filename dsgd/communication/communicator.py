@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ UPDATE, MESSAGE = "dsgd.update", "dsgd.message"
 of recorded messages."""
 
 GOES_ON = "algorithms.decentralized_sgd on a symmetric W, local_sgd, scaffold or minibatch_sgd"
+_ONE_SERVER = (network.parameter_server, network.star)
 _SERVES = "each worker is the server of a shard of the model, which no other worker has"
 _PASSES_ON = "each worker adds its own vector to the message of the worker before it"
 
@@ -371,21 +372,99 @@ class Communicator(Round):
             ValueError: if no `to_servers` of this round is left to reply to.
         """
         with self._sending("from_servers"):
-            frame = self.record.frame
-            if not frame.answers:
-                raise ValueError(
-                    f"{self.record.method}: round.from_servers is called without a preceding "
-                    "round.to_servers to reply to; expected round.to_servers before it in the same "
-                    "round"
-                )
-            at, key = frame.answers.pop()
-            delivery, request = (
-                compressed.to_all(compressor, key, vectors, self.workers, last),
-                frame.sendings[at],
-            )
-            call = f"{request.call}, from_servers of {compressor.name}"
-            frame.sendings[at] = request._replace(call=call, bits=request.bits + delivery.bits)
+            at, key = self._request("from_servers", "to_servers", (network.multi_server,))
+            delivery = compressed.to_all(compressor, key, vectors, self.workers, last)
+            self._reply(at, f"from_servers of {compressor.name}", delivery.bits)
             return delivery
+
+    def to_server(
+        self,
+        compressor: Compressor,
+        tree: PyTree,
+        last: Any = (),
+        *,
+        via: Pattern = network.star,
+        weighted: bool = False,
+        senders: jax.Array | None = None,
+    ) -> Delivery:
+        r"""Sends one compressed message from every worker to one server, which is no worker. The
+        server receives their mean, $\frac1N \sum_n C(x_n)$.
+
+        The mean is over the workers that participate and whose messages arrive; it is 0 if there
+        are none. `workers.share_delivered` is their share of the N workers. Memories of workers
+        whose messages do not arrive are kept by `workers.where_delivered`. The server replies with
+        `from_server`; the two calls are recorded as one exchange. On several devices they are
+        simulated by sums over devices.
+
+        Args:
+            compressor: C.
+            tree: leaves `[n, ...]`.
+            last: as in `all_gather`.
+            via: `network.star` or `network.parameter_server`.
+            weighted: whether the mean is that of `weighted_mean`, $\sum_n w_n C(x_n) / \sum_n w_n$;
+                the gradients are then those of $f_n$.
+            senders: workers of the block that send a message, bool `[n]`; None: all. The others
+                send no bits, and count in the mean with a vector of 0.
+
+        Returns:
+            A `Delivery` whose `received` has leaves `[...]`; `decoded` is 0 for workers that send
+            nothing.
+
+        Raises:
+            ValueError: if `via` is not one of the two patterns.
+        """
+        if via not in _ONE_SERVER:
+            raise ValueError(
+                f"{self.record.method}: round.to_server: via = {checks.shown(via)}; expected a "
+                "pattern with one server, network.star or network.parameter_server"
+            )
+        with self._sending("to_server"), self._weighing() if weighted else nullcontext():
+            up, down = jax.random.split(self.record.next_key())
+            vectors = compressed.flat(tree, compressor.layer_wise)
+            delivery = compressed.to_one_server(
+                compressor, up, vectors, self.workers, last, senders
+            )
+            frame = self.record.frame
+            frame.answers.append((len(frame.sendings), down))
+            self.record.add(f"to_server of {compressor.name}", via, delivery.bits, simulated=True)
+            one = compressed.shaped(
+                workers.replicate(delivery.received, 1), tree, compressor.layer_wise
+            )
+            return delivery._replace(
+                received=jax.tree.map(lambda leaf: leaf[0], one),
+                decoded=compressed.shaped(delivery.decoded, tree, compressor.layer_wise),
+            )
+
+    def from_server(
+        self, tree: PyTree, compressor: Compressor | None = None, last: Any = ()
+    ) -> Delivery:
+        """Sends one vector from the server to all workers that participate: the reply to the last
+        `to_server`.
+
+        Args:
+            tree: leaves `[...]`, the same on every device.
+            compressor: the server's compressor; None: the vector is sent uncompressed.
+            last: as in `all_gather`.
+
+        Returns:
+            A `Delivery` whose `received` and `decoded` have leaves `[...]`.
+
+        Raises:
+            ValueError: if no `to_server` of this round is left to reply to.
+        """
+        with self._sending("from_server"):
+            at, key = self._request("from_server", "to_server", _ONE_SERVER)
+            rows = workers.replicate(tree, 1)
+            if compressor is None:
+                sent = bits.from_server(bits.of_tree(rows), self.workers)
+                self._reply(at, "from_server", sent)
+                return Delivery(tree, tree, (), sent)
+            vectors = compressed.flat(rows, compressor.layer_wise)
+            delivery = compressed.from_one_server(compressor, key, vectors, self.workers, last)
+            self._reply(at, f"from_server of {compressor.name}", delivery.bits)
+            shaped = compressed.shaped(delivery.decoded, rows, compressor.layer_wise)
+            decoded = jax.tree.map(lambda leaf: leaf[0], shaped)
+            return delivery._replace(received=decoded, decoded=decoded)
 
     def around_ring(self, compressor: Compressor, shards: PyTree) -> PyTree:
         r"""Returns the mean over workers by a ring all-reduce that compresses at each hop,
@@ -696,15 +775,35 @@ class Communicator(Round):
                 "pattern of dsgd.network, such as network.ring_all_reduce"
             )
         with self._sending(call):
-            one_server = via in (network.parameter_server, network.star)
             self.record.add_reduced(
                 f"{call} via {via.name}",
                 via,
                 bits.of_tree(tree),
                 self.workers,
-                simulated=one_server,
+                simulated=via in _ONE_SERVER,
             )
             yield
+
+    def _request(
+        self, reply: str, request: str, patterns: tuple[Pattern, ...]
+    ) -> tuple[int, jax.Array]:
+        """Returns the place in the record of the request to which a server replies, and the key of
+        the reply.
+        """
+        frame = self.record.frame
+        if not frame.answers or frame.sendings[frame.answers[-1][0]].pattern not in patterns:
+            raise ValueError(
+                f"{self.record.method}: round.{reply} is called without a preceding "
+                f"round.{request} to reply to; expected round.{request} before it in the same "
+                "round"
+            )
+        return frame.answers.pop()
+
+    def _reply(self, at: int, call: str, sent: Bits) -> None:
+        """Records a reply as a part of the exchange of its request."""
+        sendings = self.record.frame.sendings
+        request = sendings[at]
+        sendings[at] = request._replace(call=f"{request.call}, {call}", bits=request.bits + sent)
 
     @contextmanager
     def _weighing(self) -> Iterator[None]:

@@ -1,4 +1,5 @@
-"""Compressed messages: through N servers, around a ring, to neighbours on a graph, and to all.
+"""Compressed messages: through N servers or one, around a ring, to neighbours on a graph, and to
+all.
 
 For servers and rings, a vector is split into N shards, and worker n is the server of shard n. A
 gradient is then a tree of shards with leaves `[n, M, part]` (each worker's part of every shard),
@@ -8,7 +9,8 @@ of the other shards are sent padding, which counts as bits; the state of workers
 computation on a single device, leave this padding out. The tree has the model's leaves, or, for
 compressors of `compressors.whole_model`, one leaf, which is the model as one vector.
 
-The messages, as packed arrays, are the only traffic between devices.
+The messages, as packed arrays, are the only traffic between devices; messages to one server, which
+is no worker, are simulated by sums of decoded vectors.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
@@ -132,6 +135,56 @@ def to_all(
         bits.to_others(_sizes(compressor, gathered, 1), N),
     )
     return Delivery(received, decoded, _remember(compressor, messages), sent)
+
+
+def to_one_server(
+    compressor: Compressor,
+    key: jax.Array,
+    vectors: PyTree,
+    N: int,
+    last: Any = (),
+    senders: jax.Array | None = None,
+) -> Delivery:
+    """Sends one message from every worker to one server, which receives their mean, with the
+    workers' `weights` if these are set.
+
+    Each device decodes the messages of its own workers, and the devices add up the decoded vectors.
+
+    Args:
+        vectors: leaves `[n, d]`.
+        compressor, key, N, last: as in `to_servers`.
+        senders: workers that send a message, bool `[n]`; None: all. The messages of the others
+            decode to 0.
+
+    Returns:
+        A `Delivery` whose `received` has leaves `[d]`.
+    """
+    messages, decoded = _compress(compressor, workers.keys(key, N), vectors, last)
+    sent = bits.to_server(_sizes(compressor, messages, 1), N)
+    if senders is not None:
+        sent = jax.tree.map(lambda each: jnp.where(senders[:, None], each, jnp.uint32(0)), sent)
+        kept = jax.tree.map(jnp.zeros_like, decoded), last or messages
+        decoded, messages = jax.vmap(optax.tree.where)(senders, (decoded, messages), kept)
+    return Delivery(workers.mean(decoded), decoded, _remember(compressor, messages), sent)
+
+
+def from_one_server(
+    compressor: Compressor, key: jax.Array, vectors: PyTree, N: int, last: Any = ()
+) -> Delivery:
+    """Sends one message from one server to every worker.
+
+    Args:
+        vectors: leaves `[1, d]`, the same on every device.
+        compressor, key, N: as in `to_servers`.
+        last: `messages` of the previous message of the server, with a leading axis of length 1.
+
+    Returns:
+        A `Delivery` whose `received` and `decoded` have leaves `[1, d]`.
+    """
+    messages, decoded = _compress(compressor, key[None], vectors, last)
+    size = _sizes(compressor, messages, 1)
+    sent = bits.from_server(size if isinstance(size, int) else size[0], N)
+    return Delivery(decoded, decoded, _remember(compressor, messages), sent)
 
 
 def moved(

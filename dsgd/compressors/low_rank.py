@@ -32,10 +32,11 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
     row by row; biased.
 
     $$ P = \mathrm{orth}(M R), \qquad C(M) = P\,(M^\top P)^\top = P P^\top M, \qquad E|C(M) - M|^2
-    \le \Big(1 - \frac{r}{\mathrm{columns}}\Big) |M|^2 $$
+    \le \Big(1 - \frac{r}{\min(\mathrm{rows}, \mathrm{columns})}\Big) |M|^2 $$
 
-    R is Gaussian, so that its range S is uniformly distributed: $|P^\top M| \ge |M Q|$ for an
-    orthonormal basis Q of S, and $E|MQ|^2 = |M|^2 r / \mathrm{columns}$. Methods that keep messages
+    R is Gaussian, so that the projection of its range to the row space of M, of dimension q, is
+    uniformly distributed: $|P^\top M| \ge |M Q|$ for an orthonormal basis Q of it, and $E|MQ|^2 =
+    |M|^2 r / q$. Equal singular values attain the bound. Methods that keep messages
     use a warm start: R is their last right factor $M^\top P$. For a matrix that does not change,
     this is subspace iteration, whose error (for the padded matrix) never grows. For other matrices,
     the bound does not hold with a warm start.
@@ -79,7 +80,7 @@ def low_rank(rank: int, columns: int | None = None) -> Compressor:
     def decompress(message, d):
         return jnp.matmul(message.left, message.right.T, precision="highest").ravel()[:d]
 
-    return fixed_size(compress, decompress, name, delta=lambda d: rank / shape(d)[1])
+    return fixed_size(compress, decompress, name, delta=lambda d: rank / min(shape(d)))
 
 
 def warm_start(key: jax.Array, last: jax.Array) -> jax.Array:

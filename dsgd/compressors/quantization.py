@@ -272,8 +272,9 @@ def _e3m0() -> Compressor:
     def delta(d):
         # An element below the midpoint 0.75 * 2^-6 has an error of at most 2^-7, and of at most
         # itself; an element above it, of at most a third of itself; the largest element, of 0.
-        small = (d - 1) * 2.0**-14
-        return 1 - max(1 / 9, small / (1 + small))
+        # Hence the worst others are all 2^-7 or all 3/4.
+        small, thirds = (d - 1) * 2.0**-14, (d - 1) / 16
+        return 1 - max(thirds / (1 + 9 * thirds), small / (1 + small))
 
     return fixed_size(compress, decompress, "e3m0", delta=delta)
 
@@ -285,8 +286,9 @@ largest magnitude; biased.
 $$ C(x_i) = \mathrm{sign}(x_i)\, |x|_\infty\, c_i, \qquad c_i \in \{0, 2^{-6}, 2^{-5}, \dots, 1\}
 \text{ nearest to } \frac{|x_i|}{|x|_\infty} $$
 
-A message has d codes of 4 bits, and the largest magnitude. With $s = (d - 1) 2^{-14}$ it is a
-contraction with $\delta = 1 - \max(1/9, s / (1 + s))$.
+A message has d codes of 4 bits, and the largest magnitude. With $s = (d - 1) 2^{-14}$ and $t = (d -
+1) / 16$ it is a contraction with $\delta = 1 - \max(t / (1 + 9t), s / (1 + s))$, which one element
+of 1 among elements of 3/4, or of $2^{-7}$, attains.
 
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, for the type
 E3M0. That code 0 is the number 0, and the scale, are choices of this implementation."""

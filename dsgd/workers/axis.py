@@ -237,6 +237,14 @@ def if_nonempty(tree: PyTree, otherwise: PyTree) -> PyTree:
     return jax.tree.map(partial(jnp.where, jnp.any(arrived)), tree, otherwise)
 
 
+def share_delivered() -> jax.Array | float:
+    """Returns the share of the N workers whose contributions to sums and means arrive in this
+    round.
+    """
+    participants = participation()
+    return 1.0 if participants is None else jnp.mean(participants.counted)
+
+
 def where_rows(chosen: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:
     """Returns the rows of `tree` for the chosen workers, bool `[N]`, and the rows of `otherwise`
     for the others, leaves `[n, ...]`.

@@ -91,7 +91,7 @@ def test_servers_without_elements_are_sent_padding_that_is_not_stored(name):
         np.testing.assert_array_equal(here.history[way], apart.history[way])
     if name in ("ec-sgd", "ef21"):
         workers = here.state.workers
-        held = workers.worker if name == "ec-sgd" else workers.gradient
+        held = workers.worker.error if name == "ec-sgd" else workers.worker.shift
         assert {layer: leaf.shape[1:] for layer, leaf in held.items()} == {
             "biases": (3, 1),
             "weights": (7, 3),
@@ -148,7 +148,7 @@ def test_every_message_has_its_own_random_numbers():
         g = np.random.default_rng(0).normal(size=(N, 9))
         gradients = {"one": jnp.asarray(g), "other": jnp.asarray(g)}
         memory = run(METHODS["ec-sgd"](STEP, NOISY), gradients, steps=1).state.workers
-        left_out = jax.tree.leaves((memory.worker, memory.server))
+        left_out = jax.tree.leaves((memory.worker.error, memory.server.error))
         squeezed = run(deepsqueeze(STEP, topologies.ring(N), NOISY, 0.5), gradients, steps=1)
         models = [
             run(METHODS[name](STEP, NOISY), gradients, steps=1).params
@@ -214,17 +214,17 @@ def test_low_rank_messages_start_from_the_last_right_factor(method):
     method_ = method(STEP, rank_one, rank_one)
     states = [run(method_, gradients, steps=t).state for t in (4, 5)]
     before, after = (state.workers for state in states)
-    assert after.up[0].right.shape == (2, 2, 5, 1)
-    assert after.down[0].right.shape == (2, 5, 1)
+    assert after.worker.last[0].right.shape == (2, 2, 5, 1)
+    assert after.server.last[0].right.shape == (2, 5, 1)
     parts = np.asarray(gradients).reshape(2, 2, 20)
     if method is error_compensated_sgd:
-        v_worker = parts + before.worker
-        v_server = (v_worker - after.worker).mean(axis=0) + before.server
+        v_worker = parts + before.worker.error
+        v_server = (v_worker - after.worker.error).mean(axis=0) + before.server.error
     else:
-        v_worker = parts - before.gradient
-        v_server = after.model.params - states[0].server.reshape(2, 20)
-    follows(v_worker, after.up[0], before.up[0].right)
-    follows(v_server, after.down[0], before.down[0].right)
+        v_worker = parts - before.worker.shift
+        v_server = after.server.model.params - states[0].server.reshape(2, 20)
+    follows(v_worker, after.worker.last[0], before.worker.last[0].right)
+    follows(v_server, after.server.last[0], before.server.last[0].right)
 
 
 @pytest.mark.parametrize("method", [choco_sgd, deepsqueeze], ids=lambda method: method.__name__)

@@ -241,7 +241,7 @@ def test_a_worker_records_the_bits_that_it_sends_to_others():
     """
     method = error_compensated_sgd(STEP, RANDOM, compressors.identity, allow_expanding=True)
     _, state, up, down = sent_and_recorded(method, long_vector())
-    kept = (np.reshape(long_vector(), (N, N, LONG)) != np.asarray(state.workers.worker)).sum(
+    kept = (np.reshape(long_vector(), (N, N, LONG)) != np.asarray(state.workers.worker.error)).sum(
         axis=-1
     )
     bits = 32 + ELEMENT * kept

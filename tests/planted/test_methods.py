@@ -187,9 +187,9 @@ MISTAKES = [
         history("backup workers, blocking"),
     ),
     Mistake(
-        "algorithms/compressed/ef21.py",
-        "gather(state.workers.model.params)",
-        "gather(state.workers.estimate)",
+        "algorithms/compressed/memories.py",
+        "route.gathered(server.model.params, x)",
+        "x",
         history("ef21, pipelined"),
     ),
     Mistake(
@@ -269,9 +269,9 @@ MISTAKES = [
         of(DECENTRALIZED, "a_correction_loses_nothing_to_rounding"),
     ),
     Mistake(
-        "algorithms/compressed/error_compensated_sgd.py",
-        "Memory(error, server_error, sent.messages, answer.messages)",
-        "Memory(error, server_error, memory.up, memory.down)",
+        "algorithms/compressed/memories.py",
+        "error=error, last=sent.messages",
+        "error=error",
         of(COMPRESSED, "low_rank_messages_start_from_the_last_right_factor"),
     ),
     Mistake(

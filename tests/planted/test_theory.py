@@ -140,15 +140,15 @@ METHODS = [
         holds("DeepSqueeze, every round"),
     ),
     Mistake(
-        "algorithms/compressed/error_compensated_sgd.py",
-        "optax.tree.add(sent.received, memory.server)",
-        "sent.received",
+        "algorithms/compressed/memories.py",
+        "_plus(direction, 1.0, server.error)",
+        "direction",
         holds("EC-SGD, virtual iterates"),
     ),
     Mistake(
-        "algorithms/compressed/ef21.py",
-        "estimates.model, mean)",
-        "estimates.model, estimates.mean)",
+        "algorithms/compressed/memories.py",
+        "_plus(h, lambda_, m), _plus(h_bar, lambda_, mean)",
+        "_plus(h, lambda_, m), h_bar",
         holds("EF21, every round"),
     ),
     Mistake(
@@ -210,6 +210,32 @@ METHODS = [
         "done = ends < threshold",
         "done = ends <= threshold",
         holds("DropCompute, every round"),
+    ),
+]
+CONSTANTS = [
+    Mistake(
+        "dsgd/compressors/quantization.py",
+        "omega=lambda d: (math.sqrt(d) - 1) / 2)",
+        "omega=lambda d: (math.sqrt(d) - 1) / 2.1)",
+        holds("omega of ternary"),
+    ),
+    Mistake(
+        "dsgd/compressors/quantization.py",
+        "thirds / (1 + 9 * thirds)",
+        "thirds / (1 + 10 * thirds)",
+        holds("delta of e3m0"),
+    ),
+    Mistake(
+        "dsgd/compressors/low_rank.py",
+        "rank / min(shape(d)))",
+        "rank / max(1, min(shape(d)) - 1))",
+        holds("delta of low_rank(1)"),
+    ),
+    Mistake(
+        f"{S}/compressor_constants.py",
+        "(x - low) * (high - x)",
+        "(x - low) * (high - x) / 2",
+        f"{TESTS}/test_compressor_constants.py",
     ),
 ]
 BOUNDS = [
@@ -311,4 +337,4 @@ MACHINERY = [
 
 
 def test_mistakes_are_found(long):
-    assert mistakes.survivors([*METHODS, *BOUNDS, *MACHINERY]) == []
+    assert mistakes.survivors([*METHODS, *CONSTANTS, *BOUNDS, *MACHINERY]) == []

@@ -69,6 +69,7 @@ Reasons for factors below 0.9 are given above.
 """
 
 REACHED = {
+    "delta of two_bit": 0.5,
     "no bias with redrawn samples": 0.2,
     "CSGD, ring of four, relative": 0.7,
     "EC-SGD, quadratics, exact": 0.48,

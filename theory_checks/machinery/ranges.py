@@ -50,8 +50,25 @@ _LISTS = {
     "first": _each(_NOT_NEGATIVE),
 }
 RANGES = {
-    **dict.fromkeys(("gap", "distance", "smoothness", "total", "learning_rate"), _POSITIVE),
-    **dict.fromkeys(("noise", "heterogeneity", "compression", "omega"), _NOT_NEGATIVE),
+    **dict.fromkeys(
+        (
+            "gap",
+            "distance",
+            "smoothness",
+            "mean_smoothness",
+            "strong_convexity",
+            "total",
+            "learning_rate",
+        ),
+        _POSITIVE,
+    ),
+    **dict.fromkeys(("probability", "shift", "gain"), _numbers(lambda x: 0 < x <= 1, "in (0, 1]")),
+    **dict.fromkeys(
+        ("bias", "residual"), _numbers(lambda x: 0 <= x < 1, "a number, at least 0, below 1")
+    ),
+    **dict.fromkeys(
+        ("noise", "heterogeneity", "compression", "omega", "mean_residual"), _NOT_NEGATIVE
+    ),
     **dict.fromkeys(("steps", "workers", "batch_size", "samples"), _COUNT),
     "staleness": Range(
         lambda x: checks.is_integer(x) and 0 <= x <= _MOST,

@@ -1,10 +1,12 @@
-"""Gradient tracking of variance-reduced gradients. `W(t)` is the matrix of round t."""
+"""Variance-reduced gradients, with a server and in gradient tracking. `W(t)` is the matrix of round
+t.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from theory_checks.recursions.shared import Gradients, Matrices, Rounds, Step
+from theory_checks.recursions.shared import Gradients, Matrices, Rounds, Step, at_one
 
 
 def svrg(
@@ -52,3 +54,36 @@ def hsgd(
         before, X = X, W(t) @ (X + step(Y))
         t += 1
         yield {"params": X, "tracker": Y, "gradient": V}
+
+
+def page(
+    x: np.ndarray, G: Gradients, exact: Gradients, N: int, step: Step, coins: np.ndarray
+) -> Rounds:
+    """PAGE: Li, Bao, Zhang and Richtarik, 2021.
+
+    Args:
+        coins: whether the estimates are exact, bool `[T]`.
+    """
+    V, before = np.zeros((N, len(x))), x
+    for t, coin in enumerate(coins):
+        changed = V + at_one(G, t, x, N) - at_one(G, t, before, N)
+        V = at_one(exact, t, x, N) if coin else changed
+        before, x = x, x + step(V.mean(axis=0))
+        yield {"x": x}
+
+
+def loopless_svrg(
+    x: np.ndarray, G: Gradients, exact: Gradients, N: int, step: Step, coins: np.ndarray
+) -> Rounds:
+    """L-SVRG: Kovalev, Horvath and Richtarik, 2020, with snapshots that are renewed before the
+    step.
+
+    Args:
+        coins: whether the snapshot is renewed, bool `[T]`.
+    """
+    w = x
+    for t, coin in enumerate(coins):
+        w = x if coin else w
+        V = at_one(G, t, x, N) - at_one(G, t, w, N) + at_one(exact, t, w, N)
+        x = x + step(V.mean(axis=0))
+        yield {"x": x, "w": w}

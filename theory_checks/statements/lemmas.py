@@ -128,7 +128,8 @@ def virtual_iterates(draws: Draws) -> list[Outcome]:
     of, found = cases.run(CASES["EC-SGD"], draws)
     memory = found.states.workers
     errors = [
-        IN_LAYERS.unshard(concatenate_parts(parts)) for parts in (memory.worker, memory.server)
+        IN_LAYERS.unshard(concatenate_parts(parts))
+        for parts in (memory.worker.error, memory.server.error)
     ]
     virtual = trajectories.rows(found.states.server.params, 1) - of.learning_rate * (
         errors[0].mean(axis=1) + errors[1]

@@ -107,6 +107,31 @@ def send_to_servers(round, x):
     )
 
 
+def send_to_server(round, x):
+    received = round.to_server(compressors.sign, x, via=network.parameter_server).received
+    return round.from_server(received, compressors.sign).received
+
+
+def ask_server(round, x):
+    """Returns the weighted mean, which the server sends uncompressed, and the decoded messages'
+    distance from the signs.
+    """
+    sent = round.to_server(compressors.sign, x, weighted=True)
+    wrong = each(lambda one, other: jnp.max(jnp.abs(one - other)), sent.decoded, signs(x))
+    largest = workers.gather(jnp.max(jnp.stack(jax.tree.leaves(wrong)))[None])
+    return round.from_server(sent.received).received, jnp.max(largest)
+
+
+def signs(x):
+    """Returns what the workers' rows decode to."""
+
+    def of_leaf(leaf):
+        scale = jnp.mean(jnp.abs(leaf), axis=tuple(range(1, leaf.ndim)), keepdims=True)
+        return scale * jnp.where(leaf < 0, -1, 1)
+
+    return each(of_leaf, x)
+
+
 def send_around_ring(round, x):
     shards = communication.shards(x, N, compressors.sign)
     return communication.unshard(
@@ -277,6 +302,13 @@ CALLS = {
     ),
     "to_servers": Call(
         send_to_servers, each(through_servers, X), "multi_server", 2 * (N - 1) * SHARDS
+    ),
+    "to_server": Call(
+        send_to_server,
+        each(lambda x: sign(sign(x).mean(axis=0), 0), X),
+        "parameter_server",
+        SIGNS,
+        simulated=True,
     ),
     "around_ring": Call(
         send_around_ring, each(around_ring, X), "ring_all_reduce", 2 * (N - 1) * SHARDS
@@ -506,6 +538,7 @@ def test_a_call_moves_data_and_records_bits_pattern_and_period(name):
     [
         ("mean", "mean via ring_all_reduce"),
         ("to_servers", "to_servers of sign, from_servers of sign"),
+        ("to_server", "to_server of sign, from_server of sign"),
         ("joint", "mix on ring(8), laplacian on ring(8)"),
         ("pull and push", "pull on star(8, pull), push on star(8, uniform)"),
         ("all_gather of signs", "all_gather of sign"),
@@ -611,6 +644,18 @@ def test_workers_that_do_not_participate_and_messages_that_are_lost(name):
         expected |= {"messages": np.stack([SENT.sum(axis=0), (SENT & ARRIVES).sum(axis=1)], axis=1)}
     for what, numbers in expected.items():
         np.testing.assert_array_equal(sent[what], numbers, err_msg=what)
+
+
+def test_one_server_receives_the_messages_that_arrive():
+    """It answers workers that participate. The weighted mean is over the same workers."""
+    seen = communicated(2, (ask_server, EVERYWHERE), there=PARTICIPATION)
+    mean, wrong = seen.results[0]
+    close(mean, counted(each(sign, X), WEIGHTS))
+    assert wrong < 1e-6
+    (sent,), expected = seen.bits, {"up": SIGNS, "down": VECTOR}
+    for way, size in expected.items():
+        np.testing.assert_array_equal(sent[way], np.where(PRESENT, size, 0), err_msg=way)
+    np.testing.assert_array_equal(sent["messages"], np.stack([PRESENT, COUNTED], axis=1))
 
 
 @pytest.mark.parametrize(

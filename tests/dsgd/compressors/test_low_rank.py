@@ -56,7 +56,7 @@ def test_it_is_the_projection_onto_the_range_of_the_matrix_times_the_start(rank,
     error = sqnorm((message.left @ message.right.T - matrix).ravel())
     assert error == pytest.approx(sqnorm(x) - sqnorm((basis.T @ matrix).ravel()), abs=1e-4)
     assert best_error(matrix, rank) - 1e-4 <= error
-    assert compressor.delta(d) == rank / width
+    assert compressor.delta(d) == rank / min(matrix.shape)
 
 
 @pytest.mark.parametrize(("rank", "rows", "columns"), [(2, 6, None), (3, 7, 5)])

@@ -130,6 +130,23 @@ WRONG = {
         calling(lambda round, g: round.from_servers(compressors.sign, g)),
         "mine: round.from_servers is called without a preceding round.to_servers",
     ),
+    "an answer of another server": (
+        calling(
+            lambda round, g: (
+                round.to_servers(
+                    compressors.sign, dsgd.communication.shards(g, N, compressors.sign)
+                ),
+                round.from_server(g, compressors.sign),
+            )
+        ),
+        "mine: round.from_server is called without a preceding round.to_server to reply to",
+    ),
+    "a server among the workers": (
+        calling(
+            lambda round, g: round.to_server(compressors.sign, g, via=dsgd.network.ring_all_reduce)
+        ),
+        "mine: round.to_server: via = ",
+    ),
     "a branch with another result": (
         calling(lambda round, g: round.when(round.step > 1, round.mean, g)),
         "mine: round.when: without messages as float32[4, 3]; expected float32[3]",

@@ -75,19 +75,28 @@ def test_sums_are_over_participating_workers(devices):
                 workers.mean(y),
                 workers.sum(y > 0),
                 workers.if_nonempty(x, -x)[0],
+                workers.share_delivered(),
             )
         with workers.with_participation(NOBODY):
-            nobody = workers.sum(x), workers.mean(x), workers.if_nonempty(jnp.ones(2), jnp.zeros(2))
-        return some, nobody, workers.mean(x)
+            nobody = (
+                workers.sum(x),
+                workers.mean(x),
+                workers.if_nonempty(jnp.ones(2), jnp.zeros(2)),
+                workers.share_delivered(),
+            )
+        return some, nobody, workers.mean(x), workers.share_delivered()
 
-    some, nobody, everybody = spread(function, devices, X, out=ONE)
+    some, nobody, everybody, share = spread(function, devices, X, out=ONE)
     kept = X[COUNTED]
     for found, expected in zip(
-        some, (kept.sum(axis=0), kept.mean(axis=0), (kept > 0).sum(axis=0), X[0]), strict=True
+        some,
+        (kept.sum(axis=0), kept.mean(axis=0), (kept > 0).sum(axis=0), X[0], COUNTED.mean()),
+        strict=True,
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert not any(np.any(found) for found in nobody)
     np.testing.assert_allclose(everybody, X.mean(axis=0), rtol=1e-6, atol=1e-7)
+    assert share == 1
 
 
 @pytest.mark.parametrize("devices", [1, 4])

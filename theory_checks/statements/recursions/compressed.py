@@ -28,18 +28,18 @@ def _with_errors(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
     memory = found.states.workers
     return {
         **on_server(found, papers),
-        "delta_worker": cutting.unshard(concatenate_parts(memory.worker)),
-        "delta_server": cutting.unshard(concatenate_parts(memory.server)),
+        "delta_worker": cutting.unshard(concatenate_parts(memory.worker.error)),
+        "delta_server": cutting.unshard(concatenate_parts(memory.server.error)),
     }
 
 
 def _with_estimates(cutting: Parts, found: Trajectory, papers: Symbols) -> Symbols:
     memory = found.states.workers
     return {
-        "x": cutting.unshard(concatenate_parts(memory.model.params)),
+        "x": cutting.unshard(concatenate_parts(memory.server.model.params)),
         "x_hat": trajectories.rows(found.states.server, 1),
-        "u_hat": cutting.unshard(concatenate_parts(memory.gradient)),
-        "mean of u_hat": cutting.unshard(concatenate_parts(memory.mean)),
+        "u_hat": cutting.unshard(concatenate_parts(memory.worker.shift)),
+        "mean of u_hat": cutting.unshard(concatenate_parts(memory.server.shift)),
     }
 
 

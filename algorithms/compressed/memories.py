@@ -1,0 +1,336 @@
+r"""Compressed messages with memories at both ends: error feedback and compressed differences.
+
+Worker n compresses $\eta e_n + v_n - h_n$: its vector v, the gradient or an estimate made of
+gradients; its shift h, which the server also knows; and its error memory e.
+
+| method | $\eta$ | $\lambda$ | $\nu$ | v | C |
+|---|---|---|---|---|---|
+| compressed SGD | | | 1 | gradient | unbiased |
+| EC-SGD | 1 | | 1 | gradient | contraction |
+| EF21 | | 1 | 1 | gradient | contraction |
+| EF21-SGDM | | 1 | 1 | momentum | contraction |
+| EControl | $\eta$ | 1 | 1 | gradient | contraction |
+| DIANA | | $\alpha$ | 1 | gradient | unbiased |
+| EF-BV | | $\lambda$ | $\nu$ | gradient | any |
+
+A memory without a number is not stored. The servers have memories of the same kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import optimizers
+from algorithms.compressed.servers import Parts, Route, between, proximal_step
+from algorithms.optimizers import Model
+from dsgd import Algorithm, Compressor, Query, checks, communication, network, workers
+from dsgd.base import Params, Pattern, PyTree, Real
+from dsgd.communication import Communicator
+
+Coefficient = Real | Callable[[tuple[int, ...], int], Any]
+
+
+class Vector(NamedTuple):
+    """The vector v that a worker wants to send, made of its gradients.
+
+    Args:
+        start: params -> the state of one worker.
+        step: (state, gradient, params) of one worker -> (v, state).
+        name: for tables; "" for the gradient.
+    """
+
+    start: Callable[[Params], PyTree]
+    step: Callable[[PyTree, Params, Params], tuple[Params, PyTree]]
+    name: str
+
+
+gradient: Vector = Vector(lambda params: (), lambda state, g, x: (g, state), "")
+r"""$v_n = g_n(x)$."""
+
+
+class Up(NamedTuple):
+    r"""Messages of the workers, and the memories that they need.
+
+    Each number may be swept. In place of a number, a function (numbers of elements of the vectors
+    that are compressed, N) -> number depends on the model.
+
+    Args:
+        compressor: C.
+        error: $\eta$, the weight of the error memory in the message; None: there is none.
+        shift: $\lambda$, the step of the shifts; None: there are none.
+        gain: $\nu$, the weight of the messages in the direction.
+        decay: $\beta$, the factor of the error memory in each round.
+        over: what the mean of the messages in the direction is divided by: "all" N workers, or
+            those that "arrived". The shifts' mean is always over all.
+    """
+
+    compressor: Compressor
+    error: Coefficient | None = None
+    shift: Coefficient | None = None
+    gain: Coefficient = 1.0
+    decay: Coefficient = 1.0
+    over: Literal["all", "arrived"] = "all"
+
+
+class Down(NamedTuple):
+    r"""Messages of the servers, and the memories that they need.
+
+    Args:
+        compressor: C'.
+        memory: "error": C' compresses the direction and the error memory,
+            $C'(\hat g + e)$; "difference": that of the model and the workers' estimate of it,
+            $C'(x - \hat x)$; None: the direction.
+    """
+
+    compressor: Compressor
+    memory: Literal["error", "difference"] | None = "error"
+
+
+class Kept(NamedTuple):
+    """What a worker keeps between rounds; None for memories that the method does not have.
+
+    Args:
+        vector: state of its `Vector`.
+        shift: h, which the server also knows.
+        error: e, what compression has left out so far.
+        last: its last messages, from which warm-started compressors start.
+    """
+
+    vector: PyTree
+    shift: Parts | None
+    error: Parts | None
+    last: Any
+
+
+class Served(NamedTuple):
+    r"""What a server keeps between rounds; None for memories that the method does not have.
+
+    Args:
+        shift: $\bar h$, the mean of the workers' shifts.
+        error: e, what the compression of its replies has left out so far.
+        model: x and its optimizer's state, if the workers only have an estimate of x.
+        estimate: the workers' estimate of the server's shard of x, with its padding, if there are N
+            servers; otherwise it is what the workers have.
+        last: its last messages.
+    """
+
+    shift: Parts | None
+    error: Parts | None
+    model: Model | None
+    estimate: Parts | None
+    last: Any
+
+
+@checks.arguments
+def error_feedback(
+    optimizer: optax.GradientTransformation,
+    up: Up,
+    down: Down | None = None,
+    *,
+    vector: Vector = gradient,
+    via: Pattern = network.star,
+) -> Algorithm:
+    r"""Gradients that are compressed with any combination of memories: the method of which EC-SGD,
+    EF21, EF21-SGDM, EControl, DIANA and EF-BV are special cases.
+
+    $$ m_n = C(\eta e_n + v_n - h_n), \qquad \hat g = \bar h + \nu \frac1N \sum_n m_n, \qquad
+       x \leftarrow \mathrm{prox}_{\gamma r}(x - \gamma \hat g) $$
+    $$ e_n \leftarrow \beta e_n + v_n - h_n - m_n, \qquad h_n \leftarrow h_n + \lambda m_n, \qquad
+       \bar h \leftarrow \bar h + \lambda \frac1N \sum_n m_n $$
+
+    v is the gradient or an estimate made of gradients, `vector`. All memories start at 0. Whether
+    the method converges depends on the combination: an error memory needs a contraction, a shift
+    with $\lambda = 1$ too, and a shift with an unbiased C needs $\lambda \le 1 / (1 + \omega)$. The
+    limit is exact with shifts, since $h_n$ approaches $v_n$, and biased without.
+
+    Through one server, it replies with $\hat g$ or, with `down`, compressed. Workers may be absent
+    and messages to it may be lost if it replies uncompressed: sums are over the messages that
+    arrive, and the other workers keep $h_n$ and $e_n$. Through N servers, `network.multi_server`,
+    each of which owns one shard of the vector, all must participate.
+
+    Args:
+        optimizer: the step along $\hat g$; `optax.sgd(gamma)` gives the equation. On problems with
+            a regularizer $\gamma$ is the optimizer's first step for a gradient of 1.
+        up: messages of the workers.
+        down: messages of the servers; None: they reply uncompressed.
+        vector: v: `memories.gradient`, `memories.momentum(eta)`, `memories.double_momentum(eta)` or
+            `memories.steps(optimizer)`.
+        via: one server, `network.star` or `network.parameter_server`; or `network.multi_server`.
+
+    Raises:
+        ValueError: if a number is out of range, `via` is another pattern, or, with N servers, only
+            one of the compressors works layer by layer.
+    """
+    parts = [up.compressor.name, *([down.compressor.name] if down else [])]
+    numbers = [up.error, up.shift, up.gain, up.decay]
+    name = f"error_feedback({', '.join([*parts, *map(str, numbers)])})"
+    return with_memories(name, optimizer, up, down, vector=vector, via=via)
+
+
+def with_memories(
+    name: str,
+    optimizer: optax.GradientTransformation,
+    up: Up,
+    down: Down | None,
+    *,
+    vector: Vector = gradient,
+    via: Pattern,
+    contracting: tuple[Compressor, ...] = (),
+    insist: str = "",
+) -> Algorithm:
+    """Returns the method `error_feedback` with a name.
+
+    Args:
+        name: for tables and error messages; ends with the arguments in brackets.
+        optimizer, up, down, vector, via: as in `error_feedback`.
+        contracting: compressors that must state a contraction.
+        insist: as in `communication.require_contraction`.
+    """
+    optimizers.require_descent(optimizer)
+    method = name.partition("(")[0]
+    _validate(method, up, down)
+    route = between(method, up.compressor, down and down.compressor, via)
+    estimated = down is not None and down.memory == "difference"
+
+    def init(params, N):
+        zeros, served = route.start(params, N)
+        vectors, replies = route.compressed(zeros, served)
+        for compressor in contracting:
+            communication.require_contraction(method, compressor, replies, insist)
+        nothing = optax.tree.zeros_like(served)
+        kept = Kept(
+            workers.replicate(vector.start(params), N),
+            None if up.shift is None else zeros,
+            None if up.error is None else zeros,
+            communication.last_messages(up.compressor, vectors),
+        )
+        server = Served(
+            None if up.shift is None else nothing,
+            nothing if down and down.memory == "error" else None,
+            route.first(optimizer, served) if estimated else None,
+            served if estimated and route.sharded else None,
+            communication.last_messages(down.compressor, replies) if down else (),
+        )
+        return route.pack(params if estimated else optimizers.init(optimizer, params), kept, server)
+
+    def query(state, round):
+        x, _, _ = route.unpack(state)
+        return Query(x if estimated else x.params)
+
+    def update(state, gradients, round):
+        x, kept, server = route.unpack(state)
+        at = x if estimated else x.params
+        v, memory = jax.vmap(vector.step, (0, 0, None))(kept.vector, gradients, at)
+        kept, server, direction = _send(
+            up, route, kept, server, route.parts(v, round.workers), round
+        )
+        reply = _estimates if estimated else _directions
+        x, server = reply(optimizer, route, x, server, direction, round)
+        return route.pack(x, kept._replace(vector=memory), server)
+
+    def model(state):
+        x, _, server = route.unpack(state)
+        return route.gathered(server.model.params, x) if estimated else x.params
+
+    return Algorithm(name, init, query, update, model)
+
+
+def _send(
+    up: Up, route: Route, kept: Kept, server: Served, v: Parts, round: Communicator
+) -> tuple[Kept, Served, Parts]:
+    r"""Sends the workers' messages. Returns the memories, and the direction $\hat g$."""
+    sizes = route.sizes(v)
+    eta, lambda_, nu, beta = (
+        value(sizes, round.workers) if callable(value) else value
+        for value in (up.error, up.shift, up.gain, up.decay)
+    )
+    target = v if kept.shift is None else optax.tree.sub(v, kept.shift)
+    sent = route.send(round, _plus(target, eta, kept.error), kept.last)
+    m, mean = sent.decoded, _times(workers.share_delivered(), sent.received)
+    direction = _plus(server.shift, nu, sent.received if up.over == "arrived" else mean)
+    error = kept.error
+    if error is not None:
+        error = optax.tree.sub(_plus(target, beta, error), m)
+    h, h_bar = kept.shift, server.shift
+    if h is not None:
+        h, h_bar = _plus(h, lambda_, m), _plus(h_bar, lambda_, mean)
+    after = kept._replace(shift=h, error=error, last=sent.messages)
+    return workers.where_delivered(after, kept), server._replace(shift=h_bar), direction
+
+
+def _directions(
+    optimizer: optax.GradientTransformation,
+    route: Route,
+    x: Model,
+    server: Served,
+    direction: Parts,
+    round: Communicator,
+) -> tuple[Model, Served]:
+    """Sends the direction to the workers, with the server's error memory if it has one, and makes
+    the step of all workers.
+    """
+    v = _plus(direction, 1.0, server.error)
+    answer = route.reply(round, v, server.last)
+    error = None if server.error is None else optax.tree.sub(v, answer.decoded)
+    x = proximal_step(optimizer, x, route.whole(answer.received, x.params), round)
+    return x, server._replace(error=error, last=answer.messages)
+
+
+def _estimates(
+    optimizer: optax.GradientTransformation,
+    route: Route,
+    x_hat: Params,
+    server: Served,
+    direction: Parts,
+    round: Communicator,
+) -> tuple[Params, Served]:
+    r"""Makes the server's step, and sends the difference between its model and the workers'
+    estimate $\hat x$ of it.
+    """
+    assert server.model is not None
+    x = route.step(optimizer, server.model, direction, round)
+    estimate = x_hat if server.estimate is None else server.estimate
+    answer = route.reply(round, optax.tree.sub(x.params, estimate), server.last)
+    if server.estimate is not None:
+        estimate = optax.tree.add(estimate, answer.decoded)
+        server = server._replace(estimate=estimate)
+    x_hat = optax.tree.add(x_hat, route.whole(answer.received, x_hat))
+    return x_hat, server._replace(model=x, last=answer.messages)
+
+
+def _plus(tree: PyTree | None, factor: Any, memory: PyTree | None) -> PyTree:
+    """Returns tree + factor memory; one that is None counts as 0."""
+    if memory is None or tree is None:
+        return tree if memory is None else _times(factor, memory)
+    return optax.tree.add(tree, _times(factor, memory))
+
+
+def _times(factor: Any, tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, tree)
+
+
+def _validate(method: str, up: Up, down: Down | None) -> None:
+    """Validates the numbers of both ends."""
+    for name, interval in (
+        ("error", "[0, inf)"),
+        ("shift", "[0, 1]"),
+        ("gain", "(0, inf)"),
+        ("decay", "[0, 1]"),
+    ):
+        value = getattr(up, name)
+        if value is not None and not callable(value):
+            checks.within(f"{method}: {name} of up", value, interval)
+    if up.over not in ("all", "arrived"):
+        raise ValueError(
+            f"{method}: over of up = {checks.shown(up.over)}; expected 'all' or 'arrived'"
+        )
+    if down is not None and down.memory not in ("error", "difference", None):
+        raise ValueError(
+            f"{method}: memory of down = {checks.shown(down.memory)}; expected 'error', "
+            "'difference' or None"
+        )
