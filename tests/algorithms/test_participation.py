@@ -234,7 +234,7 @@ def regularized(alpha: float) -> tuple[dict, float]:
     return {"params": X, "memory": memory}, bits
 
 
-def remembered() -> tuple[dict, float]:
+def stale_errors() -> tuple[dict, float]:
     """Returns the final models and memories of Fed-EF with half of the elements: values, and
     2-bit places.
     """
@@ -658,7 +658,7 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "fed-avg, unbiased": (algorithms.fed_avg(SGD, H, inclusion=INCLUSION.tolist()), unbiased),
     "fed-nova": (algorithms.fed_nova(SGD, H), normalized),
     "fed-dyn": (algorithms.fed_dyn(SGD, H, 0.7), lambda: regularized(0.7)),
-    "fed-ef": (algorithms.fed_ef(SGD, H, compressors.top_k(0.5)), remembered),
+    "fed-ef": (algorithms.fed_ef(SGD, H, compressors.top_k(0.5)), stale_errors),
     "fed-comgate": (
         algorithms.fed_comgate(GAMMA, H, compressors.identity, step=0.7),
         lambda: compensated(0.7),
