@@ -111,13 +111,20 @@ def chunked(k: int, chunk: int, d: int) -> int:
 FORMS: dict[str, Form] = {
     "gd": all_reduce,
     "sgd": lambda N, d: 0,
-    **dict.fromkeys(("mb-sgd", "prox-gd", "prox-sgd"), all_reduce),
+    **dict.fromkeys(("mb-sgd", "prox-gd", "prox-sgd", "page", "l-svrg"), all_reduce),
     "mb-sgd-model": all_reduce,
     "mb-sgd-server": lambda N, d: d * FLOAT,
     "csgd": _parts(quantized),
     "csgd-ring": _parts(quantized),
     "ec-sgd": _parts(signs),
     "ef21": _parts(lambda p: largest(-(-p // 10), p)),
+    **dict.fromkeys(("diana", "ef-bv"), lambda N, d: quantized(d)),
+    **dict.fromkeys(("ef21-sgdm", "econtrol"), lambda N, d: largest(-(-d // 10), d)),
+    "dist-ef-sgd": lambda N, d: signs(d),
+    **dict.fromkeys(("marina", "vr-marina"), lambda N, d: largest(-(-d // 4), d)),
+    "3pc": lambda N, d: largest(-(-d // 10), d) + largest(-(-d // 4), d),
+    "lag": lambda N, d: d * FLOAT,
+    "clag": lambda N, d: largest(-(-d // 10), d),
     "asgd": lambda N, d: d * FLOAT,
     **dict.fromkeys(("dsgd", "dgd", "qg-dsgdm", "decentlam"), _models()),
     "dsgd-complete": lambda N, d: (N - 1) * d * FLOAT,
@@ -150,6 +157,11 @@ FORMS: dict[str, Form] = {
     # vectors are not compressed
     "powersgd": all_reduce,
     "dion": all_reduce,
+    **dict.fromkeys(("majority-vote", "distributed-lion"), lambda N, d: packed(1, d)),
+    # its largest magnitude to all others, and ternary digits, five in a byte
+    "tern-grad": lambda N, d: (N - 1) * FLOAT + 8 * -(-d // 5),
+    "one-bit-adam": _parts(signs),
+    "zero-one-adam": _parts(signs),
     "demo": lambda N, d: (N - 1) * frequencies(4, d),
     **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "des-loc"), all_reduce),
     **dict.fromkeys(("delayed-diloco", "eager-diloco", "scaffnew"), all_reduce),
@@ -166,6 +178,14 @@ FORMS: dict[str, Form] = {
     "noloco": lambda N, d: min(1, N - 1) * 2 * d * FLOAT,  # to one peer
     "sparta": lambda N, d: all_reduce(N, -(-d // 5)),
 }
+# of every worker, down, if not as up
+DOWN: dict[str, Form] = {
+    **dict.fromkeys(("diana", "ef-bv", "ef21-sgdm", "econtrol"), lambda N, d: d * FLOAT),
+    **dict.fromkeys(("marina", "vr-marina", "3pc", "lag", "clag"), lambda N, d: d * FLOAT),
+    "tern-grad": lambda N, d: (N - 1) * FLOAT + packed((2 * N).bit_length(), d),
+}
+# of all-reduces of the first rounds: their number, and whether they take the place of the messages
+FIRST: dict[str, tuple[int, bool]] = {"one-bit-adam": (3, True), "zero-one-adam": (4, False)}
 # numbers of the rounds, modulo the period, that send messages; the others send nothing
 ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("local-sgd", "scaffold", "diloco", "slowmo", "fed-avg"), (4, {3})),
@@ -185,14 +205,18 @@ FEW: dict[str, Callable[[int], int]] = {
     "noloco": lambda N: N // 2 * 2,
 }
 BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether all send
+# One draw of each round decides whether whole gradients are sent, as in the first round.
+WHOLE_BY_CHANCE = {"marina", "vr-marina"}
 
 
-def expected(name: str, t: int, N: int, d: int) -> np.ndarray:
-    """Returns the sorted bits that workers send, and receive, in round t, `[N]`."""
+def expected(name: str, t: int, N: int, d: int, form: Form) -> np.ndarray:
+    """Returns the sorted bits that workers send, or receive, in round t, `[N]`."""
     period, rounds = ROUNDS.get(name, (1, {0}))
     number = min(N, FEW[name](N) if name in FEW else N)
     senders = number if t % period in rounds else 0
-    return np.sort(np.where(np.arange(N) < senders, FORMS[name](N, d), 0))
+    bits = np.sort(np.where(np.arange(N) < senders, form(N, d), 0))
+    first, instead = FIRST.get(name, (0, False))
+    return (0 if instead else bits) + np.full(N, all_reduce(N, d)) if t < first else bits
 
 
 @pytest.mark.parametrize(
@@ -223,9 +247,12 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
         return bits.up, bits.down
 
     program = jax.jit(on_one_device(one_round))  # the program computes only the bits
+    forms = FORMS[name], DOWN.get(name, FORMS[name])
     for t in range(1 if name in FEW and name not in ROUNDS else PERIOD):
-        for sent in program(jnp.int32(t)):
-            bits = np.sort(counts.to_int(np.asarray(sent)))
+        for counted, form in zip(program(jnp.int32(t)), forms, strict=True):
+            bits = np.sort(counts.to_int(np.asarray(counted)))
             if name in BY_CHANCE and not bits.any():
                 continue
-            np.testing.assert_array_equal(bits, expected(name, t, N, d))
+            if name in WHOLE_BY_CHANCE and (bits == d * FLOAT).all():
+                continue
+            np.testing.assert_array_equal(bits, expected(name, t, N, d, form))
