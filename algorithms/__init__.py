@@ -16,12 +16,19 @@ from algorithms.compressed import memories, three_points
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
 from algorithms.compressed.dgc import dgc
+from algorithms.compressed.diana import diana, ef_bv
 from algorithms.compressed.dion import dion
+from algorithms.compressed.dist_ef_sgd import dist_ef_sgd
+from algorithms.compressed.econtrol import econtrol
 from algorithms.compressed.ef21 import ef21
+from algorithms.compressed.ef21_sgdm import ef21_sgdm
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.compressed.majority_vote import distributed_lion, majority_vote
 from algorithms.compressed.marina import marina, vr_marina
 from algorithms.compressed.memories import error_feedback
+from algorithms.compressed.one_bit_adam import one_bit_adam, zero_one_adam
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
+from algorithms.compressed.tern_grad import tern_grad
 from algorithms.compressed.three_point import clag, lag, three_point
 from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
@@ -127,12 +134,17 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ef21": lambda optimizer, workers: ef21(
         optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))
     ),
+    "diana": lambda optimizer, workers: diana(optimizer, whole_model(random_quantization(4))),
+    "ef-bv": lambda optimizer, workers: ef_bv(optimizer, whole_model(random_quantization(4))),
+    "ef21-sgdm": lambda optimizer, workers: ef21_sgdm(optimizer, whole_model(top_k(0.1))),
+    "econtrol": lambda optimizer, workers: econtrol(optimizer, whole_model(top_k(0.1)), 0.1),
+    "dist-ef-sgd": lambda optimizer, workers: dist_ef_sgd(optimizer, whole_model(sign)),
     "marina": lambda optimizer, workers: marina(optimizer, whole_model(random_k(0.25)), 0.25),
     "vr-marina": lambda optimizer, workers: vr_marina(optimizer, whole_model(random_k(0.25)), 0.25),
     "3pc": lambda optimizer, workers: three_point(
         optimizer, three_points.v2(whole_model(top_k(0.1)), whole_model(random_k(0.25)))
     ),
-    "lag": lambda optimizer, workers: lag(optimizer, 1.0),
+    "lag": lambda optimizer, workers: lag(optimizer, 4.0),
     "clag": lambda optimizer, workers: clag(optimizer, whole_model(top_k(0.1)), 1.0),
     "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
@@ -262,6 +274,15 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, topologies.ring(workers)
     ),
     "powersgd": lambda optimizer, workers: powersgd(optimizer),
+    "majority-vote": lambda optimizer, workers: majority_vote(optimizer),
+    "distributed-lion": lambda optimizer, workers: distributed_lion(optimizer),
+    "tern-grad": lambda optimizer, workers: tern_grad(optimizer),
+    "one-bit-adam": lambda optimizer, workers: one_bit_adam(
+        optimizer, 3, whole_model(sign), beta2=0.9, epsilon=0.1
+    ),
+    "zero-one-adam": lambda optimizer, workers: zero_one_adam(
+        optimizers.step_size(optimizer), 4, whole_model(sign), stretch=1, longest=2, epsilon=0.1
+    ),
     "demo": lambda optimizer, workers: demo(optimizer, k=4),
     "dgc": lambda optimizer, workers: dgc(optimizer, whole_model(top_k(0.1))),
     "dion": lambda optimizer, workers: dion(optimizer),
@@ -316,8 +337,11 @@ __all__ = [
     "des_loc",
     "dgc",
     "dgd",
+    "diana",
     "diloco",
     "dion",
+    "dist_ef_sgd",
+    "distributed_lion",
     "dlm",
     "drop_compute",
     "dropcompute",
@@ -325,7 +349,10 @@ __all__ = [
     "eamsgd",
     "easgd",
     "ecd_sgd",
+    "econtrol",
     "ef21",
+    "ef21_sgdm",
+    "ef_bv",
     "error_compensated_sgd",
     "error_feedback",
     "exact_diffusion",
@@ -359,6 +386,7 @@ __all__ = [
     "loopless_svrg",
     "lt_admm",
     "lt_admm_vr",
+    "majority_vote",
     "make",
     "marina",
     "memories",
@@ -372,6 +400,7 @@ __all__ = [
     "nids",
     "noloco",
     "on_ray",
+    "one_bit_adam",
     "opapc",
     "page",
     "parameter_server_sgd",
@@ -397,6 +426,7 @@ __all__ = [
     "sparta",
     "stochastic_gradient_push",
     "streaming_diloco",
+    "tern_grad",
     "three_point",
     "three_points",
     "vr_marina",
@@ -406,4 +436,5 @@ __all__ = [
     "with_page",
     "with_saga",
     "with_starts",
+    "zero_one_adam",
 ]
