@@ -19,6 +19,7 @@ import algorithms
 import dsgd
 from dsgd import clusters, problems, work
 from dsgd.engine import programs
+from theory_checks.recursions.compressed import packed
 
 N, D, STEPS, SEEDS = 8, 19, 12, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
@@ -26,6 +27,14 @@ NAMES = [*algorithms.ALGORITHMS, "kimad"]
 # FedNova and FedDyn: a model with two numbers, and with one; of MimeLite: a model and a gradient.
 SHARES = {
     "kimad": (6 * 32 + 32 + 8) / (32 * D),
+    # messages to one server that replies uncompressed: codes of 4 bits and two ends; a tenth of the
+    # elements and their indices
+    **dict.fromkeys(("diana", "ef-bv"), (packed(4, D) + 64) / (64 * D) + 0.5),
+    **dict.fromkeys(
+        ("ef21-sgdm", "econtrol"),
+        (-(-D // 10) * 32 + packed((D - 1).bit_length(), -(-D // 10))) / (64 * D) + 0.5,
+    ),
+    "dist-ef-sgd": (packed(1, D) + 32) / (32 * D),
     "fed-nova": (D + 2) / D,
     "fed-dyn": (D + 1) / D,
     "mime-lite": 2.0,
@@ -37,6 +46,7 @@ OFFSETS = {"mime": (1, 0)}  # rounds of a period in which exchanges take place, 
 SIMULATED = {
     *("sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"),
     # clients of one server
+    *("diana", "ef-bv", "ef21-sgdm", "econtrol", "dist-ef-sgd"),
     *("easgd", "eamsgd", "mime", "mime-lite", *(name for name in NAMES if name.startswith("fed-"))),
 }
 CONTRACT = {
