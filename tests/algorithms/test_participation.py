@@ -107,6 +107,19 @@ def gradients_averaged() -> tuple[dict, float]:
     return {"params": x}, bits
 
 
+def voted(beta1: float, beta2: float) -> tuple[dict, float]:
+    """Eight bits up and eight bits down for four elements; a tie, and 0, count as positive."""
+    x, m, bits = np.zeros(D), np.zeros((N, D)), 0.0
+    for t in range(T):
+        g = slopes(np.tile(x, (N, 1)))
+        votes = np.where(beta1 * m + (1 - beta1) * g < 0, -1, 1)[counted(t)]
+        m = np.where(HERE[t][:, None], beta2 * m + (1 - beta2) * g, m)
+        if len(votes):
+            x = x - GAMMA * np.where(votes.sum(axis=0) < 0, -1, 1)
+        bits += 2 * 8 * HERE[t].sum()
+    return {"params": x}, bits
+
+
 def averaged_every(period: int) -> Iterator[np.ndarray]:
     """Yields X before the first round, and after each. If the clients are drawn once per averaging
     period, the method is FedAvg.
@@ -219,6 +232,39 @@ def regularized(alpha: float) -> tuple[dict, float]:
             X, bits = np.tile(x, (N, 1)), bits + 2 * HERE[t].sum() * (WORD + 32)
     np.testing.assert_allclose(h, memory.mean(axis=0))
     return {"params": X, "memory": memory}, bits
+
+
+def stale_errors() -> tuple[dict, float]:
+    """Returns the final models and memories of Fed-EF with half of the elements: values, and
+    2-bit places.
+    """
+    X, x, e, bits = np.zeros((N, D)), np.zeros(D), np.zeros((N, D)), 0
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        if (t + 1) % H == 0:
+            S, total = counted(t), e + x - X
+            m = np.array([largest_half(row) for row in total])
+            e = np.where(S[:, None], total - m, e)
+            if S.any():
+                x = x - m[S].mean(axis=0)
+            X, bits = np.tile(x, (N, 1)), bits + HERE[t].sum() * (WORD / 2 + 8 + WORD)
+    return {"params": X, "memory": e}, bits
+
+
+def compensated(eta: float) -> tuple[dict, float]:
+    """Returns the final models and corrections of FedCOMGATE."""
+    X, x, delta, bits = np.zeros((N, D)), np.zeros(D), np.zeros((N, D)), 0
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * (slopes(X) - delta), X)
+        if (t + 1) % H == 0:
+            S, q = counted(t), x - X
+            if S.any():
+                mean = q[S].mean(axis=0)
+                delta = np.where(S[:, None], delta + (q - mean) / (H * GAMMA), delta)
+                x = x - eta * mean
+            X, bits = np.tile(x, (N, 1)), bits + HERE[t].sum() * 2 * WORD
+    np.testing.assert_allclose(delta.sum(axis=0), 0, atol=1e-12)
+    return {"params": X, "memory": delta}, bits
 
 
 def frozen_momentum() -> tuple[dict, float]:
@@ -612,6 +658,11 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "fed-avg, unbiased": (algorithms.fed_avg(SGD, H, inclusion=INCLUSION.tolist()), unbiased),
     "fed-nova": (algorithms.fed_nova(SGD, H), normalized),
     "fed-dyn": (algorithms.fed_dyn(SGD, H, 0.7), lambda: regularized(0.7)),
+    "fed-ef": (algorithms.fed_ef(SGD, H, compressors.top_k(0.5)), stale_errors),
+    "fed-comgate": (
+        algorithms.fed_comgate(GAMMA, H, compressors.identity, step=0.7),
+        lambda: compensated(0.7),
+    ),
     "mime-lite": (algorithms.mime_lite(MOMENTUM, H), frozen_momentum),
     "mime": (algorithms.mime(MOMENTUM, H), corrected_momentum),
     "easgd": (algorithms.easgd(SGD, H, 0.8), elastic),
@@ -626,6 +677,8 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         lambda: local_admm(neighbours(STAR), 0.4, 0.2),
     ),
     "relay-sgd": (algorithms.relay_sgd(SGD, CHAIN), lambda: relayed(neighbours(CHAIN))),
+    "majority-vote": (algorithms.majority_vote(SGD), lambda: voted(0.9, 0.9)),
+    "distributed-lion": (algorithms.distributed_lion(SGD), lambda: voted(0.9, 0.99)),
     "sparta": (algorithms.sparta(SGD, 1.0), lambda: models_averaged(1)),
     "dsgd-complete": (
         algorithms.decentralized_sgd(MOMENTUM, COMPLETE),
@@ -781,11 +834,13 @@ REFUSED = (
     *("sgd", "csgd", "csgd-ring", "ec-sgd", "ef21", "asgd", "ad-psgd"),
     "dist-ef-sgd",
     *("d2", "extra", "exact-diffusion", "choco-sgd", "demo", "scaffnew"),
+    *("tern-grad", "one-bit-adam", "zero-one-adam"),
     *("dcd-sgd", "ecd-sgd", "lead", "beer", "c-gt", "motef"),
     *("dlm", "lt-admm-vr", "opapc"),
     *("led", "prox-skip"),
     *("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd"),
     *("nids", "pg-extra"),
+    *("qsparse-local-sgd", "cser", "dgc"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 
