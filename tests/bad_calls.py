@@ -364,6 +364,10 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     algorithms.fed_yogi: {"step": 0.1},
     algorithms.relay_sgd: {"topology": topologies.chain(4)},
     algorithms.opapc: {"smoothness": 1.0, "strong_convexity": 0.1},
+    algorithms.error_feedback: {
+        "up": algorithms.memories.Up(SIGN),
+        "down": algorithms.memories.Down(SIGN),
+    },
     algorithms.make: {"name": "dsgd", "workers": 4},
     cannikin.efficiency: {"total_batch": [8, 16]},
     cannikin.equal_split: {"total_batch": 8},
