@@ -21,6 +21,7 @@ ASYNCHRONOUS, COMPRESSED, DECENTRALIZED = (
     f"algorithms/test_{kind}_methods" for kind in ("asynchronous", "compressed", "decentralized")
 )
 MATRICES = "algorithms/test_matrices"
+CONTINUES = "a_method_continues_with_the_workers_that_participate"
 ON_RAY, OPTIMIZERS, PARTICIPATION = (
     "algorithms/test_on_ray",
     "algorithms/test_optimizers",
@@ -487,6 +488,49 @@ MISTAKES = [
         "(old + (new - old) / half)",
         "(old + (new - old) / (2 * half))",
         of(GOSSIP_OF_DIFFERENCES, "ecd_approaches_that_limit_as_the_root_of_the_number_of_rounds"),
+    ),
+    # Memories of compressed messages.
+    Mistake(
+        "algorithms/compressed/memories.py",
+        "workers.where_delivered(after, kept)",
+        "after",
+        of("algorithms/test_participation", f"{CONTINUES}[econtrol]"),
+    ),
+    Mistake(
+        "algorithms/compressed/diana.py",
+        'shift=alpha_of, over="arrived"',
+        "shift=alpha_of",
+        of("algorithms/test_participation", f"{CONTINUES}[diana]"),
+    ),
+    Mistake(
+        "algorithms/compressed/diana.py",
+        "sizes) / workers(N))",
+        "sizes))",
+        of("algorithms/test_memories", "methods_with_memories_equal_others[EF-BV's numbers-0.0]"),
+    ),
+    Mistake(
+        "algorithms/compressed/ef21_sgdm.py",
+        "(double_momentum if double else momentum)",
+        "(momentum if double else double_momentum)",
+        of(STATEMENTS, "statement_holds[EF21-SGDM, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/econtrol.py",
+        "Up(compressor, error=eta, shift=1.0)",
+        "Up(compressor, error=eta, shift=1.0, decay=0.9)",
+        of(STATEMENTS, "statement_holds[EControl, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/dist_ef_sgd.py",
+        'Down(compressor, "error")',
+        "Down(compressor, None)",
+        of(STATEMENTS, "statement_holds[dist-EF-blockSGD, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/servers.py",
+        "round.prox(after.params, gamma)",
+        "round.prox(after.params, 2 * gamma)",
+        of(STATEMENTS, "statement_holds[DIANA, prox, every round]"),
     ),
     # Validation.
     Mistake(
