@@ -59,7 +59,7 @@ def three_point(
     worker's first gradient. With exact gradients the limit is the optimum for any data. A worker
     that does not participate, or whose message is lost, keeps $h_n$ and $y_n$, which still count in
     the mean; a worker that computes nothing uses its last gradient. The server makes its step in
-    every round.
+    every round in which a worker participates, even if no message arrives.
 
     With A and B of the compressor, with $L_-$-smooth f and $\frac1N \sum_n |f_n'(x) - f_n'(y)|^2
     \le L_+^2 |x - y|^2$, exact gradients and $\gamma \le 1 / (L_- + L_+ \sqrt{B / A})$, a random

@@ -15,11 +15,14 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import Query, State, network, problems
+from algorithms import memories
+from dsgd import Query, State, compressors, network, problems
 
 N, D, T = 5, 3, 40
 KEY, RING = jax.random.key(3), topologies.ring(N)
 GAMMA, STEP = 0.05, optax.sgd(0.05)
+TWO = compressors.random_k(0.6)  # two of three elements
+SHRUNK = compressors.contraction(TWO)
 SIZES = (4, 6, 3, 5, 6)
 PARTS = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
 RNG = np.random.default_rng(2)
@@ -60,6 +63,16 @@ METHODS = {
     "page": algorithms.page(STEP, 0.2),
     "loopless_svrg": algorithms.loopless_svrg(STEP, 0.2),
     "saga": algorithms.saga(STEP, max(SIZES)),
+    "vr_marina": algorithms.vr_marina(STEP, TWO, 0.2),
+    "VR-DIANA": algorithms.with_loopless_svrg(
+        algorithms.error_feedback(STEP, memories.Up(TWO, shift=0.5)), 0.2
+    ),
+    "EF21-PAGE": algorithms.with_page(
+        algorithms.ef21(STEP, compressors.top_k(0.4), compressors.identity), 0.2
+    ),
+    "3PC on SAGA": algorithms.with_saga(
+        algorithms.three_point(STEP, algorithms.three_points.v2(SHRUNK, TWO)), max(SIZES)
+    ),
 }
 
 
