@@ -95,6 +95,18 @@ def test_two_methods_are_the_same(name):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("elements", [7, 2])
+def test_marina_with_permuted_elements_of_equal_data_is_gradient_descent(elements):
+    """Also if the number of workers does not divide that of elements, or is larger."""
+    same = problems.random_quadratic(3, elements, heterogeneity=0.0, equal_hessians=True, seed=1)
+    permuted = algorithms.marina(optax.sgd(0.1), compressors.perm_k(3), 0.2)
+    ours, theirs = (
+        dsgd.run(method, same, steps=20, key=jax.random.key(2)).params
+        for method in (permuted, algorithms.gradient_descent(optax.sgd(0.1)))
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13)
+
+
 EXACT = ("MARINA", "PP-MARINA", "LAG", "CLAG", "3PC, EF21", "v1", "v2", "v3", "v4", "v5")
 
 
