@@ -124,9 +124,6 @@ def test_lazy_workers_send_fewer_messages(name):
 
 @pytest.mark.parametrize("name", ["LAG", "CLAG", "v2", "v5"])
 def test_absent_workers_and_lost_messages_leave_the_limit(name):
-    """Of a worker that has not participated before, too, with a threshold above 1: the first
-    gradient is sent.
-    """
     here = clusters.trace(np.array([[0, 1, 1, 0], [1, 0, 1, 1], [1, 1, 0, 1]], float), 1.0)
     place = clusters.Cluster(
         clusters.constant(1.0), present=here, delivered=clusters.bernoulli(0.8, 1.0)

@@ -567,15 +567,15 @@ def lazily(zeta: float) -> tuple[dict, float]:
     """Returns the final estimates of CLAG, which count although their workers are absent. A message
     that is lost changes neither the estimate nor the last gradient.
     """
-    x, h, y, known, bits = np.zeros(D), np.zeros((N, D)), np.zeros((N, D)), np.zeros(N, bool), 0.0
+    x, h, y, bits = np.zeros(D), np.zeros((N, D)), np.zeros((N, D)), 0.0
     size = compressors.mean_bits(compressors.top_k(0.5), D)
     for t in range(T):
         g = slopes(np.tile(x, (N, 1)))
-        last = np.where(known[:, None], y, g)
+        last = y if t else g
         changed = np.sum((g - h) ** 2, axis=1) > zeta * np.sum((g - last) ** 2, axis=1)
         message = np.apply_along_axis(largest_half, 1, g - h)
         h = h + np.where((changed & counted(t))[:, None], message, 0)
-        y, known = np.where(counted(t)[:, None], g, y), known | counted(t)
+        y = np.where(counted(t)[:, None], g, y)
         x = x - GAMMA * h.mean(axis=0) * HERE[t].any()
         bits += (changed & HERE[t]).sum() * size + HERE[t].sum() * WORD
     return {"estimate": h, "gradient": y}, bits

@@ -199,6 +199,20 @@ def test_two_methods_are_the_same(name):
     np.testing.assert_allclose(ours.params, theirs.params, atol=1e-13)
 
 
+RARELY = {
+    "page": algorithms.page(STEP, 1e-6),
+    "loopless_svrg": algorithms.loopless_svrg(STEP, 1e-6),
+    "vr_marina": algorithms.vr_marina(STEP, TWO, 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", RARELY)
+def test_the_first_round_is_that_of_gradient_descent(name):
+    descent = algorithms.gradient_descent(STEP)
+    found, expected = (run(method, steps=1, mesh=1).params for method in (RARELY[name], descent))
+    np.testing.assert_allclose(found, expected, atol=1e-13)
+
+
 def test_gt_hsgd_with_a_step_of_1_is_aug_dgm_after_an_exact_first_round():
     """The first round is exact; from then on all estimates are the gradients."""
     plain = algorithms.aug_dgm(STEP, RING)
