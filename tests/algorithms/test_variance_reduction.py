@@ -189,6 +189,10 @@ SAME = {
         exactly(algorithms.gradient_tracking(STEP, RING)),
     ),
     "PAGE, p = 1": (algorithms.page(STEP, 1.0), algorithms.gradient_descent(STEP)),
+    "EF21-PAGE, p = 1": (
+        algorithms.with_page(algorithms.ef21(STEP, SHRUNK, SHRUNK), 1.0),
+        exactly(algorithms.ef21(STEP, SHRUNK, SHRUNK)),
+    ),
     "L-SVRG, p = 1": (algorithms.loopless_svrg(STEP, 1.0), algorithms.gradient_descent(STEP)),
 }
 
