@@ -35,15 +35,80 @@ SERVER, GOSSIP = (
 CHANGES = "algorithms/test_compressed_changes"
 BITS, PROXIMAL = "algorithms/test_bits", "algorithms/test_proximal_methods"
 GOSSIP_OF_DIFFERENCES = "algorithms/test_compressed_gossip"
+DIFFERENCES = "algorithms/test_compressed_differences"
 LOCAL = "algorithms/test_local_updates"
 LOCAL_GOSSIP = "algorithms/test_local_gossip"
 SLOW_LINKS = "algorithms/test_slow_links"
 STARTS = "algorithms/test_with_starts"
 STATEMENTS = "theory_checks/test_statements"
+VARIANCE_REDUCTION = "algorithms/test_variance_reduction"
 WEIGHTS = "dsgd/problems/test_weights"
 
 MISTAKES = [
     # Equations.
+    Mistake(
+        "algorithms/compressed/marina.py",
+        "g + N / r * mean",
+        "g + mean",
+        of(STATEMENTS, "statement_holds[PP-MARINA, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/marina.py",
+        "Query(x.last, active=~new)",
+        "Query(x.params, active=~new)",
+        of(STATEMENTS, "statement_holds[VR-MARINA, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/marina.py",
+        "Parts(whole, optax.tree.sub(whole, state.workers), whole)",
+        "Parts(whole, whole, whole)",
+        of(DIFFERENCES, "two_methods_are_the_same[MARINA, identity = GD, (0.1, 0.0, 0.3)]"),
+    ),
+    Mistake(
+        "algorithms/compressed/three_point.py",
+        "optax.tree.where(round.step == 0, g, y)",
+        "y",
+        of(STATEMENTS, "statement_holds[LAG, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/three_point.py",
+        "(share * change)",
+        "change",
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[clag]"),
+    ),
+    Mistake(
+        "algorithms/compressed/three_points.py",
+        "lazy = threshold * workers.sqnorm_rows(optax.tree.sub(x, y))",
+        "lazy = threshold * workers.sqnorm_rows(x)",
+        of(STATEMENTS, "statement_holds[CLAG, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/three_points.py",
+        "return probability, (1 - probability) * omega(d)",
+        "return probability, (1 - probability) ** 2 * omega(d)",
+        of(DIFFERENCES, "constants_bound_the_error[v5]"),
+    ),
+    Mistake(
+        "dsgd/communication/compressed.py",
+        "jnp.where(senders[:, None], each, jnp.uint32(0))",
+        "each",
+        of(STATEMENTS, "statement_holds[LAG, every round]"),
+    ),
+    Mistake(
+        "algorithms/variance_reduction.py",
+        "known = known.at[np.arange(round.workers), s[:, -1]].set(True)",
+        "known = known | True",
+        of(VARIANCE_REDUCTION, "saga_follows_its_recursion[1]"),
+    ),
+    Mistake(
+        "algorithms/variance_reduction.py",
+        "return coin | (round.step == 0)",
+        "return coin",
+        of(
+            "algorithms/test_variance_reduction",
+            "the_first_round_is_that_of_gradient_descent[page]",
+        ),
+    ),
     Mistake(
         "algorithms/local_updates/streaming_diloco.py",
         "offset = (p + 1) * period",
