@@ -15,8 +15,12 @@ from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.compressed import memories, three_points
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
+from algorithms.compressed.diana import diana, ef_bv
 from algorithms.compressed.dion import dion
+from algorithms.compressed.dist_ef_sgd import dist_ef_sgd
+from algorithms.compressed.econtrol import econtrol
 from algorithms.compressed.ef21 import ef21
+from algorithms.compressed.ef21_sgdm import ef21_sgdm
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
 from algorithms.compressed.majority_vote import distributed_lion, majority_vote
 from algorithms.compressed.marina import marina, vr_marina
@@ -126,12 +130,17 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ef21": lambda optimizer, workers: ef21(
         optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))
     ),
+    "diana": lambda optimizer, workers: diana(optimizer, whole_model(random_quantization(4))),
+    "ef-bv": lambda optimizer, workers: ef_bv(optimizer, whole_model(random_quantization(4))),
+    "ef21-sgdm": lambda optimizer, workers: ef21_sgdm(optimizer, whole_model(top_k(0.1))),
+    "econtrol": lambda optimizer, workers: econtrol(optimizer, whole_model(top_k(0.1)), 0.1),
+    "dist-ef-sgd": lambda optimizer, workers: dist_ef_sgd(optimizer, whole_model(sign)),
     "marina": lambda optimizer, workers: marina(optimizer, whole_model(random_k(0.25)), 0.25),
     "vr-marina": lambda optimizer, workers: vr_marina(optimizer, whole_model(random_k(0.25)), 0.25),
     "3pc": lambda optimizer, workers: three_point(
         optimizer, three_points.v2(whole_model(top_k(0.1)), whole_model(random_k(0.25)))
     ),
-    "lag": lambda optimizer, workers: lag(optimizer, 1.0),
+    "lag": lambda optimizer, workers: lag(optimizer, 4.0),
     "clag": lambda optimizer, workers: clag(optimizer, whole_model(top_k(0.1)), 1.0),
     "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
@@ -308,8 +317,10 @@ __all__ = [
     "demo",
     "des_loc",
     "dgd",
+    "diana",
     "diloco",
     "dion",
+    "dist_ef_sgd",
     "distributed_lion",
     "dlm",
     "drop_compute",
@@ -318,7 +329,10 @@ __all__ = [
     "eamsgd",
     "easgd",
     "ecd_sgd",
+    "econtrol",
     "ef21",
+    "ef21_sgdm",
+    "ef_bv",
     "error_compensated_sgd",
     "error_feedback",
     "exact_diffusion",

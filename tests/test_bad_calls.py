@@ -78,6 +78,7 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
     compressors.clipped_ternary: {"limit": (0.9, -1.0, NAN, INFINITE)},
     compressors.clipping: {"bits": (0, 9)},
     compressors.qsgd: {"levels": (0, 128)},
+    compressors.natural_dithering: {"levels": (0, 128)},
     compressors.buckets: {"size": NO_COUNT},
     compressors.low_rank: {"rank": NO_COUNT, "columns": (0, 1)},
     compressors.mean_bits: {"d": NO_COUNT},

@@ -4,8 +4,19 @@ members.
 
 from dsgd.compressors.check import check
 from dsgd.compressors.chunks import chunked_top_k, two_bit
+from dsgd.compressors.codebooks import eight_bit, one_bit
+from dsgd.compressors.codes import (
+    LinearCode,
+    count_sketch,
+    random_block,
+    random_places,
+    shared_random_k,
+    with_seed,
+)
 from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
+from dsgd.compressors.correlated import correlated_quantization, perm_k
 from dsgd.compressors.dct import dct_top_k
+from dsgd.compressors.floats import cast, natural_dithering
 from dsgd.compressors.low_rank import low_rank
 from dsgd.compressors.members import encode
 from dsgd.compressors.quantization import (
@@ -21,28 +32,40 @@ from dsgd.compressors.sparsification import random_k, random_sparsification, top
 from dsgd.compressors.ternary import clipped_ternary, ternary
 
 __all__ = [
+    "LinearCode",
     "apply",
     "buckets",
+    "cast",
     "check",
     "chunked_top_k",
     "clipped_ternary",
     "clipping",
     "contraction",
+    "correlated_quantization",
+    "count_sketch",
     "dct_top_k",
     "e3m0",
+    "eight_bit",
     "encode",
     "fixed_size",
     "identity",
     "low_rank",
     "mean_bits",
     "natural",
+    "natural_dithering",
+    "one_bit",
+    "perm_k",
     "qsgd",
+    "random_block",
     "random_k",
+    "random_places",
     "random_quantization",
     "random_sparsification",
+    "shared_random_k",
     "sign",
     "ternary",
     "top_k",
     "two_bit",
     "whole_model",
+    "with_seed",
 ]

@@ -72,7 +72,7 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     Source: Liu and Zhang, section 3.1.1. Departure: knob 0 is the minimum and knob $2^b - 1$ the
     maximum; the printed code for a constant vector divides by zero, here it is sent exactly.
     """
-    _require_bits("random_quantization", bits)
+    require_bits("random_quantization", bits)
     steps = 2**bits - 1
 
     def compress(key, x):
@@ -309,7 +309,7 @@ def clipping(bits: int) -> Compressor:
 
     Source: Liu and Zhang, section 3.2, "Clipping".
     """
-    _require_bits("clipping", bits)
+    require_bits("clipping", bits)
     cut = MANTISSA - bits
 
     def compress(key, x):
@@ -327,6 +327,6 @@ def clipping(bits: int) -> Compressor:
     )
 
 
-def _require_bits(name: str, bits: int) -> None:
+def require_bits(name: str, bits: int) -> None:
     if not 1 <= bits <= 8:
         raise ValueError(f"{name}: bits = {bits}; expected an integer from 1 to 8")

@@ -25,10 +25,11 @@ from algorithms import (
     dropcompute,
     kimad,
     kimad_sgd,
+    memories,
     with_diagnostics,
     with_local_work,
 )
-from dsgd import clusters, compressors, problems, work
+from dsgd import clusters, compressors, network, problems, work
 from dsgd.compressors import whole_model
 
 N, D, STEPS = 8, 13, 8
@@ -167,6 +168,10 @@ THIRD = {
     "distributed-lion": "sampled",
     "tern-grad": "blocking",
     **dict.fromkeys(("one-bit-adam", "zero-one-adam"), "changing"),
+    **dict.fromkeys(("diana", "econtrol"), "sampled"),
+    "ef-bv": "lossy",
+    "ef21-sgdm": "changing",
+    "dist-ef-sgd": "blocking",
     "des-loc": "lossy",
     **dict.fromkeys(("easgd", "eamsgd"), "lossy"),
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
@@ -432,6 +437,28 @@ ON_QUADRATICS: Table = {
         ),
         "none",
     ),
+    "ef21, one server": (
+        lambda: algorithms.ef21(MOMENTUM, WHOLE_TOP, None, via=network.parameter_server),
+        "pipelined partly",
+    ),
+    "ef21, one server, both ways": (
+        lambda: algorithms.ef21(SGD, WHOLE_TOP, WHOLE_SIGN, via=network.star),
+        "changing",
+    ),
+    "ef21-sgdm, double momentum": (
+        lambda: algorithms.ef21_sgdm(SGD, compressors.top_k(0.5), 0.3, double=True),
+        "none",
+    ),
+    "error feedback, all memories": (
+        lambda: algorithms.error_feedback(
+            SGD,
+            memories.Up(compressors.top_k(0.5), error=0.2, shift=0.8, gain=0.9, decay=0.9),
+            memories.Down(compressors.sign),
+            vector=memories.momentum(0.5),
+            via=network.multi_server,
+        ),
+        "pipelined",
+    ),
     "asgd, two servers": (
         lambda: algorithms.asynchronous_sgd(MOMENTUM, servers=2),
         "pipelined varying",
@@ -472,6 +499,18 @@ ON_LAYERS: Table = {
     "ef21": (
         lambda: algorithms.ef21(SGD, compressors.top_k(0.3), compressors.top_k(0.5)),
         "changing",
+    ),
+    "ef21, one server": (
+        lambda: algorithms.ef21(SGD, compressors.low_rank(1), None, via=network.star),
+        "partly",
+    ),
+    "diana": (lambda: algorithms.diana(SGD, compressors.random_k(0.5)), "sampled"),
+    "dist-ef-sgd": (
+        lambda: algorithms.dist_ef_sgd(
+            optax.sgd(optax.linear_schedule(0.1, 0.05, 4), momentum=0.5, nesterov=True),
+            compressors.buckets(compressors.sign, 4),
+        ),
+        "pipelined",
     ),
     "ef21, low rank": (lambda: algorithms.ef21(SGD, WHOLE_LOW_RANK, WHOLE_LOW_RANK), "pipelined"),
     "tern-grad": (lambda: algorithms.tern_grad(MOMENTUM), "changing"),
