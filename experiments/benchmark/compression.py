@@ -68,6 +68,7 @@ CANDIDATES = (
     Candidate(compressors.random_quantization(4, bucket=512), ("uniform",)),
     Candidate(compressors.qsgd(7), ("uniform",)),
     Candidate(compressors.ternary, ("uniform",)),
+    Candidate(compressors.clipped_ternary(2.5), ("uniform",)),
     Candidate(compressors.natural, ("uniform",)),
     Candidate(compressors.sign),
     Candidate(compressors.clipping(4)),

@@ -34,6 +34,7 @@ SERVER, GOSSIP = (
 
 CHANGES = "algorithms/test_compressed_changes"
 BITS, PROXIMAL = "algorithms/test_bits", "algorithms/test_proximal_methods"
+ONE_BIT = "algorithms/test_one_bit_methods"
 GOSSIP_OF_DIFFERENCES = "algorithms/test_compressed_gossip"
 DIFFERENCES = "algorithms/test_compressed_differences"
 LOCAL = "algorithms/test_local_updates"
@@ -108,6 +109,34 @@ MISTAKES = [
             "algorithms/test_variance_reduction",
             "the_first_round_is_that_of_gradient_descent[page]",
         ),
+        "algorithms/compressed/votes.py",
+        "negative = x < 0",
+        "negative = x <= 0",
+        of(ONE_BIT, "votes_lead_to_the_lower_median_of_the_minimizers"),
+    ),
+    Mistake(
+        "algorithms/compressed/majority_vote.py",
+        "delta), moved(beta2,",
+        "delta), moved(beta1,",
+        of(ONE_BIT, "equal_workers_make_the_steps_of_lion"),
+    ),
+    Mistake(
+        "algorithms/compressed/tern_grad.py",
+        "jnp.max, round.all_gather(largest)",
+        "jnp.mean, round.all_gather(largest)",
+        of(ONE_BIT, "terngrad_is_unbiased_after_clipping_with_the_stated_variance[None]"),
+    ),
+    Mistake(
+        "algorithms/compressed/compensation.py",
+        "(sent.decoded, answer.decoded)",
+        "(sent.decoded, s)",
+        of(ONE_BIT, "no_part_of_a_momentum_is_lost"),
+    ),
+    Mistake(
+        "algorithms/compressed/one_bit_adam.py",
+        "0 * x.total",
+        "x.total",
+        of("theory_checks/test_statements", "statement_holds[0/1 Adam, every round]"),
     ),
     Mistake(
         "algorithms/local_updates/streaming_diloco.py",

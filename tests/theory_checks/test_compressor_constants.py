@@ -16,6 +16,7 @@ WITHOUT = {
     "fixed_size",
     "mean_bits",
     "identity",  # omega = 0
+    "clipped_ternary",  # states no constant
     "whole_model",  # that of the compressor of the whole vector
 }
 NEAR = {
