@@ -21,6 +21,7 @@ from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
 from algorithms.compressed.marina import marina, vr_marina
 from algorithms.compressed.memories import error_feedback
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
+from algorithms.compressed.sketched_sgd import fetch_sgd, sketched_sgd
 from algorithms.compressed.three_point import clag, lag, three_point
 from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
@@ -247,6 +248,8 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "powersgd": lambda optimizer, workers: powersgd(optimizer),
     "demo": lambda optimizer, workers: demo(optimizer, k=4),
     "dion": lambda optimizer, workers: dion(optimizer),
+    "sketched-sgd": lambda optimizer, workers: sketched_sgd(optimizer, 0.1, 32),
+    "fetch-sgd": lambda optimizer, workers: fetch_sgd(optimizer, 0.1, 32),
 }
 """The survey's short names of the methods. Each value is a function (optax optimizer, N) ->
 Algorithm that uses the survey's default options.
@@ -319,6 +322,7 @@ __all__ = [
     "fed_opt",
     "fed_prox",
     "fed_yogi",
+    "fetch_sgd",
     "gradient_descent",
     "gradient_tracking",
     "gt_hsgd",
@@ -368,6 +372,7 @@ __all__ = [
     "scaffnew",
     "scaffold",
     "sgd",
+    "sketched_sgd",
     "slowmo",
     "sparse_loco",
     "sparta",

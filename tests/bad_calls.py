@@ -341,6 +341,8 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     topologies.pull: {"adjacency": ADJACENCY},
     topologies.push: {"adjacency": ADJACENCY},
     algorithms.powersgd_momentum: {"learning_rate": 0.1},
+    algorithms.sketched_sgd: {"fraction": 0.5, "columns": 4},
+    algorithms.fetch_sgd: {"fraction": 0.5, "columns": 4},
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
     **{
         method: {"compressor": compressors.random_k(0.5)}

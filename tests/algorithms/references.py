@@ -472,6 +472,9 @@ ON_LAYERS: Table = {
     "ef21, low rank": (lambda: algorithms.ef21(SGD, WHOLE_LOW_RANK, WHOLE_LOW_RANK), "pipelined"),
     "powersgd": (lambda: algorithms.powersgd(MOMENTUM, 1), "changing partly"),
     "dion": (lambda: algorithms.dion(SGD, 0.5), "partly"),
+    "sketched-sgd": (lambda: algorithms.sketched_sgd(MOMENTUM, 0.3, 4, 3, 2, 0.5), "partly"),
+    "fetch-sgd": (lambda: algorithms.fetch_sgd(SGD, 0.3, 4, 3), "pipelined"),
+    "fetch-sgd, subtract": (lambda: algorithms.fetch_sgd(SGD, 0.3, 4, 3, 0.5, "subtract"), "none"),
     "demo": (lambda: algorithms.demo(SGD, 0.9, 3, 4), "pipelined"),
     "choco-sgd": (lambda: algorithms.choco_sgd(SGD, RING, compressors.sign, 0.5), "changing"),
     "choco-sgd, low rank": (

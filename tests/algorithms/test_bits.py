@@ -150,6 +150,9 @@ FORMS: dict[str, Form] = {
     # vectors are not compressed
     "powersgd": all_reduce,
     "dion": all_reduce,
+    # sketches of 5 rows, then four times as many elements as are applied
+    "sketched-sgd": lambda N, d: all_reduce(N, 5 * 32) + all_reduce(N, min(4 * -(-d // 10), d)),
+    "fetch-sgd": lambda N, d: all_reduce(N, 5 * 32),
     "demo": lambda N, d: (N - 1) * frequencies(4, d),
     **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "des-loc"), all_reduce),
     **dict.fromkeys(("delayed-diloco", "eager-diloco", "scaffnew"), all_reduce),
