@@ -662,8 +662,10 @@ class Result(NamedTuple):
         history: numpy arrays by name, `[seeds?, records]`, except `step`, `[records]`, and series
             with one number per worker, `[seeds?, records, N]`.
         params: the final model, with leaves `[seeds?, ...]`.
+        tape: what `dsgd.replay` reads; None, unless the run was `taped`.
     """
 
     state: State
     history: dict[str, np.ndarray]
     params: PyTree
+    tape: Any = None
