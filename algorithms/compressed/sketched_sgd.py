@@ -14,7 +14,7 @@ from algorithms import optimizers
 from dsgd import Algorithm, Query, State, checks, communication, workers, xla
 from dsgd.base import Real
 from dsgd.compressors import count_sketch
-from dsgd.compressors.codes import draw_seed, from_seed
+from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import wide
 from dsgd.compressors.sparsification import kept, placed, require_share
 

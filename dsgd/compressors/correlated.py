@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from dsgd import checks
 from dsgd.base import Compressor, Encoded
-from dsgd.compressors.codes import draw_seed, from_seed
 from dsgd.compressors.quantization import Scaled, require_bits
+from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import fixed_size, wide
 from dsgd.compressors.sparsification import placed
 from dsgd.wire import codecs

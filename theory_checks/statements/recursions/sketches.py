@@ -11,7 +11,7 @@ import numpy as np
 
 import algorithms
 from dsgd import compressors
-from dsgd.compressors.codes import from_seed
+from dsgd.compressors.seeds import from_seed
 from theory_checks.machinery.cases import Case, Inputs, Symbols, on_server
 from theory_checks.machinery.trajectories import D, N, Trajectory
 from theory_checks.recursions import sketches
