@@ -181,6 +181,6 @@ def _power_of_two(x: jax.Array) -> jax.Array:
     largest = jnp.max(jnp.abs(x))
     mantissa, exponent = jnp.frexp(wide(largest))
     power = jnp.ldexp(jnp.ones_like(mantissa), exponent - (mantissa == 0.5))
-    bound = jnp.minimum(power, wide(jnp.finfo(x.dtype).max)).astype(x.dtype)
+    bound = jnp.minimum(power, float(jnp.finfo(x.dtype).max)).astype(x.dtype)
     # A maximum that is not finite is kept, so that the message decodes to NaN.
     return jnp.where(jnp.isfinite(largest) & (largest > 0), bound, largest)
