@@ -131,7 +131,7 @@ def sketched() -> tuple[dict, float]:
             largest = np.argmax(np.abs(v[S].mean(axis=0)))
             x[largest] -= GAMMA * v[S, largest].mean()
             u[S, largest] = v[S, largest] = 0
-    return {"params": x}, bits
+    return {"u": u, "v": v}, bits
 
 
 def fetched() -> tuple[dict, float]:
