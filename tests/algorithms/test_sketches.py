@@ -92,7 +92,8 @@ def test_two_methods_are_the_same(name):
 
 def test_nothing_remains_in_memory_if_all_elements_are_applied():
     memory = run("SketchedSGD, all elements", Numbers(momentum=0.9)).states.workers
-    assert not np.any(memory.u) and not np.any(memory.v)
+    assert not np.any(memory.u)
+    assert not np.any(memory.v)
     sketch = run("FetchSGD, all elements, subtract", Numbers(momentum=0.9)).states.server.S_e
     assert np.abs(sketch).max() < 1e-14
 
