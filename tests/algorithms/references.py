@@ -532,6 +532,9 @@ ON_LAYERS: Table = {
     ),
     "powersgd": (lambda: algorithms.powersgd(MOMENTUM, 1), "changing partly"),
     "dion": (lambda: algorithms.dion(SGD, 0.5), "partly"),
+    "sketched-sgd": (lambda: algorithms.sketched_sgd(MOMENTUM, 0.3, 4, 3, 2, 0.5), "partly"),
+    "fetch-sgd": (lambda: algorithms.fetch_sgd(SGD, 0.3, 4, 3), "pipelined"),
+    "fetch-sgd, subtract": (lambda: algorithms.fetch_sgd(SGD, 0.3, 4, 3, 0.5, "subtract"), "none"),
     "demo": (lambda: algorithms.demo(SGD, 0.9, 3, 4), "pipelined"),
     "dgc, warm-up": (
         lambda: algorithms.dgc(

@@ -163,6 +163,9 @@ FORMS: dict[str, Form] = {
     # vectors are not compressed
     "powersgd": all_reduce,
     "dion": all_reduce,
+    # sketches of 5 rows, then four times as many elements as are applied
+    "sketched-sgd": lambda N, d: all_reduce(N, 5 * 32) + all_reduce(N, min(4 * -(-d // 10), d)),
+    "fetch-sgd": lambda N, d: all_reduce(N, 5 * 32),
     **dict.fromkeys(("majority-vote", "distributed-lion"), lambda N, d: packed(1, d)),
     # its largest magnitude to all others, and ternary digits, five in a byte
     "tern-grad": lambda N, d: (

@@ -76,7 +76,7 @@ def counted(t: int) -> np.ndarray:
     return HERE[t] & ARRIVES[t, :N]
 
 
-def ring_bits(t: int, vectors: int = 1) -> int:
+def ring_bits(t: int, vectors: float = 1) -> int:
     """Returns the bits that participating workers send in an all-reduce."""
     m = HERE[t].sum()
     return m * round(2 * (m - 1) / m * vectors * WORD) if m else 0
@@ -117,6 +117,33 @@ def voted(beta1: float, beta2: float) -> tuple[dict, float]:
         if len(votes):
             x = x - GAMMA * np.where(votes.sum(axis=0) < 0, -1, 1)
         bits += 2 * 8 * HERE[t].sum()
+    return {"params": x}, bits
+
+
+def sketched() -> tuple[dict, float]:
+    """One of two candidates; sketches of four elements in four counters are exact."""
+    x, u, v, bits = np.zeros(D), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        S, bits = counted(t), bits + 2 * (ring_bits(t) + ring_bits(t, 0.5))
+        if S.any():
+            u[S] = BETA * u[S] + slopes(np.tile(x, (N, 1)))[S]
+            v[S] += u[S]
+            largest = np.argmax(np.abs(v[S].mean(axis=0)))
+            x[largest] -= GAMMA * v[S, largest].mean()
+            u[S, largest] = v[S, largest] = 0
+    return {"u": u, "v": v}, bits
+
+
+def fetched() -> tuple[dict, float]:
+    x, u, e, bits = np.zeros(D), np.zeros(D), np.zeros(D), 0.0
+    for t in range(T):
+        bits += 2 * ring_bits(t)
+        if counted(t).any():
+            u = BETA * u + slopes(np.tile(x, (N, 1)))[counted(t)].mean(axis=0)
+            e += u
+            largest = np.argmax(np.abs(e))
+            x[largest] -= GAMMA * e[largest]
+            e[largest] = 0
     return {"params": x}, bits
 
 
@@ -680,6 +707,8 @@ def along(t: int, A: np.ndarray) -> tuple[np.ndarray, int]:
 
 METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "mb-sgd": (algorithms.minibatch_sgd(MOMENTUM), gradients_averaged),
+    "sketched-sgd": (algorithms.sketched_sgd(SGD, 1 / D, D, 1, 2, BETA), sketched),
+    "fetch-sgd": (algorithms.fetch_sgd(SGD, 1 / D, D, 1, BETA, "subtract"), fetched),
     "local-sgd": (algorithms.local_sgd(SGD, H), lambda: models_averaged(H)),
     "local-sgd on a ring": (algorithms.local_sgd(SGD, H, RING), lambda: models_mixed(RING, H)),
     "scaffold": (algorithms.scaffold(SGD, H), controlled),

@@ -128,6 +128,48 @@ MISTAKES = [
         "int(counted[0]) <= capacity",
         f"{HERE}test_check.py -k fewer",
     ),
+    Mistake(
+        "dsgd/compressors/codes.py",
+        "(drawn + jax.random.randint(of_rotation, (), 0, d)) % d",
+        "drawn % d",
+        f"{HERE}test_common.py -k each_element",
+    ),
+    Mistake(
+        "dsgd/compressors/codes.py",
+        "line[:k] + line[d:]",
+        "line[:k]",
+        f"{HERE}test_common.py -k each_element",
+    ),
+    Mistake(
+        "dsgd/compressors/codes.py",
+        "-rotations % columns",
+        "rotations",
+        f"{HERE}test_common.py -k is_the_papers_with_its_hashes",
+    ),
+    Mistake(
+        "dsgd/compressors/codes.py",
+        "draw_seed(key if common is None else common.key)",
+        "draw_seed(key)",
+        f"{HERE}test_common.py -k senders_of_an_exchange",
+    ),
+    Mistake(
+        "dsgd/compressors/correlated.py",
+        "wide(values) * width(d)",
+        "wide(values) * N",
+        f"{HERE}test_common.py -k divides_the_elements",
+    ),
+    Mistake(
+        "dsgd/compressors/correlated.py",
+        "stratum, stratum - N)",
+        "stratum, stratum)",
+        f"{HERE}test_common.py -k equal_vectors_have",
+    ),
+    Mistake(
+        "dsgd/compressors/combinators.py",
+        "common=common and common.fold_in(number))",
+        "common=common)",
+        f"{HERE}test_common.py -k buckets_have",
+    ),
 ]
 
 

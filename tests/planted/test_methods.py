@@ -658,6 +658,18 @@ MISTAKES = [
         "self.stamp + 1",
         of(ON_RAY, "a_partner_averages_with_a_stamp_above_both_once_it_has_begun"),
     ),
+    Mistake(
+        "algorithms/compressed/sketched_sgd.py",
+        "workers.where_delivered(memories, state.workers)",
+        "memories",
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[sketched-sgd]"),
+    ),
+    Mistake(
+        "algorithms/compressed/sketched_sgd.py",
+        "S_e = S_e - sent",
+        "S_e = 0 * S_e",
+        of(STATEMENTS, "statement_holds[FetchSGD, subtracted, every round]"),
+    ),
 ]
 
 

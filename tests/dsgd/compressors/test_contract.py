@@ -18,6 +18,8 @@ from dsgd.compressors import (
     clipped_ternary,
     clipping,
     contraction,
+    correlated_quantization,
+    count_sketch,
     dct_top_k,
     e3m0,
     eight_bit,
@@ -26,15 +28,19 @@ from dsgd.compressors import (
     natural,
     natural_dithering,
     one_bit,
+    perm_k,
     qsgd,
+    random_block,
     random_k,
     random_quantization,
     random_sparsification,
+    shared_random_k,
     sign,
     ternary,
     top_k,
     two_bit,
     whole_model,
+    with_seed,
 )
 from dsgd.compressors.members import stated
 from dsgd.compressors.sizes import fixed_bits
@@ -121,6 +127,11 @@ COMPRESSORS = {
     random_k(0.75, natural): lambda d: (
         8 * packed_bytes(-(-3 * d // 4), 9) + 8 * packed_bytes(-(-3 * d // 4), index_bits(d))
     ),
+    shared_random_k(0.25): lambda d: -(-d // 4) * 32 + 64,
+    with_seed(random_block(0.5)): lambda d: -(-d // 2) * 32 + 64,
+    with_seed(count_sketch(3, 4)): lambda d: 3 * 4 * 32 + 64,
+    perm_k(4): lambda d: -(-d // 4) * 32 + 64 + 32,
+    correlated_quantization(3): lambda d: 8 * packed_bytes(d, 3) + 32,
     random_sparsification(0.2): None,
     buckets(buckets(sign, 3), 6): lambda d: (
         8 * (d // 6 * 2 + -(-(d % 6) // 3)) + 32 * (d // 6 * 2 + -(-(d % 6) // 3))
@@ -130,7 +141,12 @@ COMPRESSORS = {
 }
 WHOLE = whole_model(top_k(0.1))  # otherwise the same as the compressor that it wraps
 every_compressor = pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c.name)
-SOME = ["random_k", "random_sparsification"]  # compressors that send only some elements
+SOME = [
+    "random_k",
+    "random_block",
+    "random_sparsification",
+    "perm_k",
+]  # compressors that send only some elements
 BIASED = {
     "sign",
     "e3m0",
@@ -286,6 +302,10 @@ def test_names_are_all_different():
 
 # of a message for 12 elements: the number of elements of the vector, and of computed numbers
 FLOATS: dict[Compressor, tuple[int, int]] = {
+    shared_random_k(0.25): (3, 0),
+    with_seed(count_sketch(3, 2)): (0, 6),
+    perm_k(4): (3, 0),
+    correlated_quantization(3): (1, 0),
     identity: (12, 0),
     random_quantization(3): (2, 0),
     random_quantization(3, 4): (6, 0),
@@ -355,6 +375,10 @@ def test_random_sparsification_counts_elements_in_their_own_type(dtype, element)
 
 
 WHOLE_FLOATS = [
+    shared_random_k(1.0),
+    with_seed(random_block(1.0)),
+    with_seed(count_sketch(1, 12)),
+    perm_k(1),
     identity,
     top_k(1.0),
     random_sparsification(1.0),
