@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import jax
@@ -179,15 +180,13 @@ def eden(
     elements of Rx have the same distribution.
     """
     checks.within("eden: bits", bits, "[1, 4]")
-    if scale not in ("least error", "unbiased"):
-        raise ValueError(f"eden: scale = {scale!r}; expected 'least error' or 'unbiased'")
     checks.positive_int("eden: rounds", rounds)
     few, share = math.floor(bits), bits % 1
     widths = (few + 1, few) if share else (few,)
 
     def parts(d):
         """Returns the slices of the elements with the first width, and with the second."""
-        starts = [0, *np.cumsum(pieces(d))]
+        starts = [0, *accumulate(pieces(d))]
         middles = [start + kept(share, p) for start, p in zip(starts, pieces(d), strict=False)]
         if not share:
             return [[slice(0, d)]]
@@ -237,6 +236,8 @@ def eden(
         return rotate_back(_key(seed), values(codes, scales.dtype, d) * _spread(scales, d), rounds)
 
     def delta(d):
+        if d == 1:
+            return 1.0
         errors = _LARGEST_ERRORS if share else (1 / 2, *_LARGEST_ERRORS[1:])
         return 1 - (1 - share) * errors[few - 1] - (share * errors[few] if share else 0)
 
@@ -273,7 +274,7 @@ def pieces(d: int) -> list[int]:
 
 
 def _of_pieces(x: jax.Array) -> list[jax.Array]:
-    return jnp.split(x, np.cumsum(pieces(x.shape[0]))[:-1])
+    return jnp.split(x, list(accumulate(pieces(x.shape[0])))[:-1])
 
 
 def _hadamard(x: jax.Array) -> jax.Array:
@@ -296,7 +297,7 @@ def _flip(key: jax.Array, x: jax.Array) -> jax.Array:
     """Multiplies the elements by random signs, one random bit each."""
     d = x.shape[0]
     words = jax.random.bits(key, (-(-d // _WORD),), jnp.uint32)
-    drawn = words >> jnp.arange(_WORD, dtype=jnp.uint32)[:, None] & 1
+    drawn = words[None] >> jnp.arange(_WORD, dtype=jnp.uint32)[:, None] & 1
     return jnp.where(drawn.ravel()[:d] == 1, -x, x)
 
 

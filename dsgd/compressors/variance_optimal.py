@@ -91,7 +91,7 @@ def variance_optimal(fraction: float) -> Compressor:
         kept = ~(jax.random.uniform(key, (d,), p.dtype) >= p) & ~(p >= 1)
         drawn = selected(kept, drawn_room)
         values = jnp.where(certain < d, x.at[certain].get(mode="clip"), 0)
-        signs = (x.at[drawn].get(mode="clip") < 0).astype(jnp.uint8)
+        signs = xla.materialize((x.at[drawn].get(mode="clip") < 0).astype(jnp.uint8))
         magnitude = largest / c
         number, drawn_number = (
             jnp.sum(places < d, dtype=jnp.uint32) for places in (certain, drawn)
@@ -150,7 +150,7 @@ def _factor(size: jax.Array, k: float) -> jax.Array:
     def step(carry):
         c, number, _ = carry
         certain = c * size >= 1
-        new = jnp.sum(certain)
+        new = jnp.sum(certain, dtype=jnp.int32)
         rest = xla.sum_elements(jnp.where(certain, 0, size))
         larger = jnp.where(rest > 0, (k - new) / jnp.where(rest > 0, rest, 1), most)
         # In exact arithmetic c never decreases.

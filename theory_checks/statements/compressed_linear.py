@@ -73,7 +73,7 @@ from dsgd.compressors.sizes import fixed_size
 from theory_checks.machinery import instances, ranges
 from theory_checks.machinery.random_rounds import RandomRounds, random_rounds
 from theory_checks.machinery.rounds import Build, Instance
-from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.machinery.statement import Outcome
 
 _ROUNDING = 1e-12
 _ACCURACY = 1e-3  # of the exact largest step sizes
@@ -381,9 +381,7 @@ def of_diana(A: np.ndarray, theta: float) -> Theorem:
     return Theorem(
         _with_memories(A, random_one(d), alpha, 1.0),
         diana_step(**given),
-        lambda gamma: diana(
-            strong_convexity=of.strong_convexity, learning_rate=gamma, **given
-        ),
+        lambda gamma: diana(strong_convexity=of.strong_convexity, learning_rate=gamma, **given),
         lambda gamma: {"x": 1.0, "h": weight * gamma**2},
         f"N = {N}, omega = {omega:g}, theta = {theta:.3g}",
     )
@@ -418,9 +416,7 @@ def _of_residuals(
     return Theorem(
         _with_memories(A, up, shift, gain),
         ef_bv_step(**given),
-        lambda gamma: ef_bv(
-            strong_convexity=of_A.strong_convexity, learning_rate=gamma, **given
-        ),
+        lambda gamma: ef_bv(strong_convexity=of_A.strong_convexity, learning_rate=gamma, **given),
         lambda gamma: {"gap": 1.0, "residual": _weight_of_ef_bv(gamma, of)},
         case,
     )
