@@ -15,12 +15,20 @@ from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.compressed import memories, three_points
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
+from algorithms.compressed.dgc import dgc
+from algorithms.compressed.diana import diana, ef_bv
 from algorithms.compressed.dion import dion
+from algorithms.compressed.dist_ef_sgd import dist_ef_sgd
+from algorithms.compressed.econtrol import econtrol
 from algorithms.compressed.ef21 import ef21
+from algorithms.compressed.ef21_sgdm import ef21_sgdm
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.compressed.majority_vote import distributed_lion, majority_vote
 from algorithms.compressed.marina import marina, vr_marina
 from algorithms.compressed.memories import error_feedback
+from algorithms.compressed.one_bit_adam import one_bit_adam, zero_one_adam
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
+from algorithms.compressed.tern_grad import tern_grad
 from algorithms.compressed.three_point import clag, lag, three_point
 from algorithms.decentralized.beer import beer, c_gt, motef
 from algorithms.decentralized.choco_sgd import choco_sgd
@@ -56,6 +64,7 @@ from algorithms.decentralized.variance_reduction import gt_hsgd, gt_saga, gt_sar
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
 from algorithms.local_updates.adacomm import adacomm
+from algorithms.local_updates.cser import cser
 from algorithms.local_updates.delayed_diloco import delayed_diloco, eager_diloco
 from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
@@ -64,13 +73,14 @@ from algorithms.local_updates.fed_avg import fed_avg, fed_prox
 from algorithms.local_updates.fed_dyn import fed_dyn
 from algorithms.local_updates.fed_nova import fed_nova
 from algorithms.local_updates.fed_opt import fed_adagrad, fed_adam, fed_avgm, fed_opt, fed_yogi
+from algorithms.local_updates.fed_paq import fed_comgate, fed_ef, fed_paq
 from algorithms.local_updates.local_sgd import local_sgd
 from algorithms.local_updates.mime import mime, mime_lite
 from algorithms.local_updates.noloco import noloco
 from algorithms.local_updates.post_local_sgd import post_local_sgd
 from algorithms.local_updates.scaffnew import scaffnew
 from algorithms.local_updates.scaffold import scaffold
-from algorithms.local_updates.sparse_loco import muloco, sparse_loco
+from algorithms.local_updates.sparse_loco import muloco, qsparse_local_sgd, sparse_loco
 from algorithms.local_updates.sparta import sparta
 from algorithms.local_updates.streaming_diloco import streaming_diloco
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
@@ -123,12 +133,17 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "ef21": lambda optimizer, workers: ef21(
         optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))
     ),
+    "diana": lambda optimizer, workers: diana(optimizer, whole_model(random_quantization(4))),
+    "ef-bv": lambda optimizer, workers: ef_bv(optimizer, whole_model(random_quantization(4))),
+    "ef21-sgdm": lambda optimizer, workers: ef21_sgdm(optimizer, whole_model(top_k(0.1))),
+    "econtrol": lambda optimizer, workers: econtrol(optimizer, whole_model(top_k(0.1)), 0.1),
+    "dist-ef-sgd": lambda optimizer, workers: dist_ef_sgd(optimizer, whole_model(sign)),
     "marina": lambda optimizer, workers: marina(optimizer, whole_model(random_k(0.25)), 0.25),
     "vr-marina": lambda optimizer, workers: vr_marina(optimizer, whole_model(random_k(0.25)), 0.25),
     "3pc": lambda optimizer, workers: three_point(
         optimizer, three_points.v2(whole_model(top_k(0.1)), whole_model(random_k(0.25)))
     ),
-    "lag": lambda optimizer, workers: lag(optimizer, 1.0),
+    "lag": lambda optimizer, workers: lag(optimizer, 4.0),
     "clag": lambda optimizer, workers: clag(optimizer, whole_model(top_k(0.1)), 1.0),
     "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
@@ -153,6 +168,13 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "fed-adam": lambda optimizer, workers: fed_adam(optimizer, 4, 0.1),
     "fed-nova": lambda optimizer, workers: fed_nova(optimizer, 4),
     "fed-dyn": lambda optimizer, workers: fed_dyn(optimizer, 4, 1.0),
+    "fed-paq": lambda optimizer, workers: fed_paq(
+        optimizer, 4, whole_model(random_quantization(4))
+    ),
+    "fed-comgate": lambda optimizer, workers: fed_comgate(
+        optimizers.step_size(optimizer), 4, whole_model(random_quantization(4))
+    ),
+    "fed-ef": lambda optimizer, workers: fed_ef(optimizer, 4, whole_model(top_k(0.1))),
     "mime-lite": lambda optimizer, workers: mime_lite(optimizer, 4),
     "mime": lambda optimizer, workers: mime(optimizer, 4),
     "scaffnew": lambda optimizer, workers: scaffnew(optimizer, 0.5),
@@ -161,6 +183,12 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, 4, chunked_top_k(4, 8, two_bit)
     ),
     "muloco": lambda optimizer, workers: muloco(optimizer, 4),
+    "qsparse-local-sgd": lambda optimizer, workers: qsparse_local_sgd(
+        optimizer, 4, whole_model(top_k(0.1))
+    ),
+    "cser": lambda optimizer, workers: cser(
+        optimizer, 4, whole_model(top_k(0.4)), whole_model(top_k(0.1))
+    ),
     "delayed-diloco": lambda optimizer, workers: delayed_diloco(optimizer, 4),
     "eager-diloco": lambda optimizer, workers: eager_diloco(optimizer, 4),
     "noloco": lambda optimizer, workers: noloco(
@@ -245,7 +273,17 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, topologies.ring(workers)
     ),
     "powersgd": lambda optimizer, workers: powersgd(optimizer),
+    "majority-vote": lambda optimizer, workers: majority_vote(optimizer),
+    "distributed-lion": lambda optimizer, workers: distributed_lion(optimizer),
+    "tern-grad": lambda optimizer, workers: tern_grad(optimizer),
+    "one-bit-adam": lambda optimizer, workers: one_bit_adam(
+        optimizer, 3, whole_model(sign), beta2=0.9, epsilon=0.1
+    ),
+    "zero-one-adam": lambda optimizer, workers: zero_one_adam(
+        optimizers.step_size(optimizer), 4, whole_model(sign), stretch=1, longest=2, epsilon=0.1
+    ),
     "demo": lambda optimizer, workers: demo(optimizer, k=4),
+    "dgc": lambda optimizer, workers: dgc(optimizer, whole_model(top_k(0.1))),
     "dion": lambda optimizer, workers: dion(optimizer),
 }
 """The survey's short names of the methods. Each value is a function (optax optimizer, N) ->
@@ -286,6 +324,7 @@ __all__ = [
     "choco_sgd",
     "clag",
     "compressed_sgd",
+    "cser",
     "d2",
     "dcd_sgd",
     "decentlam",
@@ -295,9 +334,13 @@ __all__ = [
     "delays",
     "demo",
     "des_loc",
+    "dgc",
     "dgd",
+    "diana",
     "diloco",
     "dion",
+    "dist_ef_sgd",
+    "distributed_lion",
     "dlm",
     "drop_compute",
     "dropcompute",
@@ -305,7 +348,10 @@ __all__ = [
     "eamsgd",
     "easgd",
     "ecd_sgd",
+    "econtrol",
     "ef21",
+    "ef21_sgdm",
+    "ef_bv",
     "error_compensated_sgd",
     "error_feedback",
     "exact_diffusion",
@@ -314,9 +360,12 @@ __all__ = [
     "fed_adam",
     "fed_avg",
     "fed_avgm",
+    "fed_comgate",
     "fed_dyn",
+    "fed_ef",
     "fed_nova",
     "fed_opt",
+    "fed_paq",
     "fed_prox",
     "fed_yogi",
     "gradient_descent",
@@ -336,6 +385,7 @@ __all__ = [
     "loopless_svrg",
     "lt_admm",
     "lt_admm_vr",
+    "majority_vote",
     "make",
     "marina",
     "memories",
@@ -349,6 +399,7 @@ __all__ = [
     "nids",
     "noloco",
     "on_ray",
+    "one_bit_adam",
     "opapc",
     "page",
     "parameter_server_sgd",
@@ -362,6 +413,7 @@ __all__ = [
     "proximal_tracking",
     "push_diging",
     "push_pull",
+    "qsparse_local_sgd",
     "quasi_global_momentum",
     "relay_sgd",
     "saga",
@@ -373,6 +425,7 @@ __all__ = [
     "sparta",
     "stochastic_gradient_push",
     "streaming_diloco",
+    "tern_grad",
     "three_point",
     "three_points",
     "vr_marina",
@@ -382,4 +435,5 @@ __all__ = [
     "with_page",
     "with_saga",
     "with_starts",
+    "zero_one_adam",
 ]

@@ -5,6 +5,7 @@ convergence bounds from the same code.
 from dsgd import clusters, communication, compressors, network, problems, work, workers
 from dsgd.base import (
     Algorithm,
+    Common,
     Compressor,
     Constants,
     Encoded,
@@ -37,6 +38,7 @@ from dsgd.runs.driver import Exchange, compile_round, exchanges, run
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
 from dsgd.runs.interrupts import Interrupted
+from dsgd.runs.replays import replay
 from dsgd.runs.sweeps import Sweep, mean_and_error, sweep, tail_mean
 from dsgd.wire import codecs, counts
 
@@ -45,6 +47,7 @@ __version__ = "0.3.0"
 __all__ = [
     "Algorithm",
     "Batches",
+    "Common",
     "Communicator",
     "Compressor",
     "Constants",
@@ -86,6 +89,7 @@ __all__ = [
     "mean_and_error",
     "network",
     "problems",
+    "replay",
     "run",
     "run_local_processes",
     "sweep",

@@ -30,6 +30,7 @@ Period = Annotated[int | jax.Array, "an integer"]  # in rounds; traced when a sw
 Gradients = PyTree  # a pytree like the parameters; every leaf has a leading worker axis [n, ...]
 
 _SAMPLES = 0x73616D70  # folded into a round's key for chosen samples, far from small numbers
+_COMMON = 0x636F6D6D  # folded into an exchange's key for `Common.key`, far from workers' ids
 
 
 class State(NamedTuple):
@@ -293,6 +294,32 @@ class Encoded(NamedTuple):
     decoded: jax.Array
 
 
+class Common(NamedTuple):
+    """What the sender of a message shares with the other senders of its exchange: a compressor that
+    draws from this key makes choices that all of them know, and can divide them by number.
+
+    Args:
+        key: key of the exchange, the same for all senders.
+        worker: number of the sender, from 0 to N - 1; `[n]` for a block of workers.
+        workers: N, a Python int.
+    """
+
+    key: jax.Array
+    worker: jax.Array
+    workers: int
+
+    @classmethod
+    def of_exchange(cls, key: jax.Array, ids: jax.Array, workers: int) -> Common:
+        """Returns what the workers with these ids share, for an exchange with this key. The common
+        key differs from `fold_in(key, id)`, which are the workers' own keys.
+        """
+        return cls(jax.random.fold_in(key, _COMMON), ids, workers)
+
+    def fold_in(self, part: int | jax.Array) -> Common:
+        """Returns the same with another key for each part of a vector."""
+        return self._replace(key=jax.random.fold_in(self.key, part))
+
+
 class Compressor(NamedTuple):
     """A map from vectors to short messages, and back. All members act on one flat vector.
 
@@ -300,7 +327,8 @@ class Compressor(NamedTuple):
         compress: (key, x: [d]) -> message, a pytree of the packed arrays that are sent; or an
             `Encoded`, the message with its decoded value. A compressor with a warm start takes a
             third argument `last=None`, the previous message of this vector: zeros before the first
-            message, None from methods that do not keep messages.
+            message, None from methods that do not keep messages. One that draws the same for all
+            senders takes an argument `common=None`, a `Common`; None: the sender is alone.
         decompress: (message, d: int) -> decoded: [d]. Lossy messages decode to float64 if the
             elements were float64, otherwise to float32.
         bits: message -> size of this message in bits: an int if all messages for d elements have
@@ -336,8 +364,18 @@ class Compressor(NamedTuple):
         """Whether the compressor starts from its previous message, that is, whether `compress` has
         a parameter `last`.
         """
+        return self._takes("last")
+
+    @property
+    def shares(self) -> bool:
+        """Whether the compressor receives what all senders of an exchange share, that is, whether
+        `compress` has a parameter `common`.
+        """
+        return self._takes("common")
+
+    def _takes(self, argument: str) -> bool:
         try:
-            return "last" in inspect.signature(self.compress).parameters
+            return argument in inspect.signature(self.compress).parameters
         except (ValueError, TypeError):  # functions written in C may have no signature
             return False
 
@@ -624,8 +662,10 @@ class Result(NamedTuple):
         history: numpy arrays by name, `[seeds?, records]`, except `step`, `[records]`, and series
             with one number per worker, `[seeds?, records, N]`.
         params: the final model, with leaves `[seeds?, ...]`.
+        tape: what `dsgd.replay` reads; None, unless the run was `taped`.
     """
 
     state: State
     history: dict[str, np.ndarray]
     params: PyTree
+    tape: Any = None

@@ -3,11 +3,21 @@ methods.
 
     bounds.sgd(gap=1.0, smoothness=1.0, noise=0.5, steps=1_000, learning_rate=0.01)
 
-The module of each family contains the hypotheses, the recommended step size, and the rate at that
+Those of linear rates return the factor per round; their largest step sizes are next to them. The
+module of each family contains the hypotheses, the recommended step size, and the rate at that
 step size.
 """
 
 from theory_checks.statements.asynchronous_sgd import bound as asynchronous_sgd
+from theory_checks.statements.compressed_linear import (
+    diana,
+    diana_step,
+    ef_bv,
+    ef_bv_residuals,
+    ef_bv_step,
+    marina,
+    marina_step,
+)
 from theory_checks.statements.compressed_sgd import bound as compressed_sgd
 from theory_checks.statements.decentralized_sgd import bound as decentralized_sgd
 from theory_checks.statements.decentralized_sgd import consensus
@@ -25,12 +35,19 @@ __all__ = [
     "compressed_sgd",
     "consensus",
     "decentralized_sgd",
+    "diana",
+    "diana_step",
     "dropcompute",
     "dropcompute_convex",
     "ef21",
+    "ef_bv",
+    "ef_bv_residuals",
+    "ef_bv_step",
     "error_compensated_sgd",
     "gradient_descent",
     "local_sgd",
+    "marina",
+    "marina_step",
     "minibatch_sgd",
     "sgd",
 ]

@@ -53,6 +53,69 @@ gradient: Vector = Vector(lambda params: (), lambda state, g, x: (g, state), "")
 r"""$v_n = g_n(x)$."""
 
 
+@checks.arguments
+def momentum(eta: Real) -> Vector:
+    r"""The momentum $v_n \leftarrow (1 - \eta) v_n + \eta g_n(x)$, which starts at 0.
+
+    Args:
+        eta: $\eta$, in (0, 1].
+
+    Raises:
+        ValueError: if eta is not in (0, 1].
+    """
+    checks.within("memories.momentum: eta", eta, "(0, 1]")
+
+    def step(v, g, x):
+        v = _average(v, eta, g)
+        return v, v
+
+    return Vector(optax.tree.zeros_like, step, f"momentum({eta})")
+
+
+@checks.arguments
+def double_momentum(eta: Real) -> Vector:
+    r"""The momentum, averaged a second time: $v_n \leftarrow (1 - \eta) v_n + \eta g_n(x)$, then
+    $w_n \leftarrow (1 - \eta) w_n + \eta v_n$. Both start at 0, and w is compressed.
+
+    Args:
+        eta: $\eta$, in (0, 1].
+
+    Raises:
+        ValueError: if eta is not in (0, 1].
+    """
+    checks.within("memories.double_momentum: eta", eta, "(0, 1]")
+
+    def start(params):
+        return optax.tree.zeros_like(params), optax.tree.zeros_like(params)
+
+    def step(state, g, x):
+        v, w = state
+        v = _average(v, eta, g)
+        w = _average(w, eta, v)
+        return w, (v, w)
+
+    return Vector(start, step, f"double_momentum({eta})")
+
+
+@checks.arguments
+def steps(optimizer: optax.GradientTransformation) -> Vector:
+    r"""The step of the worker's optimizer, $\gamma_t g_n(x)$ for `optax.sgd`, so that memories are
+    in units of the step. The servers' optimizer is then `optax.sgd(1.0)`.
+
+    For a constant step size of SGD the iterates are those of memories in units of the gradient, if
+    $C(a x) = a C(x)$ for a > 0; with a schedule they differ.
+
+    Args:
+        optimizer: each worker's, whose state stays local.
+    """
+
+    def step(memory, g, x):
+        updates, memory = optimizers.update(optimizer, g, memory, x)
+        return jax.tree.map(lambda update, x: -update.astype(x.dtype), updates, x), memory
+
+    return Vector(lambda params: optimizers.init(optimizer, params).optimizer, step, "steps")
+
+
 class Up(NamedTuple):
     r"""Messages of the workers, and the memories that they need.
 
@@ -167,8 +230,13 @@ def error_feedback(
             one of the compressors works layer by layer.
     """
     parts = [up.compressor.name, *([down.compressor.name] if down else [])]
-    numbers = [up.error, up.shift, up.gain, up.decay]
-    name = f"error_feedback({', '.join([*parts, *map(str, numbers)])})"
+    numbers = [
+        f"{name}={checks.shown(number)}"
+        for name, number in zip(Up._fields[1:5], up[1:5], strict=True)
+        if number is not None
+    ]
+    memory = [f"memory={down.memory}"] if down else []
+    name = f"error_feedback({', '.join([*parts, *numbers, *memory, *filter(None, [vector.name])])})"
     return with_memories(name, optimizer, up, down, vector=vector, via=via)
 
 
@@ -308,6 +376,11 @@ def _plus(tree: PyTree | None, factor: Any, memory: PyTree | None) -> PyTree:
     if memory is None or tree is None:
         return tree if memory is None else _times(factor, memory)
     return optax.tree.add(tree, _times(factor, memory))
+
+
+def _average(mean: PyTree, eta: Any, new: PyTree) -> PyTree:
+    """Returns (1 - eta) mean + eta new."""
+    return optax.tree.add(_times(1 - eta, mean), _times(eta, new))
 
 
 def _times(factor: Any, tree: PyTree) -> PyTree:

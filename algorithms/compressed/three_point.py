@@ -99,13 +99,14 @@ def lag(
        x_{t+1} = x_t - \gamma \frac1N \sum_n h_n $$
 
     In the first case a worker sends $g_n - h_n$, uncompressed; in the second nothing, which counts
-    no bits. With $\zeta = 0$ the method is gradient descent. With noisy gradients, $y_n$ differs
-    from $g_n$ by the noise, so that the condition does not depend on the progress. Otherwise the
-    method is `three_point` with A = 1 and B = $\zeta$.
+    no bits. After a message $h_n = y_n$; so with $\zeta < 1$ all workers send in every round, and
+    the method is gradient descent; with $\zeta = 1$ rounding errors decide. With noisy gradients,
+    $y_n$ differs from $g_n$ by the noise, so that the condition does not depend on the progress.
+    Otherwise the method is `three_point` with A = 1 and B = $\zeta$.
 
     Args:
         optimizer, via: as in `three_point`.
-        threshold: $\zeta$, at least 0. It may be swept.
+        threshold: $\zeta$, at least 0 and useful above 1. It may be swept.
 
     Raises:
         ValueError: if $\zeta$ is negative.

@@ -8,10 +8,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from dsgd import checks
-from dsgd.base import Round
+from dsgd.base import Real, Round
 from dsgd.clusters.quantity import Quantity, require_number, require_probability, same_workers
 from dsgd.network import Convention
 from dsgd.network.switch import check_convention, require_seconds
@@ -74,7 +75,7 @@ class Cluster:
             bandwidth changes with the clock, a message takes the time over which the bandwidth,
             integrated from the message's start, reaches the message's bits.
         down: bits per second of a worker's receiving port; None: as fast as its sending port.
-        latency: seconds per message, at least 0.
+        latency: seconds per message, at least 0; traced in a function for `dsgd.replay`.
         convention: "blocking" or "pipelined", see `dsgd.network`.
         micro_batches: number of micro-batches of one gradient, which a worker computes one after
             the other, each of the problem's batch size; ignored if the method sets the local work
@@ -108,7 +109,7 @@ class Cluster:
     compute: Quantity
     up: Quantity | None = None
     down: Quantity | None = None
-    latency: float = 0.0
+    latency: Real = 0.0
     convention: Convention = "blocking"
     micro_batches: int = 1
     per_sample: Quantity | None = None
@@ -125,7 +126,8 @@ class Cluster:
                 raise ValueError(
                     f"Cluster: {what} = {quantity.name} can be 0; expected a bandwidth > 0 bit/s"
                 )
-        require_seconds("Cluster: latency", self.latency)
+        if not isinstance(self.latency, Tracer):
+            require_seconds("Cluster: latency", self.latency)
         require_number("Cluster: noise", self.noise, least=0)
         check_convention(self.convention)
         checks.positive_int("Cluster: micro_batches", self.micro_batches)
@@ -179,7 +181,7 @@ class Cluster:
     def name(self) -> str:
         """A description that contains all parameters."""
         up, down = (quantity.name if quantity else "None" for quantity in (self.up, self.down))
-        ports = f"up {up}, down {down}; latency {self.latency:.9g}; {self.convention}"
+        ports = f"up {up}, down {down}; latency {_shown(self.latency)}; {self.convention}"
         options = [
             f"per sample {self.per_sample.name}" if self.per_sample else "",
             "at once" if self.single_batch else "",
@@ -346,6 +348,10 @@ class Cluster:
         return seconds * jnp.exp(
             self.noise * jax.random.normal(_key(round, _NOISE), seconds.shape, seconds.dtype)
         )
+
+
+def _shown(number: Real) -> str:
+    return "traced" if isinstance(number, Tracer) else f"{number:.9g}"
 
 
 def _at_ports(

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from dsgd import array_likes, checks
 from dsgd.clusters import integrals
@@ -18,15 +20,23 @@ from dsgd.clusters.quantity import Quantity, require_number, require_probability
 
 
 @checks.arguments
-def constant(value: float | Sequence[float] | np.ndarray) -> Quantity:
+def constant(value: float | Sequence[float] | ArrayLike) -> Quantity:
     """A quantity that does not change.
 
     Args:
-        value: one number for all workers, or `[N]`, one for each; at least 0.
+        value: one number for all workers, or `[N]`, one for each; at least 0. In a function for
+            `dsgd.replay` it may be a traced number, which is assumed to be positive.
 
     Raises:
         ValueError: if a number is negative, infinite or NaN, or there is none.
     """
+    if isinstance(value, Tracer):
+        return Quantity(
+            lambda key, clock, worker: value.astype(jnp.float32),
+            "constant(traced)",
+            positive=True,
+            time_invariant=True,
+        )
     values = _numbers("constant", value, least=0)
     positive = bool((values.astype(np.float32) > 0).all())
     if values.size == 0:
@@ -385,7 +395,7 @@ def sampled(k: int, of: int) -> Quantity:
     def sample(key, clock, worker):
         return (jax.random.permutation(key, of)[worker] < k).astype(jnp.float32)
 
-    return Quantity(sample, f"sampled({k}, of={of})", positive=k == of, workers=of)
+    return Quantity(sample, f"sampled({k}, of={of})", k == of, of, time_invariant=True)
 
 
 def _drawn(

@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from dsgd import causes, checks
+from dsgd.base import Real
 from dsgd.clusters import integrals
 
 
@@ -125,10 +127,15 @@ class Quantity:
         )
 
     @checks.arguments
-    def __mul__(self, factor: float) -> Quantity:
-        """Returns the quantity times a nonnegative number."""
-        require_number("Quantity: factor", factor, least=0)
-        name, positive = f"{factor:.9g} ({self.name})", self.positive and factor > 0
+    def __mul__(self, factor: Real) -> Quantity:
+        """Returns the quantity times a nonnegative number. In a function for `dsgd.replay` it may
+        be traced, and is then assumed to be positive.
+        """
+        if isinstance(factor, Tracer):
+            name, positive = f"traced ({self.name})", self.positive
+        else:
+            require_number("Quantity: factor", factor, least=0)
+            name, positive = f"{factor:.9g} ({self.name})", self.positive and factor > 0
         return replace(
             self,
             sample=lambda *args: factor * self.sample(*args),

@@ -21,6 +21,7 @@ from dsgd.communication import bits, compressed
 from dsgd.communication.bits import Bits
 from dsgd.communication.compressed import Delivery
 from dsgd.communication.record import Frame, Record
+from dsgd.compressors.codes import LinearCode
 from dsgd.graphs.accelerated import Accelerated
 from dsgd.graphs.topology import Role, Topology
 from dsgd.wire import counts
@@ -170,6 +171,46 @@ class Communicator(Round):
             return jnp.tensordot(shares, rows, 1, precision="highest").astype(rows.dtype)
 
         return delivery._replace(received=jax.tree.map(mean, delivery.received))
+
+    def mean_of_codes(
+        self, code: LinearCode, tree: PyTree, via: Pattern = network.ring_all_reduce
+    ) -> Delivery:
+        r"""Returns the decoded mean over all workers of their codes, $D(\frac1N \sum_n E(x_n))$,
+        which is that of the mean vector, $D(E(\bar x))$, since E is linear. Only the codes are
+        all-reduced.
+
+        The codes of each call are drawn with a new key, the same for all workers. The mean is over
+        the same workers as in `mean`.
+
+        Args:
+            code: E and D, such as `compressors.random_places(0.1)`; each leaf has its own code.
+            tree: floating-point leaves `[n, ...]`.
+            via: as in `mean`.
+
+        Returns:
+            A `Delivery` whose `received` has leaves `[...]` and whose `decoded` has the vectors
+            that the workers' own codes decode to, $D(E(x_n))$, leaves `[n, ...]`.
+        """
+        leaves, treedef = jax.tree.flatten(tree)
+        keys = jax.random.split(self.record.next_key(), len(leaves))
+        rows = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
+        codes = [jax.vmap(partial(code.encode, key))(x) for key, x in zip(keys, rows, strict=True)]
+        with self._reducing(f"mean_of_codes of {code.name}", codes, via):
+            means = workers.mean(codes)
+
+        def decode(key, sent, x):
+            return code.decode(key, sent, x.shape[1]).astype(x.dtype)
+
+        received = [
+            decode(key, mean, x).reshape(leaf.shape[1:])
+            for key, mean, x, leaf in zip(keys, means, rows, leaves, strict=True)
+        ]
+        decoded = [
+            jax.vmap(partial(decode, key, x=x))(sent).reshape(leaf.shape)
+            for key, sent, x, leaf in zip(keys, codes, rows, leaves, strict=True)
+        ]
+        sent = self.record.frame.sendings[-1].bits
+        return Delivery(treedef.unflatten(received), treedef.unflatten(decoded), (), sent)
 
     # Messages to neighbours on a graph.
 

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from dsgd import checks, workers
-from dsgd.base import Compressor, Gradients, Params, PyTree
+from dsgd.base import Common, Compressor, Gradients, Params, PyTree
 from dsgd.communication import bits
 from dsgd.communication.bits import Bits
 from dsgd.compressors.members import count_bits, decode, encode, stated
@@ -85,7 +86,7 @@ def to_servers(
     keys = jax.vmap(lambda own: jax.vmap(partial(jax.random.fold_in, own))(most))(
         workers.keys(key, N)
     )
-    messages, decoded = _compress(compressor, keys, vectors, last)
+    messages, decoded = _compress(compressor, keys, vectors, last, _common(key, N))
     arrived = workers.all_to_all(messages)
     if workers.devices() == 1:
         mean = padded(
@@ -121,7 +122,7 @@ def to_all(
     Returns:
         A `Delivery` whose `received` has leaves `[N, d]`, the same on every device.
     """
-    messages, decoded = _compress(compressor, workers.keys(key, N), vectors, last)
+    messages, decoded = _compress_rows(compressor, key, vectors, N, last)
     gathered = workers.gather(messages)
     if workers.devices() == 1:
         received = decoded
@@ -159,7 +160,7 @@ def to_one_server(
     Returns:
         A `Delivery` whose `received` has leaves `[d]`.
     """
-    messages, decoded = _compress(compressor, workers.keys(key, N), vectors, last)
+    messages, decoded = _compress_rows(compressor, key, vectors, N, last)
     sent = bits.to_server(_sizes(compressor, messages, 1), N)
     if senders is not None:
         sent = jax.tree.map(lambda each: jnp.where(senders[:, None], each, jnp.uint32(0)), sent)
@@ -200,7 +201,7 @@ def moved(
     Returns:
         A `Delivery` whose `received` has leaves `[n, d]`.
     """
-    messages, decoded = _compress(compressor, workers.keys(key, N), vectors, last)
+    messages, decoded = _compress_rows(compressor, key, vectors, N, last)
     arrived = move(messages)
     received = (
         move(decoded) if workers.devices() == 1 else _decompress(compressor, arrived, vectors)
@@ -238,7 +239,7 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
         return jax.tree.map(lambda leaf: leaf[jnp.arange(ids.shape[0]), shard], parts)
 
     def compress(hop, vectors):
-        return _compress(compressor, workers.keys(jax.random.fold_in(key, hop), N), vectors, ())[0]
+        return _compress_rows(compressor, jax.random.fold_in(key, hop), vectors, N)[0]
 
     def hop(i, carry):
         messages, total_bits = carry
@@ -288,7 +289,7 @@ def to_neighbours(
         A `Delivery`; `received` has leaves `[n, d]`; if `one_by_one`, it is the result of
         `workers.neighbours`, with leaves `[n, K, d]`.
     """
-    messages, decoded = _compress(compressor, workers.keys(key, topology.n), vectors, last)
+    messages, decoded = _compress_rows(compressor, key, vectors, topology.n, last)
     arrived, table = workers.gather_neighbours(messages, topology, step), decoded
     if workers.devices() > 1:
         length = jax.tree.leaves(arrived)[0].shape[0]
@@ -487,35 +488,66 @@ def require_contraction(
             )
 
 
+def _common(key: jax.Array, N: int) -> Common:
+    """Returns what the block's workers share in an exchange with this key."""
+    return Common.of_exchange(key, workers.ids(N), N)
+
+
+def _compress_rows(
+    compressor: Compressor, key: jax.Array, vectors: PyTree, N: int, last: Any = ()
+) -> tuple[Messages, PyTree]:
+    """Compresses one vector of each worker, leaves `[n, d]`, in an exchange with this key."""
+    return _compress(compressor, workers.keys(key, N), vectors, last, _common(key, N))
+
+
 def _compress(
-    compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any
+    compressor: Compressor, keys: jax.Array, vectors: Parts, last: Any, common: Common | None = None
 ) -> tuple[Messages, Parts]:
-    """Compresses each vector `[*axes, d]` with the leading keys along each axis. Returns the
-    messages and the decoded vectors.
+    """Compresses each vector `[*axes, d]` with the leading keys along each axis: `[n]`, or `[n, M]`
+    for shards. Returns the messages and the decoded vectors.
+
+    Args:
+        compressor, keys, vectors, last: as in `to_servers`.
+        common: what the n senders share; the workers' shards of equal number share a key.
     """
     leaves, treedef = jax.tree.flatten(vectors)
     memories = [(message,) for message in last] if last else [()] * len(leaves)
 
-    def encode_vector(key, x, *memory):
-        message, decoded = encode(compressor, key, x, *memory)
+    def encode_vector(key, common, x, *memory):
+        message, decoded = encode(compressor, key, x, *memory, common=common)
         # On several devices the message is computed in any case; decoding it avoids a second search
         # for top_k's positions.
         if workers.devices() > 1:
             decoded = decode(compressor, message, x.shape[0])
         return message, decoded.astype(x.dtype)
 
+    def encode_leaf(keys, common, vectors, *memory):
+        # The common key is not an argument of the mapped functions, so that what is drawn from it
+        # is drawn once for all workers.
+        def of_worker(keys, worker, vectors, *memory):
+            own = common and common._replace(worker=worker)
+            if keys.ndim == 0:
+                return encode_vector(keys, own, vectors, *memory)
+
+            def of_shard(shard, key, x, *memory):
+                return encode_vector(key, own and own.fold_in(shard), x, *memory)
+
+            return jax.vmap(of_shard)(np.arange(keys.shape[0]), keys, vectors, *memory)
+
+        ids = np.arange(keys.shape[0]) if common is None else common.worker
+        return jax.vmap(of_worker)(keys, ids, vectors, *memory)
+
     def of_leaf(i):
         leaf_keys = keys[tuple(map(slice, leaves[i].shape[:-1]))]
         # A single leaf uses the keys as they are: for short messages, folding in an index takes
         # longer than drawing from the key.
-        return (
-            leaf_keys
-            if len(leaves) == 1
-            else _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(leaf_keys)
-        )
+        if len(leaves) == 1:
+            return leaf_keys, common
+        folded = _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(leaf_keys)
+        return folded, common and common.fold_in(i)
 
     sent = [
-        _over(keys.ndim, encode_vector)(of_leaf(i), vector, *memory)
+        encode_leaf(*of_leaf(i), vector, *memory)
         for i, (vector, memory) in enumerate(zip(leaves, memories, strict=True))
     ]
     return [message for message, _ in sent], treedef.unflatten(decoded for _, decoded in sent)

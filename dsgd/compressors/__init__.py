@@ -4,6 +4,15 @@ members.
 
 from dsgd.compressors.check import check
 from dsgd.compressors.chunks import block_top_k, chunked_top_k, two_bit
+from dsgd.compressors.codebooks import eight_bit, one_bit
+from dsgd.compressors.codes import (
+    LinearCode,
+    count_sketch,
+    random_block,
+    random_places,
+    shared_random_k,
+    with_seed,
+)
 from dsgd.compressors.combinators import (
     apply,
     buckets,
@@ -13,7 +22,9 @@ from dsgd.compressors.combinators import (
     repeated,
     whole_model,
 )
+from dsgd.compressors.correlated import correlated_quantization, perm_k
 from dsgd.compressors.dct import dct_top_k
+from dsgd.compressors.floats import cast, natural_dithering
 from dsgd.compressors.low_rank import low_rank
 from dsgd.compressors.members import encode
 from dsgd.compressors.quantization import (
@@ -23,26 +34,32 @@ from dsgd.compressors.quantization import (
     qsgd,
     random_quantization,
     sign,
-    ternary,
 )
 from dsgd.compressors.rotations import drive, eden, rotated
 from dsgd.compressors.sizes import fixed_size, mean_bits
 from dsgd.compressors.sparsification import random_k, random_sparsification, top_k
+from dsgd.compressors.ternary import clipped_ternary, ternary
 from dsgd.compressors.thresholds import sampled_top_k, sidco, threshold
 from dsgd.compressors.variance_optimal import variance_optimal
 
 __all__ = [
+    "LinearCode",
     "apply",
     "block_top_k",
     "buckets",
+    "cast",
     "check",
     "chunked_top_k",
+    "clipped_ternary",
     "clipping",
     "contraction",
+    "correlated_quantization",
+    "count_sketch",
     "dct_top_k",
     "drive",
     "e3m0",
     "eden",
+    "eight_bit",
     "encode",
     "fixed_size",
     "identity",
@@ -50,13 +67,19 @@ __all__ = [
     "low_rank",
     "mean_bits",
     "natural",
+    "natural_dithering",
+    "one_bit",
+    "perm_k",
     "qsgd",
+    "random_block",
     "random_k",
+    "random_places",
     "random_quantization",
     "random_sparsification",
     "repeated",
     "rotated",
     "sampled_top_k",
+    "shared_random_k",
     "sidco",
     "sign",
     "ternary",
@@ -65,4 +88,5 @@ __all__ = [
     "two_bit",
     "variance_optimal",
     "whole_model",
+    "with_seed",
 ]

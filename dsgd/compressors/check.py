@@ -40,8 +40,9 @@ def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings
 
     It checks the wire format (a message consists of arrays, whose total bits equal what `bits`
     returns, or are at least that if `bits` does not return an int); that the receivers decode a
-    vector, which equals the sender's if `compress` returns one; that equal keys give equal
-    messages; that $E\,Q(x) = x$, along x and other directions; and that $E|Q(x) - x|^2 \le \omega
+    vector, which equals the sender's if `compress` returns one; that zeros, huge and denormal
+    numbers are decoded as finite numbers, and zeros as zeros; that equal keys give equal messages;
+    that $E\,Q(x) = x$, along x and other directions; and that $E|Q(x) - x|^2 \le \omega
     |x|^2$ and $\le (1 - \delta) |x|^2$.
 
     Args:
@@ -89,9 +90,15 @@ def vectors(d: int) -> dict[str, np.ndarray]:
     }
 
 
+def extremes(d: int) -> dict[str, np.ndarray]:
+    """Returns vectors at the limits of float32 by name."""
+    normal = vectors(d)["normal"]
+    return {"zeros": np.zeros(d), "huge": 1e30 * normal, "denormal": 1e-40 * normal}
+
+
 def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
     """Checks one message of each vector: the bits of its arrays, whether equal keys reproduce it,
-    and whether sender and receivers decode the same vector.
+    whether sender and receivers decode the same vector, and whether it is finite.
     """
     counted: list[int | jax.Array] = []
 
@@ -100,7 +107,8 @@ def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
         counted.append(count_bits(compressor, message))
         return message, decoded, decode(compressor, message, d), jnp.asarray(counted[-1])
 
-    stacked = jnp.asarray(np.stack([*vectors(d).values()]), jnp.float32)
+    named = vectors(d) | extremes(d)
+    stacked = jnp.asarray(np.stack([*named.values()]), jnp.float32)
     # The function is traced twice, so that random draws that do not come from the key would differ.
     first, again = (jax.tree.map(np.asarray, jax.jit(jax.vmap(travel))(stacked)) for _ in range(2))
     message, sender, receivers, bits = first
@@ -126,6 +134,8 @@ def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
         else "compress and decompress return different vectors, by up to "
         f"{np.abs(sender - receivers).max():.3g}"
     )
+    wrong = [name for name, one in zip(named, receivers, strict=True) if not np.isfinite(one).all()]
+    wrong += ["zeros"] if np.any(receivers[list(named).index("zeros")]) else []
     return [
         Finding(
             "wire",
@@ -139,6 +149,13 @@ def _wire(compressor: Compressor, d: int, key: jax.Array) -> list[Finding]:
             "equal keys give equal messages" if repeats else "equal keys give different messages",
         ),
         Finding("decoded", equal, mismatch or "sender and receivers decode the same"),
+        Finding(
+            "finite",
+            not wrong,
+            f"not finite, or not zero for zeros: {', '.join(wrong)}"
+            if wrong
+            else "zeros, 1e30 and 1e-40 are decoded as finite numbers",
+        ),
     ]
 
 

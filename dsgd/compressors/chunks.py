@@ -61,7 +61,7 @@ def chunked_top_k(k: int, chunk: int = 4096, values: Compressor = identity) -> C
     def largest_of(rows):
         return jax.vmap(lambda row: xla.largest(row, k))(rows)
 
-    def compress(key, x):
+    def compress(key, x, common=None):
         d, whole = x.shape[0], x.shape[0] // chunk * chunk
         magnitude = wide(x)
         codes = largest_of(magnitude[:whole].reshape(-1, chunk)).ravel()
@@ -70,7 +70,7 @@ def chunked_top_k(k: int, chunk: int = 4096, values: Compressor = identity) -> C
             last = xla.largest(rest, k) if k < d - whole else jnp.arange(d - whole)
             codes = jnp.concatenate([codes, last])
         codes = codes.astype(jnp.uint32)
-        sent = encode(values, key, x[places(codes, d)])
+        sent = encode(values, key, x[places(codes, d)], common=common)
         return Encoded(
             Sparse(codecs.pack(codes, codecs.index_bits(chunk)), sent.message),
             decode(codes, sent.decoded, d),

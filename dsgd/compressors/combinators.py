@@ -59,16 +59,15 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
     checks.positive_int(f"{name}: size", size)
     require_cold(name, compressor)
 
-    def compress(key, x):
+    def compress(key, x, common=None):
+        def of_bucket(number, key, bucket):
+            return encode(compressor, key, bucket, common=common and common.fold_in(number))
+
         count, left = divmod(x.shape[0], size)
         full_key, rest_key = jax.random.split(key)
         keys, cut = jax.random.split(full_key, count), x[: count * size].reshape(count, size)
-        full = (
-            jax.vmap(lambda key, bucket: encode(compressor, key, bucket))(keys, cut)
-            if count
-            else None
-        )
-        rest = encode(compressor, rest_key, x[count * size :]) if left else None
+        full = jax.vmap(of_bucket)(np.arange(count), keys, cut) if count else None
+        rest = of_bucket(count, rest_key, x[count * size :]) if left else None
         decoded = jnp.concatenate([part.decoded.ravel() for part in (full, rest) if part])
         return Encoded(Bucketed(full and full.message, rest and rest.message), decoded)
 
@@ -164,8 +163,8 @@ def contraction(compressor: Compressor) -> Compressor:
     def shrink(d):
         return 1 / (1 + omega(d))
 
-    def compress(key, x):
-        message, decoded = encode(compressor, key, x)
+    def compress(key, x, common=None):
+        message, decoded = encode(compressor, key, x, common=common)
         return Encoded(message, decoded * shrink(x.shape[0]))
 
     def decompress(message, d):

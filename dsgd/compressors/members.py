@@ -10,11 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd import causes, checks
-from dsgd.base import Compressor, Encoded, Key, PyTree
+from dsgd.base import Common, Compressor, Encoded, Key, PyTree
 
 
 @checks.arguments
-def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) -> Encoded:
+def encode(
+    compressor: Compressor,
+    key: Key,
+    x: jax.Array,
+    last: PyTree = None,
+    common: Common | None = None,
+) -> Encoded:
     """Returns the message of a vector, and the vector that its receivers decode.
 
     If `compress` returns both, neither is computed from the other, and XLA removes an unused one
@@ -25,6 +31,8 @@ def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) 
         key: key of the random numbers.
         x: `[d]`, floating point.
         last: previous message of this vector, for compressors with warm start; None: there is none.
+        common: what all senders of the exchange share; compressors without common draws ignore it.
+            None: the sender is alone.
 
     Returns:
         `message`, a pytree of arrays, and `decoded`, `[d]`.
@@ -44,10 +52,11 @@ def encode(compressor: Compressor, key: Key, x: jax.Array, last: PyTree = None) 
             "expected last=None"
         )
     x = jnp.asarray(x)
+    given = {} if last is None else {"last": last}
+    if common is not None and compressor.shares:
+        given["common"] = common
     with causes.error_context(f"compress of {compressor.name}"):
-        encoded = (
-            compressor.compress(key, x) if last is None else compressor.compress(key, x, last=last)
-        )
+        encoded = compressor.compress(key, x, **given)
     if isinstance(encoded, Encoded):
         return Encoded(
             _require_message(compressor, encoded.message),

@@ -17,7 +17,7 @@ import numpy as np
 from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded
 from dsgd.compressors.combinators import buckets
-from dsgd.compressors.scales import unit
+from dsgd.compressors.scales import round_randomly, unit
 from dsgd.compressors.sizes import fixed_size, wide
 from dsgd.wire import codecs
 
@@ -72,7 +72,7 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     Source: Liu and Zhang, section 3.1.1. Departure: knob 0 is the minimum and knob $2^b - 1$ the
     maximum; the printed code for a constant vector divides by zero, here it is sent exactly.
     """
-    _require_bits("random_quantization", bits)
+    require_bits("random_quantization", bits)
     steps = 2**bits - 1
 
     def compress(key, x):
@@ -86,7 +86,7 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
         place = steps * jnp.where(
             eighth > 0, (x / 8 - least / 8) / jnp.where(eighth > 0, eighth, 1), 0
         )
-        codes = jnp.clip(_round_randomly(key, place), 0, steps)
+        codes = jnp.clip(round_randomly(key, place), 0, steps)
         # The maximum must be a knob even if `place` was rounded down.
         codes = jnp.where(x == most, steps, codes)
         codes = xla.materialize(codes.astype(jnp.uint8))
@@ -153,7 +153,7 @@ def qsgd(levels: int, norm: Literal["l2", "linf"] = "l2") -> Compressor:
         relative, scale = unit(wide(x))  # squares neither overflow nor vanish
         size = jnp.maximum(jnp.sqrt(jnp.sum(relative**2)), 1) if norm == "l2" else 1
         scale = scale * size if norm == "l2" else scale.astype(x.dtype)
-        level = jnp.minimum(_round_randomly(key, levels * jnp.abs(relative) / size), levels)
+        level = jnp.minimum(round_randomly(key, levels * jnp.abs(relative) / size), levels)
         codes = xla.materialize(
             jnp.where(relative < 0, levels - level, levels + level).astype(jnp.uint8)
         )
@@ -172,38 +172,6 @@ def qsgd(levels: int, norm: Literal["l2", "linf"] = "l2") -> Compressor:
 
     name = f"qsgd({levels})" if norm == "l2" else f"qsgd({levels}, linf)"
     return fixed_size(compress, decompress, name, omega=omega)
-
-
-def _ternary() -> Compressor:
-    def compress(key, x):
-        relative, largest = unit(wide(x))
-        sent = _round_randomly(key, jnp.abs(relative))
-        codes = xla.materialize(jnp.where(relative < 0, 1 - sent, 1 + sent).astype(jnp.uint8))
-        return Encoded(
-            Scaled(codecs.pack_trits(codes), largest.astype(x.dtype)), decode(codes, largest)
-        )
-
-    def decompress(message, d):
-        return decode(codecs.unpack_trits(message.codes, d), wide(message.scale))
-
-    def decode(codes, scale):
-        return (codes.astype(scale.dtype) - 1) * scale
-
-    return fixed_size(compress, decompress, "ternary", omega=lambda d: (math.sqrt(d) - 1) / 2)
-
-
-ternary: Compressor = _ternary()
-r"""TernGrad: unbiased randomised rounding of elements to their sign times the largest magnitude
-or to 0.
-
-$$ Q(x_i) = |x|_\infty\, \mathrm{sign}(x_i) \text{ with probability } \frac{|x_i|}{|x|_\infty},
-\text{ else } 0 $$
-
-A message has d ternary digits, five in a byte, and the largest magnitude. The variance is
-$|x|_\infty |x|_1 - |x|^2 \le \frac{\sqrt d - 1}{2} |x|^2$, with equality for one large element
-among equal ones.
-
-Source: Wen et al., "TernGrad", 2017."""
 
 
 def _natural() -> Compressor:
@@ -341,7 +309,7 @@ def clipping(bits: int) -> Compressor:
 
     Source: Liu and Zhang, section 3.2, "Clipping".
     """
-    _require_bits("clipping", bits)
+    require_bits("clipping", bits)
     cut = MANTISSA - bits
 
     def compress(key, x):
@@ -359,14 +327,6 @@ def clipping(bits: int) -> Compressor:
     )
 
 
-def _round_randomly(key: jax.Array, place: jax.Array) -> jax.Array:
-    """Rounds `place` at random to one of the two neighbouring integers, such that the mean is
-    `place`.
-    """
-    floor = jnp.floor(place)
-    return floor + (jax.random.uniform(key, place.shape, jnp.float32) < place - floor)
-
-
-def _require_bits(name: str, bits: int) -> None:
+def require_bits(name: str, bits: int) -> None:
     if not 1 <= bits <= 8:
         raise ValueError(f"{name}: bits = {bits}; expected an integer from 1 to 8")

@@ -3,8 +3,8 @@ r"""Random rotations before quantization: any compressor in a rotated basis, DRI
 The rotation is a randomised Hadamard transform, $R = \frac{1}{\sqrt p} H D$ with the Hadamard
 matrix H and a diagonal matrix D of random signs. It exists for powers of two. Other vectors are cut
 into consecutive pieces of decreasing powers of two (11 = 8 + 2 + 1), which are rotated separately.
-Thus nothing is padded, and R is orthogonal for every d. It is applied in $\frac12
-\log_2 d$ passes of additions.
+Thus nothing is padded, and R is orthogonal for every d. To apply it, the vector is read and written
+about $\frac12 \log_2 d$ times, which is most of the time of encoding and of decoding.
 """
 
 from __future__ import annotations

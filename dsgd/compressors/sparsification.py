@@ -137,17 +137,17 @@ def _sparse(
     """Returns a compressor that sends the k elements whose `score(key, x)` has the largest
     magnitude, times scale(d).
     """
-    _require_share(kind, "fraction", fraction)
+    require_share(kind, "fraction", fraction)
     name = f"{kind}({fraction:g})" if values is identity else f"{kind}({fraction:g}, {values.name})"
 
-    def compress(key, x):
+    def compress(key, x, common=None):
         d = x.shape[0]
         score_key, values_key = jax.random.split(key)
         k = kept(fraction, d)
         scores = score(score_key, x)
         places = xla.largest(scores, k) if k < d else jnp.arange(d)
         codes = places.astype(jnp.uint32)
-        sent = encode(values, values_key, x[places])
+        sent = encode(values, values_key, x[places], common=common)
         if values is identity and 1 < k < d:  # does not need the indices, which are slow to compute
             decoded = jnp.where(xla.among_largest(scores, k), wide(x) * scale(d), 0)
         else:
@@ -195,7 +195,7 @@ def random_sparsification(probability: float) -> Compressor:
     Source: Wangni et al., 2018; Liu and Zhang, section 3.2, which prints "set z to 0 with
     probability p" for 1 - p.
     """
-    _require_share("random_sparsification", "probability", probability)
+    require_share("random_sparsification", "probability", probability)
     p, name = probability, f"random_sparsification({probability:g})"
 
     def compress(key, x):
@@ -282,6 +282,6 @@ def placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) -
     return at.add(values) if padded else at.set(values, unique_indices=True)
 
 
-def _require_share(name: str, what: str, value: float) -> None:
+def require_share(name: str, what: str, value: float) -> None:
     if not 0 < value <= 1:
         raise ValueError(f"{name}: {what} = {value!r}; expected a number in (0, 1]")

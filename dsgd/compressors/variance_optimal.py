@@ -50,7 +50,8 @@ def variance_optimal(fraction: float) -> Compressor:
     `random_sparsification` are possible ones, and these p minimise the variance. If at most k
     elements are not 0, all are sent. c is found by the iteration $c = (k - |S|) / \sum_{i \notin S}
     |x_i|$, where S contains the elements that had $p_i = 1$ before, until S does not change: for a
-    vector of very different magnitudes, up to k passes.
+    vector of very different magnitudes, up to k passes. Otherwise most of the time is that of one
+    random number for each element.
 
     A drawn element with $p_i < 1$ has the magnitude 1 / c, so that only its index and sign are
     sent; elements with $p_i = 1$ are sent with value and index. A message also counts 96 bits for

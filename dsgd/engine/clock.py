@@ -31,9 +31,10 @@ from jax import lax
 
 from dsgd import network, workers
 from dsgd.base import LocalWork, Problem, Round, Timings
-from dsgd.communication import Bits, Sending, Statistics
+from dsgd.communication import Statistics
 from dsgd.engine import measurements, queries
 from dsgd.engine.queries import AllAsked, Asked
+from dsgd.engine.tape import Transfer
 from dsgd.network import Timing
 from dsgd.wire import counts
 
@@ -93,8 +94,8 @@ def tick(
     problem: Problem,
     round: Round,
     asked: AllAsked,
-    exchanges: Sequence[Sending],
-    statistics: Statistics,
+    exchanges: Sequence[Transfer],
+    statistics: Statistics | None = None,
 ) -> Clock:
     """Returns the clock after a round.
 
@@ -105,41 +106,43 @@ def tick(
         round: the round, with its cluster.
         asked: the query for gradients, or the queries.
         exchanges: exchanges of the round, in order.
-        statistics: communication statistics of the round.
+        statistics: communication statistics of the round, for a method that keeps its own time,
+            stops workers early, or reads timings; None: it does none of these.
 
     Raises:
         ValueError: if the method keeps its own time and the cluster has an overlap.
     """
     cluster, timings = round.cluster, clock.timings
     assert cluster is not None
-    if statistics.elapsed is not None:
+    if statistics and statistics.elapsed is not None:
         if cluster.overlap:
             raise ValueError(
                 f"{name} keeps its own time, but the cluster has an overlap, "
                 f"{cluster.overlap.name}; expected a cluster with overlap=None"
             )
         return _moved(clock, statistics.elapsed, clock.lead, timings)
-    compute, computations = statistics.compute, _computations(problem, round, asked)
+    compute = statistics and statistics.compute
+    computations = _computations(problem, round, asked)
     finish = _finish(clock, problem, computations, compute)
     if isinstance(clock.pending, Pending):
         needed = (clock.pending.due == round.step)[:, None]
         arrived = jnp.max(jnp.where(needed, clock.pending.done, -jnp.inf), axis=0)
         finish = jnp.maximum(finish, arrived)
-    every = [(sending, _bits_of_all(sending.bits)) for sending in exchanges]
-    sendings = [each for each in every if each[0].waits]
+    awaited = [each for each in exchanges if each.waits]
     timing = _in_turn(
         round,
-        sendings,
+        awaited,
         finish if cluster.overlap is None else _first_buckets(round, computations, finish, compute),
     )
     done = timing.done
     if cluster.overlap is not None:
-        done = jnp.maximum(done, _in_turn(round, sendings, finish, cluster.overlap.last).done)
+        done = jnp.maximum(done, _in_turn(round, awaited, finish, cluster.overlap.last).done)
     pending = clock.pending
     if isinstance(pending, Pending):
-        later = [each for each in every if not each[0].waits]
+        later = [each for each in exchanges if not each.waits]
         pending, timing = _sent_later(round, later, done, pending, timing)
     if isinstance(timings, Timings):
+        assert statistics is not None
         bits = workers.gather(
             tuple(counts.to_float(each) for each in (statistics.bits.up, statistics.bits.down))
         )
@@ -160,54 +163,38 @@ def tick(
     return _moved(clock, seconds, seconds - done, timings)._replace(pending=pending)
 
 
-def _bits_of_all(bits: Bits) -> tuple[jax.Array, jax.Array]:
-    """Returns the bits that each worker's ports carry, `[N]` each. Lost messages occupy the
-    receiver's port, too.
-    """
-    lost = jnp.zeros_like(bits.down) if bits.lost is None else bits.lost
-    up, down, lost = workers.gather(
-        tuple(counts.to_float(each) for each in (bits.up, bits.down, lost))
-    )
-    return up, down + lost
-
-
 def _in_turn(
-    round: Round,
-    sendings: list[tuple[Sending, tuple[jax.Array, jax.Array]]],
-    begin: jax.Array,
-    share: float = 1.0,
+    round: Round, exchanges: list[Transfer], begin: jax.Array, share: float = 1.0
 ) -> Timing:
     """Times of a round's exchanges, one after the other, with the given share of their bits."""
     no_bits = jnp.zeros_like(begin)
-    total = Timing(begin, no_bits, no_bits) if sendings else _silent(round, begin)
-    for sending, bits in sendings:
-        shares = bits if share == 1 else (share * bits[0], share * bits[1])
-        timing = _exchange(round, sending, shares, total.done)
+    total = Timing(begin, no_bits, no_bits) if exchanges else _silent(round, begin)
+    for each in exchanges:
+        part = each if share == 1 else each._replace(up=share * each.up, down=share * each.down)
+        timing = _exchange(round, part, total.done)
         total = (
             timing
-            if len(sendings) == 1
+            if len(exchanges) == 1
             else Timing(timing.done, total.up + timing.up, total.down + timing.down)
         )
     return total
 
 
-def _exchange(
-    round: Round, sending: Sending, bits: tuple[jax.Array, jax.Array], begin: jax.Array
-) -> Timing:
+def _exchange(round: Round, transfer: Transfer, begin: jax.Array) -> Timing:
     """Returns the times of an exchange that may be omitted in this round."""
 
     def sent(begin):
         return network.exchange(
-            sending.pattern,
+            transfer.pattern,
             begin,
-            _ports(round, begin, *bits),
+            _ports(round, begin, transfer.up, transfer.down),
             round.cluster.convention,
-            sending.turn,
+            transfer.turn,
         )
 
-    if sending.now is None:
+    if transfer.now is None:
         return sent(begin)
-    return lax.cond(sending.now, sent, partial(_silent, round), begin)
+    return lax.cond(transfer.now, sent, partial(_silent, round), begin)
 
 
 def _silent(round: Round, begin: jax.Array) -> Timing:
@@ -224,7 +211,7 @@ def _silent(round: Round, begin: jax.Array) -> Timing:
 
 def _sent_later(
     round: Round,
-    sendings: list[tuple[Sending, tuple[jax.Array, jax.Array]]],
+    exchanges: list[Transfer],
     done: jax.Array,
     pending: Pending,
     timing: Timing,
@@ -233,12 +220,12 @@ def _sent_later(
     them.
     """
     begin, ends, due = jnp.maximum(done, jnp.max(pending.done, axis=0)), [], []
-    for i, (sending, bits) in enumerate(sendings):
-        now = jnp.bool_(True) if sending.now is None else sending.now
-        sent = _exchange(round, sending, bits, begin)
+    for i, each in enumerate(exchanges):
+        now = jnp.bool_(True) if each.now is None else each.now
+        sent = _exchange(round, each, begin)
         begin = jnp.where(now, sent.done, begin)
         ends.append(jnp.where(now, sent.done, pending.done[i]))
-        due.append(jnp.where(now, round.step + sending.delay, pending.due[i]))
+        due.append(jnp.where(now, round.step + each.delay, pending.due[i]))
         timing = Timing(timing.done, timing.up + sent.up, timing.down + sent.down)
     return Pending(jnp.stack(ends), jnp.stack(due)), timing
 

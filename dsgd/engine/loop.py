@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import workers, xla
 from dsgd.base import Algorithm, Constants, Now, Params, Problem, PyTree, Round, State, Timings
-from dsgd.clusters import Cluster, presence
+from dsgd.clusters import Cluster, constant, presence
 from dsgd.communication import Bits, Record, Sending, Statistics
 from dsgd.engine import (
     clock,
@@ -36,10 +36,12 @@ from dsgd.engine import (
     protocol,
     queries,
     randomness,
+    tape,
 )
 from dsgd.engine.clock import Clock
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import AllAsked, Asked
+from dsgd.engine.tape import Heard
 from dsgd.wire import counts
 
 Records = dict[str, jax.Array]
@@ -107,6 +109,7 @@ class Plan(NamedTuple):
         weighs: whether the method's means are weighted by the workers' weights; otherwise gradients
             are multiplied by them.
         delayed: number of exchanges whose messages are delayed, which the clock carries.
+        taped: whether the records include the tape, from which `dsgd.replay` computes seconds.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -122,6 +125,7 @@ class Plan(NamedTuple):
     uses_timings: bool = False
     weighs: bool = False
     delayed: int = 0
+    taped: bool = False
 
 
 class Description(NamedTuple):
@@ -334,7 +338,7 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
     )
     descriptions: list[Description] = []
 
-    def trace_update(state, key):
+    def trace_update(_, state, key):
         initial_clock = (
             clock.at_zero(plan.N, _nothing_measured(single, method, state, key))
             if plan.cluster
@@ -346,13 +350,10 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
             now = (
                 initial_clock._replace(timings=timings) if isinstance(initial_clock, Clock) else ()
             )
-            this_round = _this_round(single, key, Carry(state, now), state.step)
-            asked = _query(single, method, state, this_round)
-            answer = queries.mapped(partial(_no_answer, plan), asked)
-            this_round = this_round._replace(work=queries.of_round(asked, plan.problem, plan.N))
-            after, record = _update(single, method, state, answer, this_round, key)
+            this_round = round_of(single, key, now, state.step)
+            after, record, asked, work = _traced_round(single, method, state, this_round, key)
             traced[:] = [(record, asked)]
-            return after, record.statistics(plan.N), this_round.work
+            return after, record.statistics(plan.N), work
 
         timings = initial_clock.timings if isinstance(initial_clock, Clock) else ()
         program = jax.make_jaxpr(one_round)(timings).jaxpr
@@ -369,12 +370,83 @@ def describe(plan: Plan, algorithm: Algorithm) -> Description:
                 record.sendings(), uses_timings, record.weighs, record.proximal, asks_some, M
             )
         )
+
+    _trace(single, lambda point: method, {}, trace_update)
+    return descriptions[0]
+
+
+def hear(plan: Plan, points: dict[str, jax.Array]) -> Heard:
+    """Traces one round of the method, and returns what the clock reads of it.
+
+    Args:
+        plan: plan of a taped run.
+        points: hyperparameters by name, `[grid]` each; {} without a grid.
+    """
+    single = plan._replace(runs=0)
+    heard: list[Heard] = []
+
+    def trace_round(method, state, key):
+        now = clock.at_zero(plan.N) if plan.cluster else ()
+        this_round = round_of(single, key, now, state.step)
+        _, record, asked, _ = _traced_round(single, method, state, this_round, key)
+        heard.append((asked, tape.transfers(record.sendings())))
+
+    _trace(single, partial(_method, single), points, trace_round)
+    return heard[0]
+
+
+def reads_cluster(plan: Plan, algorithm: Algorithm) -> bool:
+    """Whether a method's query or update reads the cluster, its clock or the workers' timings, so
+    that its iterates may depend on them. One update is traced.
+    """
+    single, read = plan._replace(runs=0, cluster=None), []
+
+    class Watched(Now):
+        """Reports what is read of it."""
+
+        __slots__ = ()
+
+        def __getattribute__(self, name):
+            if name in ("cluster", "clock", "timings"):
+                read.append(name)
+            return super().__getattribute__(name)
+
+    def trace_round(method, state, key):
+        this_round = round_of(single, key, (), state.step)
+        this_round = this_round._replace(now=Watched(Cluster(constant(1.0))))
+        _traced_round(single, method, state, this_round, key)
+
+    _trace(single, lambda point: Method(algorithm, plan.problem, plan.N), {}, trace_round)
+    return bool(read)
+
+
+def _trace(plan: Plan, build: Callable[[Any], Method], points: Any, function: Callable) -> None:
+    """Calls `function(method, state, key)` with the initial state of a single run, while it is
+    traced; nothing is compiled.
+    """
+    point = jax.tree.map(lambda values: jax.ShapeDtypeStruct((), values.dtype), points)
+
+    def init(point, key):
+        return build(point).init(plan.problem.init(key))
+
+    def traced(point, state, key):
+        function(build(point), state, key)
         return state.step
 
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(lambda key: method.init(plan.problem.init(key)), key)
-    jax.eval_shape(_sharded(single, trace_update, (_state_spec(single), P()), P()), state, key)
-    return descriptions[0]
+    state = jax.eval_shape(init, point, key)
+    jax.eval_shape(_sharded(plan, traced, (P(), _state_spec(plan), P()), P()), point, state, key)
+
+
+def _traced_round(plan: Plan, method: Method, state: State, round: Round, key: jax.Array) -> Any:
+    """Returns the state after a round with gradients of zeros, the record, the query, and the local
+    work.
+    """
+    asked = _query(plan, method, state, round)
+    answer = queries.mapped(partial(_no_answer, plan), asked)
+    work = queries.of_round(asked, plan.problem, plan.N)
+    after, record = _update(plan, method, state, answer, round._replace(work=work), key)
+    return after, record, asked, work
 
 
 def _no_answer(plan: Plan, query: Asked) -> Any:
@@ -411,11 +483,11 @@ def _nothing_measured(plan: Plan, method: Method, state: State, key: jax.Array) 
     cluster, default = plan.cluster, plan.cluster.micro_batches
 
     def num_micro_batches(timings: int) -> int:
-        carry = Carry(state, clock.at_zero(plan.N, measurements.nothing(plan.N, timings, cluster)))
+        now = clock.at_zero(plan.N, measurements.nothing(plan.N, timings, cluster))
         numbers: list[int] = []
 
         def query():
-            asked = method.query(state, _this_round(plan, key, carry, state.step))
+            asked = method.query(state, round_of(plan, key, now, state.step))
             numbers.append(queries.micro_batches(asked, default))
 
         jax.eval_shape(query)
@@ -595,12 +667,15 @@ def _round(
     }
     if statistics.bits.messages is not None:
         values[_ARRIVED] = counts.from_bits(workers.sum(statistics.bits.messages), 2)
+    exchanges = tape.transfers(record.sendings()) if plan.taped or plan.cluster else []
+    if plan.taped:
+        values |= tape.series((asked, exchanges))
     drawn = _drawn(carry.drawn, plan, asked, this_round)
     if not isinstance(carry.clock, Clock):
         return Carry(state, (), drawn), values
     with protocol.error_context(f"clock of the cluster ({this_round.cluster.name})"):
         after = clock.tick(
-            carry.clock, method.name, plan.problem, this_round, asked, record.sendings(), statistics
+            carry.clock, method.name, plan.problem, this_round, asked, exchanges, statistics
         )
     return Carry(state, after, drawn), {**values, _CLOCK: clock.digits(after)}
 
@@ -661,7 +736,7 @@ def _gradients_and_update(
     batches (of the first query), if requested, and each worker's number of samples, if the query
     has local work or there are several.
     """
-    this_round = _this_round(plan, key, carry, step)
+    this_round = round_of(plan, key, carry.clock, step)
     asked = _query(plan, method, carry.state, this_round)
     this_round = this_round._replace(work=queries.of_round(asked, plan.problem, plan.N))
     problem, weigh = leaves.bound(plan.problem, carry.state.fixed), not plan.weighs
@@ -742,16 +817,22 @@ def batch_of(
     )
 
 
-def _this_round(plan: Plan, key: jax.Array, carry: Carry, step: jax.Array) -> Round:
+def round_of(plan: Plan, key: jax.Array, clock: Clock | tuple[()], step: jax.Array) -> Round:
+    """Returns the round as the method's query sees it.
+
+    Args:
+        plan: static.
+        key: key of the run's rounds.
+        clock: the clock before the round; (): no cluster, or the time is 0.
+        step: number of the round.
+    """
     this_round = Round(step, plan.N, round_keys(key, step)[0], problem=plan.problem)
     if plan.cluster is None:
         return this_round
-    clock, timings = (
-        (carry.clock.now, carry.clock.timings or None)
-        if isinstance(carry.clock, Clock)
-        else (0.0, None)
+    seconds, timings = (
+        (clock.now, clock.timings or None) if isinstance(clock, Clock) else (0.0, None)
     )
-    now = Now(plan.cluster, clock, timings)
+    now = Now(plan.cluster, seconds, timings)
     this_round = this_round._replace(now=now)
     if plan.cluster.present is None:
         return this_round
@@ -799,7 +880,7 @@ def _model_and_consensus(
     with workers.weighted(_weights(plan)):
         if stacked:
             return workers.mean_and_sqdist(params)
-        asked = method.query(carry.state, _this_round(plan, key, carry, step))
+        asked = method.query(carry.state, round_of(plan, key, carry.clock, step))
         asked = queries.each(asked)[0]
         return params, jnp.zeros(()) if asked.axis is None else workers.mean_sqdist(
             asked.params, params

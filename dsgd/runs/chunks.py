@@ -27,7 +27,7 @@ from dsgd.runs.checkpoints import Checkpoint
 from dsgd.runs.history import Log
 from dsgd.runs.interrupts import Interrupted, Stop
 from dsgd.runs.progress import Progress
-from dsgd.runs.run_spec import RunSpec
+from dsgd.runs.run_spec import RunSpec, Tape
 
 _CHUNK_SECONDS = 0.5  # target duration of a chunk; the loss is validated after each
 _AHEAD = 2  # number of chunks queued on the devices
@@ -105,7 +105,12 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
     result = (
         None
         if turn.stop
-        else Result(queue.carry.state, log.history(), _models(job, queue.carry.state, inputs))
+        else Result(
+            queue.carry.state,
+            log.history(),
+            _models(job, queue.carry.state, inputs),
+            _tape(job, log),
+        )
     )
     if result is None or agree().stop:
         raise _interrupted(job, queue, log, checkpoint)
@@ -291,6 +296,14 @@ def _is_enough(job: RunSpec, log: Log, stop: Stop) -> bool:
     if job.plan.mesh.is_multi_process:
         enough = json.loads(agreement.all_gather("whether it is enough", json.dumps(enough))[0])
     return enough
+
+
+def _tape(job: RunSpec, log: Log) -> Tape | None:
+    if not job.plan.taped:
+        return None
+    shape = log.pieces[0]["loss"].shape[:-1]
+    steps = log.steps[-1] - log.steps[0]
+    return Tape(job.plan, job.points, job.keys, job.before, shape, steps, log.tape())
 
 
 def _models(job: RunSpec, state: State, inputs: _Inputs) -> PyTree:

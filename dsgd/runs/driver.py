@@ -41,6 +41,7 @@ def run(
     until: Annotated[Callable[[History], bool], "(history)"] | None = None,
     train_loss: bool = False,
     progress: bool = False,
+    taped: bool = False,
 ) -> Result:
     """Runs a method on a problem for `steps` rounds, on every device of the mesh.
 
@@ -105,6 +106,9 @@ def run(
             at little cost; problems with a custom `gradient` need one additional evaluation of the
             loss per round.
         progress: whether to show a progress bar with rounds per second and the current loss.
+        taped: whether the result keeps the bits of each round, exchange and worker, from which
+            `dsgd.replay` computes the seconds on any cluster. Needs `record_every=1`, and a method
+            whose iterates do not depend on the clock.
 
     Returns:
         A `Result` with the last state, the history, and the final model. Arrays of the history are
@@ -155,6 +159,7 @@ def run(
         "cluster": cluster,
         "train_loss": train_loss,
         "evaluate_every": evaluate_every,
+        "taped": taped,
     }
     plan = plans.make_plan(
         ConstantFactory(algorithm),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dsgd import checks
-from dsgd.engine import indices
+from dsgd.engine import indices, tape
 from dsgd.engine.clock import to_seconds
 from dsgd.wire import counts
 
@@ -144,7 +144,9 @@ class Log:
         if not self.pieces:
             return {}
         records = {
-            name: values for name, values in self.records().items() if not indices.is_kept(name)
+            name: values
+            for name, values in self.records().items()
+            if not (indices.is_kept(name) or tape.is_series(name))
         }
         total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
         if _ARRIVED in records:
@@ -157,6 +159,13 @@ class Log:
         if _EVALUATED in records:
             records[_EVALUATED] = records[_EVALUATED].astype(bool)
         return {"step": records.pop("step"), "bits": total / self.N, **records}
+
+    def tape(self) -> dict[str, np.ndarray]:
+        """Returns the series of the tape, `[runs ..., rounds, ...]`."""
+        rounds = (*[slice(None)] * self.axis, slice(1, None))
+        return {
+            name: values[rounds] for name, values in self.records().items() if tape.is_series(name)
+        }
 
     def check(self, method: str, diagnose: Callable[[History, int, int], str]) -> None:
         """Raises `Diverged` if an evaluated loss of the last chunk is not finite.

@@ -51,13 +51,14 @@ def make_plan(
     cluster: Cluster | None = None,
     train_loss: bool = False,
     evaluate_every: int = 1,
+    taped: bool = False,
 ) -> loop.Plan:
     """Returns the static description of a run of `size` independent runs.
 
     Args:
         build: hyperparameters -> Algorithm.
         example: the method for one choice of the hyperparameters.
-        problem, mesh, record_every, cluster, train_loss, evaluate_every: as in `dsgd.run`.
+        problem, mesh, record_every, cluster, train_loss, evaluate_every, taped: as in `dsgd.run`.
         runs: number of leading axes of independent runs.
         size: total number of independent runs.
 
@@ -90,7 +91,10 @@ def make_plan(
         cluster,
         bool(train_loss),
         evaluate_every,
+        taped=bool(taped),
     )
+    if taped:
+        _require_replayable(plan, example)
     if cluster is None and problem.weights is None and problem.regularizer is None:
         return plan
     uses_timings, weighs, delayed = _found(sameness.Key((plan, example)))
@@ -113,6 +117,29 @@ def _found(plan_and_method: sameness.Key) -> tuple[bool, bool, int]:
         )
     delayed = sum(not sending.waits for sending in description.sendings)
     return description.uses_timings, description.weighs, delayed
+
+
+def _require_replayable(plan: loop.Plan, method: Algorithm) -> None:
+    """Raises ValueError if the rounds of a taped run may differ on another cluster, or not every
+    round is recorded.
+    """
+    cluster = plan.cluster
+    if plan.record_every != 1:
+        raise ValueError(
+            f"run: taped, with record_every = {plan.record_every}; expected record_every = 1, "
+            "since the tape has every round; pass evaluate_every to evaluate the problem less often"
+        )
+    if cluster and cluster.present is not None and not cluster.present.time_invariant:
+        raise ValueError(
+            f"run: taped, but participation, {cluster.present.name}, depends on the clock; "
+            "expected a quantity that does not, such as clusters.sampled"
+        )
+    if loop.reads_cluster(plan, method):
+        raise ValueError(
+            f"run: taped, but {method.name} reads the cluster, its clock or measured times, on "
+            "which its iterates depend; expected a method that does not; run this one on each "
+            "cluster"
+        )
 
 
 def _mesh(given: Mesh | int | None, N: int) -> Mesh:

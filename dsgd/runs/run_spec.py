@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dsgd.base import Algorithm, Problem, State
 from dsgd.engine import loop
@@ -75,3 +76,23 @@ class RunSpec(NamedTuple):
     def last(self) -> int:
         """The number of rounds after the run, including those before `start`."""
         return self.before + self.steps
+
+
+class Tape(NamedTuple):
+    """What `dsgd.replay` reads of a run, or of all runs of a sweep.
+
+    Args:
+        plan, points, keys, before: as in `RunSpec`.
+        shape: axes of the runs, `[grid ..., seeds?]`.
+        steps: number of rounds.
+        series: what the clock reads in each round, by name, `[runs ..., steps, ...]`, where the
+            grid is one axis.
+    """
+
+    plan: loop.Plan
+    points: dict[str, jax.Array]
+    keys: jax.Array
+    before: int
+    shape: tuple[int, ...]
+    steps: int
+    series: dict[str, np.ndarray]

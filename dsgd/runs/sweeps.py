@@ -35,12 +35,14 @@ class Sweep(NamedTuple):
             (`[grid ..., seeds, records, N]` for series with one number per worker).
         state: the last states, with leaves `[grid ..., seeds, ...]`.
         params: the final models, with leaves `[grid ..., seeds, ...]`.
+        tape: as in `Result`.
     """
 
     grid: dict[str, np.ndarray]
     history: History
     state: State
     params: Params
+    tape: Any = None
 
     @checks.arguments
     def best(
@@ -248,6 +250,7 @@ def sweep(
     checkpoint: str | Path | None = None,
     train_loss: bool = False,
     progress: bool = False,
+    taped: bool = False,
     **grids: Any,
 ) -> Sweep:
     """Runs every combination of hyperparameters with every seed, as one compiled program.
@@ -265,7 +268,8 @@ def sweep(
             on their values, and integers that determine a shape (bits, a number of workers) cannot
             be swept.
         problem, steps, key, batches, cluster: as in `dsgd.run`.
-        record_every, evaluate_every, mesh, checkpoint, train_loss, progress: as in `dsgd.run`.
+        record_every, evaluate_every, mesh, checkpoint, train_loss: as in `dsgd.run`.
+        progress, taped: as in `dsgd.run`.
         seeds: R runs for each grid point, with the keys `jax.random.split(key, R)`.
         grids: values by argument name, each a sequence of numbers.
 
@@ -276,7 +280,7 @@ def sweep(
         Interrupted, OSError, PeerLost, PeerFailed: as in `dsgd.run`.
     """
     forks.require_threads()
-    grid = {name: _values(name, values) for name, values in grids.items()}
+    grid = {name: grid_values(name, values) for name, values in grids.items()}
     if not grid:
         raise ValueError(
             "sweep: no grid given; expected at least one, such as learning_rate=[0.1, 0.01]"
@@ -294,9 +298,10 @@ def sweep(
         "cluster": cluster,
         "train_loss": train_loss,
         "evaluate_every": evaluate_every,
+        "taped": taped,
     }
     plan = plans.make_plan(
-        _FromPoint(factory), methods[0], problem, mesh, runs=2, size=size, **options
+        FromPoint(factory), methods[0], problem, mesh, runs=2, size=size, **options
     )
     feed = None if batches is None else Feed(plan, batches, steps)
     job = RunSpec(
@@ -330,6 +335,7 @@ def sweep(
         unfolded(result.history),
         jax.tree.map(unfold, result.state),
         jax.tree.map(unfold, result.params),
+        result.tape and result.tape._replace(shape=(*shape, seeds)),
     )
 
 
@@ -355,16 +361,21 @@ def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> tu
 
 
 @dataclass(frozen=True, eq=False)
-class _FromPoint(sameness.Compared):
+class FromPoint(sameness.Compared):
     """A function that calls the factory with a point's values as keyword arguments."""
 
-    factory: Callable[..., Algorithm]
+    factory: Callable[..., Any]
 
-    def __call__(self, point: dict[str, jax.Array]) -> Algorithm:
+    def __call__(self, point: dict[str, jax.Array]) -> Any:
         return self.factory(**point)
 
 
-def _values(name: str, values: Any) -> np.ndarray:
+def grid_values(name: str, values: Any) -> np.ndarray:
+    """Returns the values of a grid as an array of numbers of JAX's default types.
+
+    Raises:
+        ValueError: if they are not a non-empty sequence of finite numbers.
+    """
     array = np.array(array_likes.numbers(f"grid {name}", values))
     if array.dtype.kind == "b":
         raise ValueError(

@@ -25,10 +25,11 @@ from algorithms import (
     dropcompute,
     kimad,
     kimad_sgd,
+    memories,
     with_diagnostics,
     with_local_work,
 )
-from dsgd import clusters, compressors, problems, work
+from dsgd import clusters, compressors, network, problems, work
 from dsgd.compressors import whole_model
 
 N, D, STEPS = 8, 13, 8
@@ -162,7 +163,14 @@ THIRD = {
     **dict.fromkeys(("fed-avg", "fed-prox", "fed-avgm"), "sampled-4"),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "mime"), "sampled-4"),
+    **dict.fromkeys(("fed-paq", "fed-comgate", "fed-ef"), "sampled-4"),
+    **dict.fromkeys(("qsparse-local-sgd", "dgc"), "changing"),
+    "cser": "blocking",
     "scaffnew": "changing",
+    **dict.fromkeys(("diana", "econtrol"), "sampled"),
+    "ef-bv": "lossy",
+    "ef21-sgdm": "changing",
+    "dist-ef-sgd": "blocking",
     "des-loc": "lossy",
     **dict.fromkeys(("easgd", "eamsgd"), "lossy"),
     **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
@@ -428,6 +436,28 @@ ON_QUADRATICS: Table = {
         ),
         "none",
     ),
+    "ef21, one server": (
+        lambda: algorithms.ef21(MOMENTUM, WHOLE_TOP, None, via=network.parameter_server),
+        "pipelined partly",
+    ),
+    "ef21, one server, both ways": (
+        lambda: algorithms.ef21(SGD, WHOLE_TOP, WHOLE_SIGN, via=network.star),
+        "changing",
+    ),
+    "ef21-sgdm, double momentum": (
+        lambda: algorithms.ef21_sgdm(SGD, compressors.top_k(0.5), 0.3, double=True),
+        "none",
+    ),
+    "error feedback, all memories": (
+        lambda: algorithms.error_feedback(
+            SGD,
+            memories.Up(compressors.top_k(0.5), error=0.2, shift=0.8, gain=0.9, decay=0.9),
+            memories.Down(compressors.sign),
+            vector=memories.momentum(0.5),
+            via=network.multi_server,
+        ),
+        "pipelined",
+    ),
     "asgd, two servers": (
         lambda: algorithms.asynchronous_sgd(MOMENTUM, servers=2),
         "pipelined varying",
@@ -469,10 +499,33 @@ ON_LAYERS: Table = {
         lambda: algorithms.ef21(SGD, compressors.top_k(0.3), compressors.top_k(0.5)),
         "changing",
     ),
+    "ef21, one server": (
+        lambda: algorithms.ef21(SGD, compressors.low_rank(1), None, via=network.star),
+        "partly",
+    ),
+    "diana": (lambda: algorithms.diana(SGD, compressors.random_k(0.5)), "sampled"),
+    "dist-ef-sgd": (
+        lambda: algorithms.dist_ef_sgd(
+            optax.sgd(optax.linear_schedule(0.1, 0.05, 4), momentum=0.5, nesterov=True),
+            compressors.buckets(compressors.sign, 4),
+        ),
+        "pipelined",
+    ),
     "ef21, low rank": (lambda: algorithms.ef21(SGD, WHOLE_LOW_RANK, WHOLE_LOW_RANK), "pipelined"),
     "powersgd": (lambda: algorithms.powersgd(MOMENTUM, 1), "changing partly"),
     "dion": (lambda: algorithms.dion(SGD, 0.5), "partly"),
     "demo": (lambda: algorithms.demo(SGD, 0.9, 3, 4), "pipelined"),
+    "dgc, warm-up": (
+        lambda: algorithms.dgc(
+            SGD,
+            compressors.top_k(0.1),
+            nesterov=True,
+            clip=1.0,
+            warm_up=[compressors.top_k(0.4)],
+            stage=3,
+        ),
+        "changing",
+    ),
     "choco-sgd": (lambda: algorithms.choco_sgd(SGD, RING, compressors.sign, 0.5), "changing"),
     "choco-sgd, low rank": (
         lambda: algorithms.choco_sgd(SGD, RING, compressors.low_rank(1), 0.5),

@@ -85,6 +85,36 @@ MISTAKES = [
         f"{LOW_RANK} -k starts_cold",
     ),
     Mistake(
+        "dsgd/compressors/floats.py",
+        "(1 << (cut - 1)) - 1 + (significand >> cut & 1)",
+        "1 << (cut - 1)",
+        f"{HERE}test_floats.py -k bit_for_bit",
+    ),
+    Mistake(
+        "dsgd/compressors/floats.py",
+        "else ~draws >> (32 - cut)",
+        "else ~draws >> (31 - cut)",
+        f"{QUANTIZATION} -k 'rounded_up and float8_e4m3fn'",
+    ),
+    Mistake(
+        "dsgd/compressors/floats.py",
+        "y * 2.0 ** (levels - 1))",
+        "y * 2.0**levels)",
+        f"{QUANTIZATION} -k 'rounded_up and natural_dithering'",
+    ),
+    Mistake(
+        "dsgd/compressors/codebooks.py",
+        "x.shape[0] - below)",
+        "x.shape[0])",
+        f"{HERE}test_codebooks.py -k one_bit_sends",
+    ),
+    Mistake(
+        "dsgd/compressors/codebooks.py",
+        "jnp.floor(part)",
+        "jnp.round(part)",
+        f"{HERE}test_codebooks.py -k finds_the_nearest",
+    ),
+    Mistake(
         "dsgd/compressors/check.py",
         "int(counted[0]) == capacity",
         "int(counted[0]) <= capacity",

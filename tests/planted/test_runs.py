@@ -99,9 +99,9 @@ MISTAKES = [
         f"{ENGINE}/test_measurements.py::test_a_run_that_continues_another_has_no_measurements_at_first",
     ),
     Mistake(
-        "dsgd/engine/clock.py",
-        "return up, down + lost",
-        "return up, down",
+        "dsgd/engine/tape.py",
+        "carried = down if lost is None else down + lost",
+        "carried = down",
         f"{OF_CLOCKS}::test_lost_bits_occupy_the_port_and_are_not_measured",
     ),
     Mistake(
@@ -109,6 +109,24 @@ MISTAKES = [
         "return _moved(clock, seconds, seconds - done, timings)",
         "return _moved(clock, seconds, done - seconds, timings)",
         f"{OF_CLOCKS}::test_a_worker_that_finished_earlier_starts_earlier",
+    ),
+    Mistake(
+        "dsgd/runs/replays.py",
+        "jnp.where(i < end, a, b)",
+        "jnp.where(i <= end, a, b)",
+        f"{RUNS}/test_replays.py::test_a_sweep_on_many_clusters_is_each_run_on_each_cluster",
+    ),
+    Mistake(
+        "dsgd/runs/replays.py",
+        "before + i, read(series))",
+        "i, read(series))",
+        f"{RUNS}/test_replays.py::test_a_run_that_continues_has_the_draws_of_its_rounds",
+    ),
+    Mistake(
+        "dsgd/engine/loop.py",
+        'if name in ("cluster", "clock", "timings"):',
+        "if name in ():",
+        f"{RUNS}/test_replays.py::test_methods_that_stop_workers_or_measure_times_are_refused",
     ),
     Mistake(
         "dsgd/engine/clock.py",

@@ -20,6 +20,12 @@ def holds(name: str) -> str:
 
 METHODS = [
     Mistake(
+        "algorithms/compressed/memories.py",
+        "_plus(h_bar, lambda_, mean)",
+        "_plus(h_bar, 1.0, mean)",
+        holds("DIANA, linear, exact"),
+    ),
+    Mistake(
         "algorithms/optimizers.py",
         '("mu", "trace"), ("nu", "nu_max")',
         '("nu", "trace"), ("mu", "nu_max")',
@@ -274,6 +280,21 @@ BOUNDS = [
         f"{TESTS}/test_decentralized_theory.py",
     ),
     Mistake(
+        f"{S}/compressed_linear.py", "1 + (c + 2 * rest)", "1 + (c + rest)", f"{VALUES} -k diana"
+    ),
+    Mistake(
+        f"{S}/compressed_linear.py",
+        "noise = 2 * (1 - probability)",
+        "noise = (1 - probability)",
+        f"{VALUES} -k marina",
+    ),
+    Mistake(
+        f"{S}/compressed_linear.py",
+        '{"x": 1.0, "h": weight * gamma**2}',
+        '{"x": 1.0, "h": weight * gamma**2 / 2}',
+        holds("DIANA, linear, exact"),
+    ),
+    Mistake(
         f"{S}/consensus_lemmas.py",
         "return 8 / 7 *",
         "return 5 / 7 *",
@@ -319,6 +340,18 @@ MACHINERY = [
         '"by_key": one - one[:, :, :1]',
         '"by_key": 0 * one',
         f"{TESTS}/test_moments.py",
+    ),
+    Mistake(
+        f"{M}/random_rounds.py",
+        '"k,kji,jl,klm->im"',
+        '"k,kij,jl,klm->im"',
+        f"{TESTS}/test_random_rounds.py",
+    ),
+    Mistake(
+        f"{M}/random_rounds.py",
+        "probability * one.probabilities",
+        "one.probabilities",
+        f"{TESTS}/test_random_rounds.py",
     ),
     Mistake(f"{M}/search.py", "/ (1 - 2 * _EDGES)", "/ (1 - _EDGES)", OUTCOMES),
     Mistake(

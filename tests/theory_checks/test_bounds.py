@@ -61,7 +61,16 @@ BASE: Numbers = {
     "layers": [3.0, 1.0],
     "weights": [1.0, 2.0],
     "first": [0.5, 1.0],
+    "mean_smoothness": 2.0,
+    "strong_convexity": 0.5,
+    "shift": 1 / 3,
+    "gain": 0.5,
+    "bias": 0.5,
+    "residual": 1 / 49,
+    "mean_residual": 16 / 49,
+    "probability": 0.5,
 }
+SPREAD: Numbers = {"omega": 2.0}  # of the compressors of linear rates
 DELTAS: Numbers = {"smoothness": 1.0, "deltas": [2.0, 1.0]}
 RELATIVE: Numbers = {"noise": 1.0, "workers": 2, "compression": 0.0, "omega": 1.0}
 RING: Numbers = {"noise": 1.0, "heterogeneity": 0.0, "via": "ring"}
@@ -131,6 +140,25 @@ VALUES: list[tuple[str, Numbers, Any]] = [
     ("dropcompute.step_size", STOPPING | {"gap": 5.0}, 1 / 18),
     ("dropcompute.rate", STOPPING | {"gap": 2.0}, (48, 12, 0)),
     ("bounds.dropcompute_convex", {"batch_size": 1}, 1.3),  # 0.8 + 0.5
+    # 1 + 6 * 2 / 4; theta = 1/2: 1 + 2 / 2; theta = 7/8: 1 + 5 * 2 / 4
+    ("bounds.diana_step", SPREAD, 1 / 8),
+    ("bounds.diana_step", SPREAD | {"shift": 1 / 6}, 1 / 4),
+    ("bounds.diana_step", SPREAD | {"shift": 7 / 24}, 1 / 7),
+    ("bounds.diana", SPREAD | {"learning_rate": 1 / 8}, 15 / 16),
+    ("bounds.diana", SPREAD | {"learning_rate": 1 / 8, "strong_convexity": 2.0}, 5 / 6),
+    # 1 - 7/24 * 3/4
+    (
+        "bounds.diana",
+        SPREAD | {"learning_rate": 1 / 8, "strong_convexity": 2.0, "shift": 7 / 24},
+        25 / 32,
+    ),
+    ("bounds.ef_bv_residuals", SPREAD | {"shift": 0.5}, (17 / 16, 11 / 16)),
+    ("bounds.ef_bv_step", {}, 1 / 4),  # 2 + 2 (4/7) / (5/7 - 1/7)
+    ("bounds.ef_bv", {}, 7 / 8),
+    ("bounds.ef_bv", {"strong_convexity": 3.0}, 25 / 49),
+    ("bounds.marina_step", SPREAD, 1 / 4),  # 2 + 2 sqrt(1)
+    ("bounds.marina_step", SPREAD | {"strong_convexity": 2.0}, 1 / 8),
+    ("bounds.marina", SPREAD, 7 / 8),
     # 1.6 + 1/4 / (1/2)
     ("bounds.dropcompute_convex", {"learning_rate": 1 / 8, "stopping": True}, 2.1),
 ]
@@ -280,12 +308,22 @@ def test_rates_without_a_number_of_iterations_are_refused(rate, epsilon, says):
 OUTSIDE: Numbers = {
     **{
         name: [0, -1.0, math.nan, math.inf, None, "1"]
-        for name in ("gap", "distance", "smoothness", "total", "learning_rate")
+        for name in (
+            "gap",
+            "distance",
+            "smoothness",
+            "mean_smoothness",
+            "strong_convexity",
+            "total",
+            "learning_rate",
+        )
     },
     **{
         name: [-1.0, math.nan, math.inf, None]
-        for name in ("noise", "heterogeneity", "compression", "omega")
+        for name in ("noise", "heterogeneity", "compression", "omega", "mean_residual")
     },
+    **{name: [0, 1.1, math.nan, None] for name in ("shift", "gain", "probability")},
+    **{name: [-0.1, 1.0, math.nan, None] for name in ("bias", "residual")},
     **{
         name: [0, -1, 2.0, math.nan, True] for name in ("steps", "workers", "batch_size", "samples")
     },
@@ -303,6 +341,7 @@ OUTSIDE: Numbers = {
     "deltas": [[], [0.0, 1.0], [1.0, -1.0], [1.0, math.nan]],
     "first": [[], [-1.0, 0.0], [0.0, math.inf]],
 }
+LINEAR = ("bounds.diana", "bounds.ef_bv", "bounds.marina")
 FUNCTIONS = [
     *(f"bounds.{name}" for name in bounds.__all__),
     *(f"{family}.{what}" for family in REACHED for what in ("step_size", "rate")),
@@ -323,8 +362,9 @@ def test_impossible_numbers_are_refused_by_name(where):
         for value in OUTSIDE[name]:
             if value is not None or parameters[name].default is not None:
                 says = "^" + re.escape(f"{where}: {name} = {value!r}")
+                given = BASE | (SPREAD if where.startswith(LINEAR) else {})
                 with pytest.raises(ValueError, match=says):
-                    called(function(where), BASE, **{name: value})
+                    called(function(where), given, **{name: value})
 
 
 TOO_LONG: dict[str, tuple[float, str, Numbers]] = {
@@ -339,6 +379,9 @@ TOO_LONG: dict[str, tuple[float, str, Numbers]] = {
     "bounds.local_sgd": (0.125, "gamma L M with a spectral radius below 1", FOURS),
     "local_sgd.consensus": (0.125, "gamma L M with a spectral radius below 1", FOURS),
     "bounds.ef21": (0.25, "0 < gamma <= the largest step of (9)", {"smoothness": sqrt(2)}),
+    "bounds.diana": (1 / 8, "0 < gamma <= the largest step", SPREAD),
+    "bounds.ef_bv": (0.25, "0 < gamma <= the largest step", {}),
+    "bounds.marina": (0.25, "0 < gamma <= the largest step", SPREAD),
     "bounds.dropcompute": (0.5, "0 < eta < 2 / (L b)", {"stopping": True}),
     "bounds.dropcompute_convex": (0.25, "0 < eta < 1 / (L b)", {"stopping": True}),
 }

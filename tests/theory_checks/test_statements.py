@@ -70,6 +70,11 @@ Reasons for factors below 0.9 are given above.
 
 REACHED = {
     "delta of two_bit": 0.5,
+    "DIANA, largest step, exact": 0.45,
+    "EF-BV, linear, exact": 0.7,
+    "EF-BV, largest step, exact": 0.23,
+    "EF21, largest step, exact": 0.46,
+    "MARINA, largest step, exact": 0.39,
     "no bias with redrawn samples": 0.2,
     "CSGD, ring of four, relative": 0.7,
     "EC-SGD, quadratics, exact": 0.48,

@@ -32,8 +32,9 @@ from theory_checks.machinery import moments
 from theory_checks.machinery.rounds import Build, Instance, Rounds, on_one_device
 
 _KEYS = 512
-_LATER = 3  # the first rounds of some methods differ
+_LATER = 1  # the first rounds of some methods differ
 _ROUNDING = 1e-9
+_DEPENDENT = 1e-6  # a vector this near to others, relative to its size, is in their span
 _STANDARD_ERRORS = 5.0
 
 
@@ -88,7 +89,7 @@ class RandomRounds(NamedTuple):
         more = self.directions / np.linalg.norm(self.directions, axis=0).max()
         while more.shape[1]:
             left, values, _ = np.linalg.svd(more - basis @ (basis.T @ more), full_matrices=False)
-            new = left[:, values > _ROUNDING]
+            new = left[:, values > _DEPENDENT]
             basis = np.linalg.qr(np.concatenate([basis, new], axis=1))[0]
             more = np.concatenate([*(self.matrices @ new)], axis=1)
         return np.einsum("ji,kjl,lm->kim", basis, self.matrices, basis), basis

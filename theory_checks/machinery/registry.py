@@ -23,6 +23,7 @@ from theory_checks.machinery.trajectories import OLDER_LOOPS
 from theory_checks.statements import (
     asynchronous_sgd,
     compressed_gossip,
+    compressed_linear,
     compressed_sgd,
     compressor_constants,
     consensus_lemmas,
@@ -61,6 +62,7 @@ _MODULES = (
     error_compensated_sgd,
     ef21,
     kimad,
+    compressed_linear,
     asynchronous_sgd,
     staleness_aware,
     decentralized_sgd,

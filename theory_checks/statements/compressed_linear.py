@@ -69,13 +69,14 @@ from algorithms import memories
 from dsgd import compressors, problems
 from dsgd.base import Algorithm, Compressor, State
 from dsgd.compressors.members import stated
-from dsgd.compressors.sizes import fixed_size
 from theory_checks.machinery import instances, ranges
-from theory_checks.machinery.random_rounds import RandomRounds, random_rounds
+from theory_checks.machinery.random_rounds import RandomRounds, mixed, random_rounds
 from theory_checks.machinery.rounds import Build, Instance
-from theory_checks.machinery.statement import Outcome
+from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.statements.ef21 import SHRINKING
 
 _ROUNDING = 1e-12
+_NEVER = 1e-30  # a probability so small that the coin never shows it
 _ACCURACY = 1e-3  # of the exact largest step sizes
 
 
@@ -160,8 +161,8 @@ class Residuals(NamedTuple):
     mean: float
 
 
-@ranges.validated("compressed_linear.residuals")
-def residuals(
+@ranges.validated("bounds.ef_bv_residuals")
+def ef_bv_residuals(
     *, omega: float, workers: int, bias: float = 0.0, shift: float = 1.0, gain: float = 1.0
 ) -> Residuals:
     r"""Returns r and $r_{av}$ of EF-BV for compressors with independent draws.
@@ -188,8 +189,8 @@ def ef_bv_step(
     Args:
         smoothness: L of f.
         mean_smoothness: $\tilde L$.
-        residual, mean_residual: r and $r_{av}$, from `residuals`. For EF21 with a contraction, both
-            are $1 - \delta$.
+        residual, mean_residual: r and $r_{av}$, from `ef_bv_residuals`. For EF21 with a
+            contraction, both are $1 - \delta$.
     """
     larger = math.sqrt((1 + residual) / 2) - math.sqrt(residual)  # s sqrt(r)
     return 1 / (smoothness + mean_smoothness * math.sqrt(mean_residual) / larger)
@@ -328,15 +329,10 @@ def constants(A: np.ndarray) -> Constants:
     return Constants(each, float(of_mean.max()), math.sqrt(squared), float(of_mean.min()))
 
 
+@cache
 def random_one(d: int) -> Compressor:
     """Returns random-k that keeps one of d elements: omega = d - 1."""
     return compressors.random_k(1 / d)
-
-
-SCALED = fixed_size(
-    lambda key, x: 0.5 * x, lambda message, d: message, "half", delta=lambda d: 0.75
-)
-"""A contraction that is linear and does not draw."""
 
 
 @cache
@@ -390,7 +386,7 @@ def of_diana(A: np.ndarray, theta: float) -> Theorem:
 def of_ef_bv(A: np.ndarray, shift: float, gain: float) -> Theorem:
     """Returns the theorem of EF-BV with random-1."""
     N, d, _ = A.shape
-    of = residuals(omega=d - 1.0, workers=N, shift=shift, gain=gain)
+    of = ef_bv_residuals(omega=d - 1.0, workers=N, shift=shift, gain=gain)
     case = f"N = {N}, omega = {d - 1}, lambda = {shift:.3g}, nu = {gain:.3g}"
     return _of_residuals(A, random_one(d), shift, gain, of, case)
 
@@ -400,7 +396,7 @@ def of_ef21(A: np.ndarray, up: Compressor) -> Theorem:
     N, d, _ = A.shape
     delta = stated(up.delta, d)
     of = Residuals(1 - delta, 1 - delta)
-    return _of_residuals(A, up, 1.0, 1.0, of, f"N = {N}, delta = {delta:.3g}")
+    return _of_residuals(A, up, 1.0, 1.0, of, f"N = {N}, delta = {delta:.4g}")
 
 
 def _of_residuals(
@@ -419,6 +415,53 @@ def _of_residuals(
         lambda gamma: ef_bv(strong_convexity=of_A.strong_convexity, learning_rate=gamma, **given),
         lambda gamma: {"gap": 1.0, "residual": _weight_of_ef_bv(gamma, of)},
         case,
+    )
+
+
+@cache
+def _marina(compressor: Compressor) -> Build:
+    """Returns the builder of MARINA; `more` is p."""
+
+    def build(of: Instance, additive: Compressor) -> Algorithm:
+        return algorithms.marina(optax.sgd(of.learning_rate), compressor, of.more)
+
+    return build
+
+
+def _estimate(state: State) -> dict[str, jax.Array]:
+    """Returns g and f'(x) of the last round."""
+    return {"g": state.server.estimate, "last": state.workers.mean(axis=0)}
+
+
+def of_marina(A: np.ndarray, probability: float) -> Theorem:
+    """Returns the theorem of MARINA with random-1."""
+    (N, d, _), of = A.shape, constants(A)
+    given = {
+        **of._asdict(),
+        "omega": d - 1.0,
+        "workers": N,
+        "probability": probability,
+    }
+    del given["each"]
+    problem = problems.quadratic(A, np.ones((N, d)))
+    half = np.linalg.inv(np.linalg.cholesky(A.mean(axis=0))) / math.sqrt(2)
+
+    def rounds(gamma: float) -> RandomRounds:
+        whole, change = (
+            random_rounds(_marina(random_one(d)), problem, gamma, more=p, quantities=_estimate)
+            for p in (1.0, _NEVER)
+        )
+        g, last = whole.values["g"], whole.values["last"]
+        # The state after a round has the next model; the theorem has g and f' at the same model.
+        values = {"gap": half @ last, "residual": g - last}
+        return mixed(probability, whole, change)._replace(values=values)
+
+    return Theorem(
+        rounds,
+        marina_step(**given),
+        lambda gamma: marina(learning_rate=gamma, **given),
+        lambda gamma: {"gap": 1.0, "residual": gamma / probability},
+        f"N = {N}, omega = {d - 1}, p = {probability:.3g}",
     )
 
 
@@ -453,3 +496,120 @@ def largest_step(theorem: Theorem) -> list[Outcome]:
         middle = (low + high) / 2
         low, high = (middle, high) if theorem.rounds(middle).rate() < 1 else (low, middle)
     return [Outcome(theorem.largest, low, case=f"{theorem.case}: stable up to {low:.4g}")]
+
+
+# --- Instances.
+
+_SIZES = ((2, 2), (1, 3))  # N, d
+
+
+def _hessians(draws: Draws) -> np.ndarray:
+    """Draws Hessians with eigenvalues of different sizes, equal or different for the workers."""
+    N, d = draws.choice(_SIZES)
+    kappa, equal = draws.real(1.0, 30.0), draws.choice((True, False))
+    rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
+    bases = np.linalg.qr(rng.normal(size=(N, d, d)))[0]
+    sizes = rng.uniform(1 / kappa, 1, (N, d))
+    if equal:
+        bases, sizes = bases[:1].repeat(N, axis=0), sizes[:1].repeat(N, axis=0)
+    A = draws.real(0.2, 5.0) * np.einsum("nij,nj,nkj->nik", bases, sizes, bases)
+    return (A + A.swapaxes(1, 2)) / 2
+
+
+def _diana_drawn(draws: Draws) -> Theorem:
+    return of_diana(_hessians(draws), draws.choice((1.0, draws.real(0.1, 1.0))))
+
+
+def _ef_bv_drawn(draws: Draws) -> Theorem:
+    A = _hessians(draws)
+    omega = A.shape[1] - 1.0
+    shift, gain = draws.real(0.1, 1.0) / (1 + omega), draws.real(0.1, 1.0)
+    return of_ef_bv(A, shift, draws.choice((1 / (1 + omega / len(A)), gain)))
+
+
+def _ef21_drawn(draws: Draws) -> Theorem:
+    A = _hessians(draws)
+    return of_ef21(A, draws.choice((SHRINKING, _unscaled(A.shape[1]))))
+
+
+def _marina_drawn(draws: Draws) -> Theorem:
+    A = _hessians(draws)
+    return of_marina(A, draws.choice((1 / A.shape[1], draws.real(0.05, 1.0))))
+
+
+@cache
+def _unscaled(d: int) -> Compressor:
+    return compressors.contraction(random_one(d))
+
+
+def bowls(N: int, *curvatures: float) -> np.ndarray:
+    """Returns equal diagonal Hessians."""
+    return np.tile(np.diag(curvatures), (N, 1, 1))
+
+
+def _statements(
+    name: str,
+    reference: str,
+    hypotheses: str,
+    drawn: Callable[[Draws], Theorem],
+    worst: Callable[[], list[Theorem]],
+) -> list[Statement]:
+    """Returns the statements for the decrease and for the largest step.
+
+    Args:
+        name, reference, hypotheses: for the table.
+        drawn: a random instance.
+        worst: instances on which the theorem is nearly attained.
+    """
+
+    def trial(draws: Draws) -> list[Outcome]:
+        return linear(drawn(draws), draws.choice((1.0, draws.real(0.05, 1.0))))
+
+    def at_the_worst() -> list[Outcome]:
+        return [outcome for theorem in worst() for outcome in linear(theorem)]
+
+    def steps() -> list[Outcome]:
+        return [outcome for theorem in worst() for outcome in largest_step(theorem)]
+
+    return [
+        Statement(f"{name}, linear, exact", reference, hypotheses, trial, (at_the_worst,)),
+        Statement(
+            f"{name}, largest step, exact",
+            reference,
+            hypotheses,
+            lambda draws: largest_step(drawn(draws)),
+            (steps,),
+        ),
+    ]
+
+
+STATEMENTS = [
+    *_statements(
+        "DIANA",
+        "Gorbunov et al. 2020; derived",
+        "f_n convex, f strongly; Q unbiased; gamma <= 1/(L(1 + 6 omega/N))",
+        _diana_drawn,
+        lambda: [of_diana(bowls(2, 1.0, 1.0), theta) for theta in (1.0, 0.5)],
+    ),
+    *_statements(
+        "EF-BV",
+        "Condat et al. 2022, Theorem 1",
+        "f strongly convex; C(eta, omega)",
+        _ef_bv_drawn,
+        lambda: [of_ef_bv(bowls(2, 1.0, 1.0), *both) for both in ((0.1, 0.7), (0.5, 1.0))],
+    ),
+    *_statements(
+        "EF21",
+        "Condat et al. 2022, Theorem 1",
+        "f strongly convex; C contracts",
+        _ef21_drawn,
+        lambda: [of_ef21(bowls(N, 1.0, 0.5), SHRINKING) for N in (1, 2)],
+    ),
+    *_statements(
+        "MARINA",
+        "Gorbunov et al. 2021",
+        "f strongly convex; Q unbiased",
+        _marina_drawn,
+        lambda: [of_marina(bowls(2, 1.0, 0.5), 0.5)],
+    ),
+]

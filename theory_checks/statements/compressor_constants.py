@@ -19,6 +19,7 @@ import numpy as np
 
 from dsgd import compressors
 from dsgd.base import Compressor
+from dsgd.compressors.codebooks import dynamic_values
 from dsgd.compressors.members import encode, stated
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 
@@ -125,18 +126,52 @@ def in_first(size: int, worst: Vector) -> Vector:
     return lambda d: np.r_[worst(min(d, size)), np.zeros(max(0, d - size))]
 
 
+def beside(largest: float, others: Callable[[int], float]) -> Vector:
+    """Returns a largest element among equal ones of a size that depends on d."""
+    return lambda d: np.r_[largest, np.full(d - 1, others(d))]
+
+
+def midpoints_of_eight_bit(d: int) -> np.ndarray:
+    """Returns the largest element, negative so that it is not exact, among those at the midpoint of
+    two values that has the largest error for this d.
+    """
+    values = np.r_[0.0, dynamic_values(), 1.0]
+    middles, halves = (values[1:] + values[:-1]) / 2, (values[1:] - values[:-1]) / 2
+    error = (1 - values[-2]) ** 2 + (d - 1) * halves**2
+    worst = np.argmax(error / (1 + (d - 1) * middles**2))
+    return np.r_[-1.0, np.full(d - 1, (1 - 1e-6) * middles[worst])]
+
+
+def steps_of_dithering(d: int) -> np.ndarray:
+    """Returns the largest element among equal ones: above 1/2 if there are few of them, else below
+    the smallest of three levels, 1/4.
+    """
+    omega = stated(compressors.natural_dithering(3, "linf").omega, d)
+    return beside(1.0, lambda d: (3 / 2 if omega < 1 / 8 else 1 / 4) / (2 * (1 + omega)))(d)
+
+
+FP4 = compressors.cast("float4_e2m1fn", stochastic=True)
 WORST: dict[Compressor, Vector] = {
     compressors.random_quantization(3): extremes_and_zeros,
     compressors.qsgd(2): halves(2),
     compressors.qsgd(2, "linf"): one_large(2),
     compressors.ternary: one_large(1),
     compressors.natural: four_thirds,
+    compressors.natural_dithering(1): ones,
+    compressors.natural_dithering(3, "linf"): steps_of_dithering,
+    FP4: beside(6.0, lambda d: 5 / (1 + stated(FP4.omega, d))),
+    compressors.cast("float8_e5m2", "power", stochastic=True): lambda d: np.full(d, 10 / 9),
     compressors.random_k(0.25): ones,
     compressors.random_sparsification(0.2): ones,
     compressors.buckets(compressors.ternary, 5): in_first(5, one_large(1)),
     compressors.sign: alone,
     compressors.clipping(3): below_a_knob(3),
     compressors.e3m0: three_quarters,
+    compressors.cast("float8_e4m3fn"): beside(448.0, lambda d: 272.0),
+    compressors.cast("float8_e5m2", "power"): lambda d: np.full(d, 9 / 8),
+    compressors.cast("bfloat16"): lambda d: np.full(d, 1 + 2.0**-8),
+    compressors.one_bit: alone,
+    compressors.eight_bit: midpoints_of_eight_bit,
     compressors.two_bit: opposite,
     compressors.top_k(0.25): ones,
     compressors.chunked_top_k(2, 4): in_first(4, ones),

@@ -225,6 +225,7 @@ UNEVEN = topologies.from_graph(
     name="uneven",
 )
 ADJACENCY = (UNEVEN.W != 0) * (1.0 - np.eye(N))
+ALL_PLACES = compressors.random_places(1.0)  # in a random order
 RING_MESSAGES, SCHEDULED = "gossip(ring(8))", "gossip(one_peer_exponential(8))"
 CALLS = {
     "mean": Call(lambda round, x: round.mean(x), mean(X), "ring_all_reduce", REDUCED),
@@ -246,6 +247,20 @@ CALLS = {
         weighted(each(sign, X)),
         "all_gather",
         (N - 1) * SIGNS,
+    ),
+    "mean_of_codes": Call(
+        lambda round, x: round.mean_of_codes(ALL_PLACES, x).received,
+        mean(X),
+        "ring_all_reduce",
+        REDUCED,
+    ),
+    "decoded codes": Call(
+        lambda round, x: round.mean_of_codes(ALL_PLACES, x, network.star).decoded,
+        X,
+        "star",
+        VECTOR,
+        ROWS,
+        simulated=True,
     ),
     "mix on the complete graph": Call(
         lambda round, x: round.mix(x, COMPLETE),
@@ -587,6 +602,12 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
     "weighted_mean": (
         lambda round, x: round.weighted_mean(x),
         counted(X, WEIGHTS),
+        None,
+        EVERYWHERE,
+    ),
+    "mean_of_codes": (
+        lambda round, x: round.mean_of_codes(ALL_PLACES, x).received,
+        counted(X),
         None,
         EVERYWHERE,
     ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -124,6 +124,35 @@ def quantized_bits(d: int, bits: int) -> int:
 
 def standard_error(samples: np.ndarray) -> np.ndarray:
     return samples.std(axis=0) / np.sqrt(len(samples))
+
+
+class Rounding(NamedTuple):
+    """Rounding of each element to `up` with a probability, otherwise to `down`."""
+
+    down: np.ndarray
+    up: np.ndarray
+    probability: np.ndarray
+
+    def variance(self) -> float:
+        return float((self.probability * (1 - self.probability) * (self.up - self.down) ** 2).sum())
+
+
+def to_values(values: np.ndarray, scale: float, x: np.ndarray) -> Rounding:
+    """The rounding of magnitudes to neighbours among values times a scale."""
+    y = np.abs(x) / scale
+    i = np.clip(np.searchsorted(values, y, side="right") - 1, 0, values.size - 2)
+    down, up = values[i], values[i + 1]
+    unit = np.sign(x) * scale
+    return Rounding(unit * down, unit * up, (y - down) / (up - down))
+
+
+def numbers(dtype: str) -> np.ndarray:
+    """Returns the finite numbers of a type that are not negative."""
+    kind = jnp.finfo(dtype)
+    codes = np.arange(2 ** (kind.bits - 1)).astype("u2" if kind.bits == 16 else "u1")
+    with np.errstate(invalid="ignore"):  # NaN of bfloat16
+        values = codes.view(dtype).astype(np.float64)
+    return values[np.isfinite(values)]
 
 
 def normal(d: int, seed: int = 0) -> np.ndarray:

@@ -46,6 +46,7 @@ def test_the_packages_compressors_pass_the_check(name):
         "wire",
         "again",
         "decoded",
+        "finite",
         "unbiased",
         "omega",
         "delta",
@@ -79,6 +80,15 @@ WRONG = {
             bits=lambda message: 4 * D,
         ),
         {"decoded", "wire"},
+    ),
+    "squares of large numbers": (
+        Q4._replace(
+            compress=message_alone(Q4),
+            decompress=lambda message, d: jnp.where(
+                jnp.abs(draw := Q4.decompress(message, d)) > 1e20, draw**2, draw
+            ),
+        ),
+        {"finite"},
     ),
     "draws of its own, more bits than there is room for": (
         Q4._replace(

@@ -14,6 +14,7 @@ from dsgd import Compressor, compressors
 from dsgd.compressors import (
     block_top_k,
     buckets,
+    cast,
     chunked_top_k,
     clipping,
     contraction,
@@ -21,10 +22,13 @@ from dsgd.compressors import (
     drive,
     e3m0,
     eden,
+    eight_bit,
     identity,
     induced,
     low_rank,
     natural,
+    natural_dithering,
+    one_bit,
     qsgd,
     random_k,
     random_quantization,
@@ -56,8 +60,8 @@ from tests.dsgd.compressors.shared import (
     standard_error,
 )
 
-RUN = (1, 9)  # compiled sizes
-LONGER = (2, 64, 333)
+RUN = (1, 2, 3, 7, 8, 9)  # compiled sizes, among them 2^k and 2^k + 1
+LONGER = (64, 65, 333)
 HALVES = 9
 D = 31
 DRAWS = 4000
@@ -99,6 +103,18 @@ COMPRESSORS = {
     sign: lambda d: 8 * -(-d // 8) + 32,
     clipping(7): lambda d: 16 * d,
     e3m0: lambda d: 8 * packed_bytes(d, 4) + 32,
+    natural_dithering(3): lambda d: 8 * packed_bytes(d, 3) + 32,
+    natural_dithering(8, "linf"): lambda d: 8 * packed_bytes(d, 5) + 32,
+    cast("float16", "none"): lambda d: 16 * d,
+    cast("bfloat16", stochastic=True): lambda d: 16 * d,
+    cast("float8_e4m3fn"): lambda d: 8 * d + 32,
+    cast("float8_e5m2", "power", stochastic=True): lambda d: 8 * d + 8,
+    cast("float4_e2m1fn", stochastic=True): lambda d: 8 * packed_bytes(d, 4) + 32,
+    buckets(cast("float4_e2m1fn", "power"), 4): lambda d: (
+        8 * (d // 4 * 2 + packed_bytes(d % 4, 4)) + 8 * -(-d // 4)
+    ),
+    one_bit: lambda d: 8 * -(-d // 8) + 2 * 32,
+    eight_bit: lambda d: 8 * d + 32,
     two_bit: lambda d: 8 * packed_bytes(d, 2) + 4 * 32,
     chunked_top_k(2, 4): lambda d: (
         of_chunks(2, 4, d) * 32 + 8 * packed_bytes(of_chunks(2, 4, d), 2)
@@ -151,6 +167,11 @@ SOME = ["random_k", "random_sparsification"]  # compressors that send only some 
 BIASED = {
     "sign",
     "e3m0",
+    "cast(float16, none)",
+    "cast(float8_e4m3fn)",
+    "buckets(cast(float4_e2m1fn, power), 4)",
+    "one_bit",
+    "eight_bit",
     "two_bit",
     "chunked_top_k",
     "clipping",
@@ -276,6 +297,12 @@ def test_bounds_and_means_hold_over_draws(compressor):
                 assert abs(along.mean()) <= STANDARD_ERRORS * standard_error(along) + 1e-5
 
 
+@pytest.mark.long
+@every_compressor
+def test_it_passes_its_check(compressor):
+    compressors.check(compressor, D).require()
+
+
 @pytest.mark.parametrize("compressor", [*COMPRESSORS, WHOLE], ids=lambda c: c.name)
 def test_constants_are_numbers_or_none(compressor):
     for d in (1, 2, 3, 31, 333, 10**6):
@@ -308,6 +335,13 @@ FLOATS: dict[Compressor, tuple[int, int]] = {
     sign: (0, 1),
     clipping(7): (0, 0),
     e3m0: (1, 0),
+    natural_dithering(3): (0, 1),
+    natural_dithering(8, "linf"): (1, 0),
+    cast("float16", "none"): (0, 0),
+    cast("float8_e4m3fn"): (1, 0),
+    cast("float8_e4m3fn", "power"): (0, 0),
+    one_bit: (0, 2),
+    eight_bit: (1, 0),
     two_bit: (0, 4),
     chunked_top_k(2, 4): (6, 0),
     low_rank(1): (0, 3 + 4),

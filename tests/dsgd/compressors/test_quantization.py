@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from functools import cache, partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,10 @@ from tests.dsgd.compressors.shared import (
     LARGEST,
     STANDARD_ERRORS,
     TINY,
+    Rounding,
     as_bits,
     normal,
+    numbers,
     rounding,
     see,
     seen,
@@ -30,6 +31,7 @@ from tests.dsgd.compressors.shared import (
     seen_where,
     sqnorm,
     standard_error,
+    to_values,
     vectors,
 )
 
@@ -37,21 +39,15 @@ D = 33
 PARTS = 64  # probabilities on a lattice are multiples of 1 / PARTS
 DRAWS = 10_000
 BITS = (1, 3, 8)
-quantization, clipping, qsgd = (
+quantization, clipping, qsgd, dithering = (
     cache(make)
-    for make in (compressors.random_quantization, compressors.clipping, compressors.qsgd)
+    for make in (
+        compressors.random_quantization,
+        compressors.clipping,
+        compressors.qsgd,
+        compressors.natural_dithering,
+    )
 )
-
-
-class Rounding(NamedTuple):
-    """Rounding of each element to `up` with a probability, otherwise to `down`."""
-
-    down: np.ndarray
-    up: np.ndarray
-    probability: np.ndarray
-
-    def variance(self) -> float:
-        return float((self.probability * (1 - self.probability) * (self.up - self.down) ** 2).sum())
 
 
 def to_knobs(steps: int, x: np.ndarray) -> Rounding:
@@ -87,6 +83,28 @@ def to_powers(x: np.ndarray) -> Rounding:
     return Rounding(np.sign(x) * below, np.sign(x) * (below + step), (np.abs(x) - below) / step)
 
 
+def to_powers_of_the_norm(levels: int, x: np.ndarray, order: float = 2) -> Rounding:
+    """The rounding of Horvath et al., definition 2, with the norm of this order."""
+    values = np.concatenate([[0], 2.0 ** np.arange(1 - levels, 1)])
+    return to_values(values, np.linalg.norm(x, order) or 1, x)
+
+
+def to_floats(dtype: str, scale: str, x: np.ndarray) -> Rounding:
+    values = numbers(dtype)
+    relative = np.abs(x).max() / values[-1]
+    if scale == "power":
+        relative = 2.0 ** max(-126, np.ceil(np.log2(relative or 1e-300)))
+    return to_values(values, relative or 1, x)
+
+
+CASTS = {
+    f"cast({dtype}{f', {scale}' if scale == 'power' else ''}, stochastic)": (
+        compressors.cast(dtype, scale, stochastic=True),
+        partial(to_floats, dtype, scale),
+    )
+    for dtype in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn")
+    for scale in ("largest", "power")
+}
 QUANTIZERS = {
     **{
         f"random_quantization({bits})": (quantization(bits), partial(to_knobs, 2**bits - 1))
@@ -96,6 +114,18 @@ QUANTIZERS = {
     "qsgd(2, linf)": (qsgd(2, "linf"), partial(to_levels, 2, order=np.inf)),
     "ternary": (compressors.ternary, to_the_largest),
     "natural": (compressors.natural, to_powers),
+    **{
+        f"natural_dithering({levels})": (
+            dithering(levels),
+            partial(to_powers_of_the_norm, levels),
+        )
+        for levels in (1, 7, 127)
+    },
+    "natural_dithering(4, linf)": (
+        dithering(4, "linf"),
+        partial(to_powers_of_the_norm, 4, order=np.inf),
+    ),
+    **CASTS,
 }
 every_quantizer = pytest.mark.parametrize(
     ("compressor", "oracle"), QUANTIZERS.values(), ids=QUANTIZERS
@@ -163,7 +193,37 @@ def test_levels_are_exact_even_at_a_draw_of_zero(compressor, oracle):
     )
 
 
+def smallest_steps(d: int, step: float, omega: float) -> np.ndarray:
+    """One element of 1 and equal ones with the largest variance between 0 and a step."""
+    return np.concatenate([[1], np.full(d - 1, step / (2 * (1 + omega)))])
+
+
 REACHED = {
+    "natural_dithering(3), 100": (  # equal elements, below the smallest level
+        dithering(3),
+        partial(to_powers_of_the_norm, 3),
+        np.full(100, -3.0),
+    ),
+    **{
+        f"natural_dithering({levels}, linf), {d}": (
+            dithering(levels, "linf"),
+            partial(to_powers_of_the_norm, levels, order=np.inf),
+            smallest_steps(d, 2.0 ** (1 - levels), dithering(levels, "linf").omega(d)),
+        )
+        for levels, d in ((1, 7), (2, 2), (4, 1000))
+    },
+    **{
+        f"natural_dithering(7, linf), {d}": (  # all others above 1/2
+            dithering(7, "linf"),
+            partial(to_powers_of_the_norm, 7, order=np.inf),
+            smallest_steps(d, 3 / 2, dithering(7, "linf").omega(d)),
+        )
+        for d in (2, 100)
+    },
+    "cast(float4_e2m1fn), 10^4": (
+        *CASTS["cast(float4_e2m1fn, stochastic)"],
+        smallest_steps(10**4, 1 / 12, CASTS["cast(float4_e2m1fn, stochastic)"][0].omega(10**4)),
+    ),
     **{
         f"ternary, {d}": (  # one large element among equal ones
             compressors.ternary,

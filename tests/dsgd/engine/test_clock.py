@@ -29,7 +29,7 @@ from dsgd import (
     problems,
     workers,
 )
-from dsgd.engine import clock, measurements
+from dsgd.engine import clock, measurements, tape
 from dsgd.engine.queries import Asked
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import (
@@ -281,8 +281,9 @@ def ticked(
     def one(before, present, sent):
         now = round._replace(now=round.now._replace(present=present))
         record = sent.record()
+        exchanges = tape.transfers(record.sendings())
         return clock.tick(
-            before, "mine", problem, now, asked, record.sendings(), record.statistics(now.workers)
+            before, "mine", problem, now, asked, exchanges, record.statistics(now.workers)
         )
 
     return jax.jit(jax.shard_map(one, mesh=workers.mesh(1), in_specs=P(), out_specs=P()))(

@@ -1,0 +1,117 @@
+"""The tape of a run: what the clock reads of each round that does not depend on the cluster. With
+it, `dsgd.replay` computes the seconds of the same rounds on other clusters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dsgd import workers
+from dsgd.base import Pattern, Period
+from dsgd.communication import Sending
+from dsgd.engine import queries
+from dsgd.engine.queries import AllAsked, Asked
+from dsgd.wire import counts
+
+_NAME = "tape "  # of the series in the records of a run
+
+
+class Transfer(NamedTuple):
+    """One exchange of a round, as the clock sees it.
+
+    Args:
+        pattern: how the messages flow.
+        up: bits that each worker's sending port carries, float32 `[N]`.
+        down: the same for receiving ports; lost messages occupy them, too.
+        turn, now, delay: as in `communication.Sending`.
+    """
+
+    pattern: Pattern
+    up: jax.Array
+    down: jax.Array
+    turn: Any = None
+    now: jax.Array | None = None
+    delay: Period = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the workers wait for the messages in the round that sends them."""
+        return isinstance(self.delay, int) and self.delay == 0
+
+
+Heard = tuple[AllAsked, list[Transfer]]
+"""What the clock reads of a round: its queries and exchanges."""
+
+
+def transfers(sendings: Sequence[Sending]) -> list[Transfer]:
+    """Returns the exchanges of a round with the bits of all workers."""
+
+    def of(sending: Sending) -> Transfer:
+        up, down, lost = workers.gather(
+            tuple(None if bits is None else counts.to_float(bits) for bits in sending.bits[:3])
+        )
+        carried = down if lost is None else down + lost
+        return Transfer(sending.pattern, up, carried, sending.turn, sending.now, sending.delay)
+
+    return [of(sending) for sending in sendings]
+
+
+def series(heard: Heard) -> dict[str, jax.Array]:
+    """Returns the traced arrays of a round as floating-point series of the history."""
+    arrays = [leaf for leaf in _leaves(heard) if isinstance(leaf, jax.Array)]
+    return {
+        f"{_NAME}{i}": leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        for i, leaf in enumerate(arrays)
+    }
+
+
+def is_series(name: str) -> bool:
+    """Returns whether a series of the records belongs to the tape."""
+    return name.startswith(_NAME)
+
+
+def reader(heard: Heard) -> Callable[[dict[str, jax.Array]], Heard]:
+    """Returns the inverse of `series`: the function from the series of a round to what the clock
+    reads.
+
+    Args:
+        heard: that of any round of the same method.
+    """
+    leaves, structure = _leaves(heard), jax.tree.structure(_kept(heard))
+    types = [leaf.dtype if isinstance(leaf, jax.Array) else None for leaf in leaves]
+
+    def read(series: dict[str, jax.Array]) -> Heard:
+        numbers = iter(series[f"{_NAME}{i}"] for i in range(len(series)))
+        return structure.unflatten(
+            leaf if dtype is None else next(numbers).astype(dtype)
+            for leaf, dtype in zip(leaves, types, strict=True)
+        )
+
+    return read
+
+
+def _leaves(heard: Heard) -> list[Any]:
+    return jax.tree.leaves(_kept(heard))
+
+
+def _kept(heard: Heard) -> Heard:
+    """Returns the round without what the clock does not read: the models, and which samples are
+    drawn.
+    """
+
+    def of(query: Asked) -> Asked:
+        chosen = query.samples
+        return query._replace(
+            params=(),
+            first_batch=None,
+            work=query.work and query.work._replace(first_batch=None),
+            samples=None if chosen is None else np.zeros(chosen.shape, np.int32),
+        )
+
+    asked, exchanges = heard
+    return queries.mapped(of, asked), exchanges

@@ -1,0 +1,249 @@
+"""`replay` computes the seconds that the rounds of a finished run take on other clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
+
+from dsgd import checks, modes, sameness
+from dsgd.base import Result
+from dsgd.clusters import Cluster
+from dsgd.engine import clock, loop, programs, queries, tape
+from dsgd.runs.run_spec import Tape
+from dsgd.runs.sweeps import FromPoint, Sweep, grid_values
+
+
+@checks.arguments
+@modes.outermost
+def replay(
+    result: Result | Sweep,
+    cluster: Cluster | Callable[..., Cluster],
+    *,
+    rounds: ArrayLike | None = None,
+    **grids: Any,
+) -> np.ndarray:
+    """Returns the seconds that the rounds of a run take on a cluster, from the recorded bits of
+    each worker in each round. Nothing is trained again.
+
+    They equal `history["clock"]` of the same run on that cluster, with the same random computation
+    times and bandwidths: the iterates of a taped run do not depend on the clock.
+
+        result = dsgd.run(method, problem, steps=1_000, key=key, taped=True)
+        seconds = dsgd.replay(result, cluster)
+
+    A function of numbers replays on many clusters at once:
+
+        dsgd.replay(
+            result,
+            lambda mbit, latency: clusters.Cluster(
+                clusters.constant(0.01), clusters.constant(mbit * 1e6), latency=latency
+            ),
+            mbit=np.logspace(0, 4, 50), latency=np.logspace(-5, -1, 50),
+        )
+
+    Args:
+        result: result of a run or a sweep with `taped=True`.
+        cluster: the cluster; or a function (numbers by name) -> cluster, which receives traced
+            numbers. The latency, `clusters.constant` and multiples of quantities accept them.
+        rounds: the number of rounds after which the clock is read: an integer, or for each run one,
+            `[grid?, seeds?]`; None: after every round.
+        grids: values by argument name of `cluster`, each a sequence of numbers.
+
+    Returns:
+        Seconds, float64: one axis for each of `grids`, then the axes of the history of `result`, of
+        which the last, `[records]`, is omitted if `rounds` is given.
+
+    Raises:
+        ValueError: if the run was not taped; the cluster is for another number of workers; its
+            participation and message loss differ from those of the run; a grid is missing, empty
+            or contains non-finite numbers; or `rounds` are not numbers of rounds of the run.
+    """
+    of = result.tape
+    if of is None:
+        raise ValueError(
+            "replay: the result has no tape; expected one of dsgd.run(..., taped=True) or "
+            "dsgd.sweep(..., taped=True)"
+        )
+    values = {name: grid_values(name, each) for name, each in grids.items()}
+    build = _factory(cluster, values, of)
+    points = {
+        name: jnp.asarray(axis.ravel())
+        for name, axis in zip(values, np.meshgrid(*values.values(), indexing="ij"), strict=True)
+    }
+    ends = None if rounds is None else _ends(rounds, of)
+    plan = _Replay(of.plan, build, of.steps)
+    found = programs.call(
+        _all_clocks, plan, points, of.points, *_runs(of), np.int32(of.before), ends
+    )
+    seconds = clock.to_seconds(np.asarray(jax.device_get(found)))
+    shape = (*map(len, values.values()), *of.shape)
+    return seconds.reshape(*shape, *seconds.shape[2:])
+
+
+class _Replay(NamedTuple):
+    """Everything that the compiled program depends on besides shapes.
+
+    Args:
+        run: plan of the taped run.
+        build: numbers by name -> Cluster.
+        steps: number of rounds.
+    """
+
+    run: loop.Plan
+    build: Callable[[dict[str, jax.Array]], Cluster]
+    steps: int
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices of the replay: one."""
+        return Mesh(np.array(jax.local_devices()[:1]), ("workers",))
+
+
+def _all_clocks(
+    plan: _Replay,
+    clusters: dict[str, jax.Array],
+    points: dict[str, jax.Array],
+    keys: jax.Array,
+    series: dict[str, jax.Array],
+    before: jax.Array,
+    ends: jax.Array | None,
+) -> jax.Array:
+    """Returns the digits of the clocks of all runs on all clusters, `[clusters, runs, ..., 2]`.
+
+    Args:
+        plan: static.
+        clusters: numbers by name, `[clusters]` each; {} for a single cluster.
+        points: hyperparameters of the runs, of which only the types are read.
+        keys: one key for each run, `[runs]`.
+        series: those of the tape, `[runs, steps, ...]`.
+        before: number of rounds before the run.
+        ends: number of rounds after which each run's clock is read, int32 `[runs]`, or None.
+    """
+    heard = loop.hear(plan.run, points)
+    read, delayed = tape.reader(heard), sum(not each.waits for each in heard[1])
+
+    def of_cluster(numbers):
+        cluster = plan.build(numbers)
+        run = plan.run._replace(cluster=cluster, delayed=delayed)
+
+        def of_run(key, series, end):
+            def one_round(now, step_and_series):
+                i, series = step_and_series
+                after = _ticked(run, key, now, before + i, read(series))
+                if end is None:
+                    return after, clock.digits(after)
+                return jax.tree.map(lambda a, b: jnp.where(i < end, a, b), after, now), None
+
+            start = clock.at_zero(run.N, (), delayed)
+            last, digits = lax.scan(one_round, start, (jnp.arange(plan.steps), series))
+            if digits is None:
+                return clock.digits(last)
+            return jnp.concatenate([clock.digits(start)[None], digits])
+
+        return jax.vmap(of_run, (0, 0, None if ends is None else 0))(keys, series, ends)
+
+    if not clusters:
+        return of_cluster({})[None]
+    return jax.vmap(of_cluster)(clusters)
+
+
+def _ticked(
+    plan: loop.Plan, key: jax.Array, now: clock.Clock, step: jax.Array, heard: tape.Heard
+) -> clock.Clock:
+    """Returns the clock after a round; `key` is that of the run's rounds."""
+    asked, exchanges = heard
+    work = queries.of_round(asked, plan.problem, plan.N)
+    this_round = loop.round_of(plan, key, now, step)._replace(work=work)
+    return clock.tick(now, "replay", plan.problem, this_round, asked, exchanges)
+
+
+def _factory(cluster: Any, values: dict[str, np.ndarray], of: Tape) -> Any:
+    """Returns the function from the numbers of a grid point to the cluster, after validation of
+    the cluster of the first and of each other value.
+    """
+    if isinstance(cluster, Cluster):
+        if values:
+            raise ValueError(
+                f"replay: cluster is a Cluster, with values for {', '.join(values)}; expected a "
+                "function of these numbers that returns a cluster"
+            )
+        examples, build = [cluster], _Same(cluster)
+    else:
+        if not values:
+            raise ValueError(
+                "replay: cluster is a function, but there are no values for its arguments; "
+                "expected at least one, such as latency=[1e-4, 1e-3]"
+            )
+        checks.require_call("replay: cluster", cluster, keywords=list(values))
+        first = {name: each[0].item() for name, each in values.items()}
+        points = [first] + [
+            {**first, name: value} for name, each in values.items() for value in each[1:].tolist()
+        ]
+        examples, build = [cluster(**point) for point in points], FromPoint(cluster)
+    for example in examples:
+        _require_replays(example, of)
+    return build
+
+
+class _Same(sameness.Compared):
+    """A function that always returns the same cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def __call__(self, numbers: dict[str, jax.Array]) -> Cluster:
+        return self.cluster
+
+
+def _require_replays(cluster: Any, of: Tape) -> None:
+    """Raises ValueError if the rounds of the run could differ on this cluster."""
+    if not isinstance(cluster, Cluster):
+        raise ValueError(
+            f"replay: cluster returned {checks.shown(cluster)}; expected a dsgd.clusters.Cluster"
+        )
+    cluster.require_workers(of.plan.N)
+    taped = of.plan.cluster
+    of_run = None if taped is None else _participation(taped)
+    if (of_run or _NOBODY_MISSES) != _participation(cluster):
+        raise ValueError(
+            f"replay: the cluster ({cluster.name}) has another participation or message loss than "
+            f"that of the run ({'no cluster' if taped is None else taped.name}), on which its "
+            "iterates depend; expected the same: pass it to dsgd.run(..., cluster=..., taped=True)"
+        )
+
+
+_NOBODY_MISSES = (None, 1, None)
+
+
+def _participation(cluster: Cluster) -> tuple[Any, ...]:
+    present, delivered = (each and each.name for each in (cluster.present, cluster.delivered))
+    return present, cluster.participation_period, delivered
+
+
+def _runs(of: Tape) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns the key of the rounds of each run, and its series, with all runs along one axis."""
+    seeds = jnp.broadcast_to(of.keys, of.shape).ravel()
+    keys = jax.vmap(lambda key: loop.split(key)[1])(seeds)
+    series = {
+        name: jnp.asarray(each.reshape(len(seeds), *each.shape[of.plan.runs :]))
+        for name, each in of.series.items()
+    }
+    return keys, series
+
+
+def _ends(rounds: ArrayLike, of: Tape) -> jax.Array:
+    given = np.asarray(rounds)
+    fits = np.issubdtype(given.dtype, np.integer) and given.shape in ((), of.shape)
+    if not fits or (given < 0).any() or (given > of.steps).any():
+        raise ValueError(
+            f"replay: rounds = {checks.shown(rounds)}; expected an integer from 0 to {of.steps}, "
+            f"or an array of them of shape {of.shape}"
+        )
+    return jnp.broadcast_to(jnp.asarray(given, jnp.int32), of.shape).ravel()

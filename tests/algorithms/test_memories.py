@@ -1,0 +1,207 @@
+"""Methods with memories of compressed messages: methods that equal others, their limits, defaults,
+and combinations of memories.
+
+All runs have six workers, in float64. Each method has one program, whose arguments are the
+method's hyperparameters (`theory_checks.machinery.trajectories`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+from algorithms import memories
+from algorithms.compressed.memories import Down, Up
+from dsgd import compressors, network
+from tests.algorithms import quadratics
+from theory_checks.machinery import trajectories
+from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
+from theory_checks.recursions.compressed import Parts, largest
+from theory_checks.recursions.shared import at_one, quadratic
+
+GAMMA, T = 0.05, 2_000
+TOP, RANDOM, IDENTITY = compressors.top_k(0.2), compressors.random_k(0.2), compressors.identity
+OMEGA = max(map(RANDOM.omega, LAYERS))
+N_SERVERS = network.multi_server
+
+
+class Numbers(NamedTuple):
+    """Arguments of the methods below; each method uses some of them."""
+
+    gamma: float = GAMMA
+    momentum: float = 0.0
+    eta: float = 0.0
+    lambda_: float = 1.0
+    nu: float = 1.0
+    decay: float = 1.0
+
+
+METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
+    "SGD": lambda of: algorithms.minibatch_sgd(sgd(of)),
+    "EF21": lambda of: algorithms.ef21(sgd(of), TOP, None, via=network.star),
+    "EF21, N servers": lambda of: algorithms.ef21(sgd(of), TOP, None),
+    "EF21, N identities": lambda of: algorithms.ef21(sgd(of), TOP, IDENTITY),
+    "EF21, both ways": lambda of: algorithms.ef21(sgd(of), TOP, TOP, via=network.star),
+    "EF21-SGDM": lambda of: algorithms.ef21_sgdm(sgd(of), TOP, of.eta),
+    "EF21-SGD2M": lambda of: algorithms.ef21_sgdm(sgd(of), TOP, of.eta, double=True),
+    "EF21-SGDM, identity": lambda of: algorithms.ef21_sgdm(sgd(of), IDENTITY, of.eta),
+    "EF-BV, top k": lambda of: algorithms.ef_bv(sgd(of), TOP, of.lambda_, of.nu),
+    "EF-BV, random k": lambda of: algorithms.ef_bv(sgd(of), RANDOM, of.lambda_, of.nu),
+    "EF-BV": lambda of: algorithms.ef_bv(sgd(of), RANDOM),
+    "EF-BV of top k": lambda of: algorithms.ef_bv(sgd(of), TOP),
+    "DIANA": lambda of: algorithms.diana(sgd(of), RANDOM),
+    "DIANA, alpha": lambda of: algorithms.diana(sgd(of), RANDOM, of.lambda_),
+    "DIANA, N servers": lambda of: algorithms.diana(sgd(of), RANDOM, of.lambda_, via=N_SERVERS),
+    "DIANA, identity": lambda of: algorithms.diana(sgd(of), IDENTITY),
+    "EControl": lambda of: algorithms.econtrol(sgd(of), TOP, of.eta),
+    "EControl, identity": lambda of: algorithms.econtrol(sgd(of), IDENTITY, of.eta),
+    "compressed SGD": lambda of: algorithms.error_feedback(sgd(of), Up(RANDOM)),
+    "compressed SGD, N servers": lambda of: algorithms.compressed_sgd(sgd(of), RANDOM),
+    "no memories": lambda of: algorithms.error_feedback(
+        sgd(of), Up(RANDOM), Down(RANDOM, None), via=N_SERVERS
+    ),
+    "EC-SGD": lambda of: algorithms.error_feedback(sgd(of), Up(TOP, error=1.0)),
+    "EC-SGD, both ways": lambda of: algorithms.error_feedback(
+        sgd(of), Up(TOP, error=1.0), Down(TOP)
+    ),
+    "EC-SGD, decay": lambda of: algorithms.error_feedback(
+        sgd(of), Up(TOP, error=of.decay, decay=of.decay)
+    ),
+    "EC-SGD, steps": lambda of: algorithms.error_feedback(
+        optax.sgd(1.0), Up(TOP, error=1.0), vector=memories.steps(sgd(of))
+    ),
+    "dist-EF-SGD": lambda of: algorithms.dist_ef_sgd(sgd(of), TOP),
+}
+
+
+def sgd(of: Any) -> optax.GradientTransformation:
+    return optax.sgd(of.gamma, momentum=of.momentum)
+
+
+build = quadratics.builders(METHODS)
+in_float64 = quadratics.in_float64
+
+
+@cache
+def run(name: str, numbers: Numbers, noise: float = 0.0) -> Trajectory:
+    return quadratics.run(build(name), numbers, T, noise=noise)
+
+
+def models(name: str, numbers: Numbers, noise: float = 0.0) -> np.ndarray:
+    """Returns the model after each round, `[T, d]`."""
+    return run(name, numbers, noise).home
+
+
+# --- Identities.
+
+MIXED = Numbers(momentum=0.5)
+SHIFTS = 1 / (1 + OMEGA)
+IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
+    "EF-BV with numbers of 1": (("EF-BV, top k", MIXED), ("EF21", MIXED)),
+    "EF-BV of a contraction": (("EF-BV of top k", MIXED), ("EF21", MIXED)),
+    "EF-BV with the shifts of DIANA": (
+        ("EF-BV, random k", Numbers(lambda_=SHIFTS)),
+        ("DIANA", Numbers()),
+    ),
+    "DIANA's alpha": (("DIANA, alpha", MIXED._replace(lambda_=SHIFTS)), ("DIANA", MIXED)),
+    "EF-BV's numbers": (
+        ("EF-BV, random k", Numbers(lambda_=SHIFTS, nu=1 / (1 + OMEGA / N))),
+        ("EF-BV", Numbers()),
+    ),
+    "DIANA without shifts": (
+        ("DIANA, alpha", Numbers(gamma=0.01, lambda_=0.0)),
+        ("compressed SGD", Numbers(gamma=0.01)),
+    ),
+    "no memories with N servers": (
+        ("no memories", Numbers(gamma=0.002)),
+        ("compressed SGD, N servers", Numbers(gamma=0.002)),
+    ),
+    "EControl without errors": (("EControl", MIXED), ("EF21", MIXED)),
+    "EF21-SGDM without momentum": (("EF21-SGDM", Numbers(eta=1.0)), ("EF21", Numbers())),
+    "EF21-SGD2M without momentum": (("EF21-SGD2M", Numbers(eta=1.0)), ("EF21", Numbers())),
+    "EF21-SGDM of the identity": (
+        ("EF21-SGDM, identity", Numbers(eta=0.2)),
+        ("SGD", Numbers(gamma=0.2 * GAMMA, momentum=0.8)),
+    ),
+    "DIANA of the identity": (("DIANA, identity", MIXED), ("SGD", MIXED)),
+    "EControl of the identity": (
+        ("EControl, identity", MIXED._replace(eta=0.3)),
+        ("SGD", MIXED),
+    ),
+    "EF21 with an uncompressed reply": (("EF21, N servers", MIXED), ("EF21, N identities", MIXED)),
+    "memories in units of the step": (("EC-SGD, steps", Numbers()), ("EC-SGD", Numbers())),
+    "dist-EF-SGD": (("dist-EF-SGD", Numbers()), ("EC-SGD, both ways", Numbers())),
+    "no decay": (("EC-SGD, decay", Numbers()), ("EC-SGD", Numbers())),
+}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_methods_with_memories_equal_others(name, noise):
+    (one, numbers), (other, others) = IDENTITIES[name]
+    found = models(one, numbers, noise)[:60]
+    assert np.ptp(found, axis=0).max() > 0.1
+    np.testing.assert_allclose(found, models(other, others, noise)[:60], rtol=0, atol=1e-12)
+
+
+def test_memories_that_decay_are_those_of_a_loop():
+    """Each error is multiplied by beta before it is added to the next gradient."""
+    beta, (A, b, x) = 0.7, quadratics.arrays()
+    G, e = quadratic(A, b), np.zeros((N, D))
+    top = Parts(LAYERS, 1).each(lambda layer: largest(layer, -(-len(layer) // 5)))
+    found = models("EC-SGD, decay", Numbers(decay=beta))
+    for t in range(60):
+        p = at_one(G, t, x, N) + beta * e
+        sent = np.array([top(row) for row in p])
+        e, x = p - sent, x - GAMMA * sent.mean(axis=0)
+        np.testing.assert_allclose(found[t], x, rtol=0, atol=1e-12)
+
+
+# --- Limits.
+
+EXACT: dict[str, Numbers] = {
+    "EF21": Numbers(),
+    "EF21, both ways": Numbers(gamma=0.02),
+    "EF21-SGDM": Numbers(eta=0.2),
+    "EF21-SGD2M": Numbers(eta=0.2),
+    "EF-BV, top k": Numbers(lambda_=0.5, nu=0.8),
+    "EF-BV": Numbers(gamma=0.02),
+    "DIANA": Numbers(gamma=0.02),
+    "DIANA, N servers": Numbers(gamma=0.02, lambda_=0.2),
+    "EControl": Numbers(eta=0.2),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_limits_with_shifts_are_exact(name):
+    """The shifts approach the workers' gradients at the optimum, which differ."""
+    gap = np.abs(models(name, EXACT[name]) - quadratics.minimizer()).max(axis=1)
+    assert gap[0] > 0.1
+    assert gap[-1] < 1e-9
+
+
+def test_limits_without_shifts_are_biased_in_proportion_to_the_step_size():
+    star = quadratics.minimizer()
+    gaps = [
+        np.linalg.norm(models("EC-SGD", Numbers(gamma=gamma))[-500:] - star, axis=1).max()
+        for gamma in (0.1, 0.01)
+    ]
+    assert gaps[1] > 0.02
+    assert 8 < gaps[0] / gaps[1] < 12
+
+
+@pytest.mark.parametrize("name", ["DIANA, alpha", "EControl", "EF21"])
+def test_the_servers_shift_is_the_mean_of_the_workers(name):
+    numbers = Numbers(lambda_=0.1, eta=0.2, gamma=0.02)
+    states = run(name, numbers, 0.5).states
+    mean = trajectories.rows(states.workers.shift).mean(axis=1)
+    shift = trajectories.rows(states.server.server.shift, 1)
+    np.testing.assert_allclose(shift, mean, rtol=0, atol=1e-12)
+    assert np.abs(shift[-1]).max() > 0.01

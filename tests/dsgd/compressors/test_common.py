@@ -1,0 +1,408 @@
+"""Draws that all senders of an exchange share, linear codes, and compressors that use them."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dsgd import Common, Compressor, compressors
+from dsgd.compressors import (
+    buckets,
+    chunked_top_k,
+    contraction,
+    correlated_quantization,
+    count_sketch,
+    perm_k,
+    random_block,
+    random_k,
+    random_places,
+    shared_random_k,
+    top_k,
+    whole_model,
+    with_seed,
+)
+from dsgd.compressors.codes import draw_seed, from_seed
+from dsgd.compressors.sizes import fixed_size
+from tests.dsgd.compressors.shared import (
+    EPS,
+    STANDARD_ERRORS,
+    UNOPTIMIZED,
+    normal,
+    sqnorm,
+    standard_error,
+)
+
+D, DRAWS = 24, 4000
+HALF = shared_random_k(0.5)
+NESTED = [
+    HALF,
+    whole_model(HALF),
+    contraction(HALF),
+    buckets(HALF, 10),
+    buckets(contraction(HALF), 8),
+    top_k(1.0, HALF),
+    random_k(1.0, HALF),
+    chunked_top_k(4, 4, HALF),
+]
+
+
+def exchange(compressor: Compressor, key: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns what the receivers decode of the messages of N workers, `[N, d]`."""
+    N, d = rows.shape
+
+    def send(worker, x):
+        own = jax.random.fold_in(key, worker)
+        common = Common.of_exchange(key, worker, N)
+        return compressor.decompress(compressors.encode(compressor, own, x, None, common)[0], d)
+
+    return jax.vmap(send)(jnp.arange(N), rows)
+
+
+@cache
+def many(compressor: Compressor):
+    """Returns a program (rows `[N, d]`) -> decoded messages over exchanges, `[DRAWS, N, d]`."""
+
+    def run(rows):
+        keys = jax.random.split(jax.random.key(0), DRAWS)
+        return jax.vmap(lambda key: exchange(compressor, key, rows))(keys)
+
+    compiled = jax.jit(run, compiler_options=UNOPTIMIZED)
+    return lambda rows: np.asarray(compiled(np.asarray(rows, np.float32)), np.float64)
+
+
+@pytest.mark.parametrize("compressor", NESTED, ids=lambda compressor: compressor.name)
+def test_senders_of_an_exchange_choose_the_same_places(compressor):
+    """Also if the compressor is a part of another one; but other ones in another exchange."""
+    assert compressor.shares
+    draw = jax.jit(partial(exchange, compressor), compiler_options=UNOPTIMIZED)
+    one, other = (
+        np.asarray(draw(jax.random.key(seed), np.arange(1.0, 4)[:, None] * np.ones(D, np.float32)))
+        for seed in range(2)
+    )
+    np.testing.assert_allclose(one, np.arange(1.0, 4)[:, None] * one[0], rtol=1e-6)
+    assert 0 < np.count_nonzero(one[0]) < D
+    assert (one[0] != other[0]).any()
+
+
+def test_buckets_have_different_draws():
+    rows = np.ones((1, 20))
+    places = np.nonzero(many(buckets(shared_random_k(0.1), 10))(rows)[:, 0])[1].reshape(DRAWS, 2)
+    assert 0.8 < np.mean(places[:, 1] != places[:, 0] + 10) < 1
+
+
+def test_a_compressor_without_common_draws_ignores_them():
+    common, x = Common.of_exchange(jax.random.key(1), jnp.int32(2), 4), jnp.asarray(normal(D))
+    one, other = (
+        compressors.encode(random_k(0.5), jax.random.key(0), x, None, given).decoded
+        for given in (None, common)
+    )
+    assert not compressors.sign.shares
+    np.testing.assert_array_equal(one, other)
+
+
+def test_common_reaches_compress():
+    def compress(key, x, common=None):
+        assert common is not None
+        return x.at[:2].set(jnp.stack([common.worker, common.workers]).astype(x.dtype))
+
+    spy = fixed_size(compress, lambda message, d: message, "spy")
+    decoded = exchange(buckets(spy, 4), jax.random.key(0), jnp.zeros((3, 8)))
+    np.testing.assert_array_equal(decoded[:, [0, 4]], [[0, 0], [1, 1], [2, 2]])
+    np.testing.assert_array_equal(decoded[:, [1, 5]], 3)
+
+
+# Elements at random places.
+
+
+CODES = [random_places(0.3), random_places(1.0), random_block(0.3), random_block(1.0)]
+
+
+def inclusion(code, d: int) -> np.ndarray:
+    """Returns which elements are sent in each draw, bool `[DRAWS, d]`."""
+    decoded = many(with_seed(code))(np.ones((1, d)))[:, 0]
+    np.testing.assert_allclose(decoded[decoded != 0], decoded.max(), rtol=1e-6)
+    return decoded != 0
+
+
+@pytest.mark.parametrize("d", [1, 3, 10])
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+def test_each_element_is_one_of_the_k_with_probability_k_over_d(code, d):
+    sent, k = inclusion(code, d), 1 if d == 1 else round(0.3 * d + 0.4) if "0.3" in code.name else d
+    np.testing.assert_array_equal(sent.sum(axis=1), k)
+    share = k / d
+    deviation = STANDARD_ERRORS * np.sqrt(share * (1 - share) / DRAWS) + 1e-12
+    assert (np.abs(sent.mean(axis=0) - share) <= deviation).all()
+
+
+def test_random_places_are_in_different_parts_and_blocks_are_contiguous():
+    """The oracles: any 10 elements on the circle have at most three of one third; blocks wrap."""
+    block = inclusion(random_block(0.3), 10)
+    changes = np.sum(block != np.roll(block, 1, axis=1), axis=1)
+    np.testing.assert_array_equal(changes, 2)
+    spread = inclusion(random_places(0.3), 10)
+    gaps = [np.diff(np.r_[at, at[0] + 10]) for at in map(np.flatnonzero, spread)]
+    assert max(gap.max() for gap in gaps) <= 7  # parts have 4, 3 and 3 elements
+    assert len({tuple(row) for row in spread}) > 30
+
+
+def test_random_places_on_the_same_draws():
+    """The places as a loop over the parts of the rotated circle."""
+    d, k, key = 11, 4, jax.random.key(3)
+    x = normal(d)
+    of_rotation, of_elements = jax.random.split(key)
+    sizes = [3, 3, 3, 2]
+    drawn = np.asarray(jax.random.randint(of_elements, (k,), 0, jnp.asarray(sizes)))
+    rotation, start, places = int(jax.random.randint(of_rotation, (), 0, d)), 0, []
+    for size, within in zip(sizes, drawn, strict=True):
+        places.append((start + within + rotation) % d)
+        start += size
+    code = random_places(k / d).encode(key, jnp.asarray(x))
+    np.testing.assert_array_equal(code, x[places])
+
+
+@pytest.mark.parametrize("code", CODES[::2], ids=lambda code: code.name)
+def test_the_mean_has_the_error_of_one_message_of_the_mean(code):
+    rows = np.stack([normal(10) + i for i in range(4)]).astype(np.float32)
+    errors = sqnorm(many(with_seed(code))(rows).mean(axis=1) - rows.mean(axis=0))
+    expected = code.omega(10) * sqnorm(rows.mean(axis=0, dtype=float))
+    assert abs(errors.mean() - expected) <= STANDARD_ERRORS * standard_error(errors)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [random_places(0.3, unbiased=False), random_block(0.3, unbiased=False)],
+    ids=lambda code: code.name,
+)
+def test_without_scaling_the_elements_arrive_as_they_are(code):
+    x = normal(10)
+    decoded = many(with_seed(code))(x[None])[:, 0]
+    np.testing.assert_array_equal(
+        decoded[decoded != 0], np.broadcast_to(x, decoded.shape)[decoded != 0]
+    )
+    assert (code.omega, code.delta(10)) == (None, 0.3)
+    errors = sqnorm(decoded - x)
+    assert abs(errors.mean() - 0.7 * sqnorm(x)) <= STANDARD_ERRORS * standard_error(errors)
+
+
+# Count sketches.
+
+
+def hashes(rows: int, columns: int, d: int, key: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the counters h and signs s of a sketch, `[rows, d]`, read from sketches of single
+    elements.
+    """
+    encode = jax.vmap(partial(count_sketch(rows, columns).encode, key))
+    sketches = np.asarray(encode(jnp.eye(d))).transpose(1, 0, 2)  # [rows, d, columns]
+    np.testing.assert_array_equal(np.count_nonzero(sketches, axis=2), 1)
+    assert set(np.unique(sketches)) <= {-1.0, 0.0, 1.0}
+    return np.abs(sketches).argmax(axis=2), sketches.sum(axis=2)
+
+
+@pytest.mark.parametrize(("rows", "columns", "d"), [(1, 4, 10), (3, 5, 17), (5, 40, 100)])
+def test_count_sketch_is_the_papers_with_its_hashes(rows, columns, d):
+    key, x = jax.random.key(rows), normal(d)
+    h, s = hashes(rows, columns, d, key)
+    S = np.zeros((rows, columns))
+    for j, i in itertools.product(range(rows), range(d)):
+        S[j, h[j, i]] += s[j, i] * x[i]
+    estimates = np.median([s[j] * S[j, h[j]] for j in range(rows)], axis=0)
+    sketch = count_sketch(rows, columns)
+    found = sketch.encode(key, jnp.asarray(x))
+    np.testing.assert_allclose(found, S, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sketch.decode(key, found, d), estimates, rtol=1e-5, atol=1e-6)
+    for start in range(0, d, columns):  # neighbours do not meet
+        assert all(len(set(row)) == len(row) for row in h[:, start : start + columns])
+
+
+def test_sketches_add_up_and_short_vectors_are_decoded_exactly():
+    sketch, key = count_sketch(3, 8), jax.random.key(0)
+    x, y = jnp.asarray(normal(20)), jnp.asarray(normal(20)[::-1])
+    np.testing.assert_allclose(
+        sketch.encode(key, 2 * x - y), 2 * sketch.encode(key, x) - sketch.encode(key, y), atol=1e-5
+    )
+    for d in (1, 7, 8):
+        np.testing.assert_array_equal(sketch.decode(key, sketch.encode(key, x[:d]), d), x[:d])
+        assert sketch.omega(d) == 0
+
+
+@pytest.mark.parametrize(("rows", "least", "most"), [(1, 0.9, 1.1), (3, 0.3, 1.0)])
+def test_count_sketch_reaches_omega_with_one_row(rows, least, most):
+    """For a vector that is 0 outside of the short last block; three rows are better."""
+    sketch, x = count_sketch(rows, 4), np.zeros(10)
+    x[8:] = 1, -1
+    errors = sqnorm(many(with_seed(sketch))(x[None])[:, 0] - x) / sqnorm(x)
+    assert sketch.omega(10) == 2
+    assert least * 2 <= errors.mean() <= most * 2 if rows == 1 else errors.mean() < 2
+
+
+def test_the_median_of_a_vector_with_nan_is_nan():
+    sketch = with_seed(count_sketch(3, 4))
+    decoded = compressors.encode(sketch, jax.random.key(0), jnp.arange(9.0).at[3].set(jnp.nan))[1]
+    assert np.isnan(decoded[3])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: count_sketch(4, 10), "count_sketch: rows = 4; expected an odd number"),
+        (lambda: count_sketch(3, 0), "count_sketch: columns = 0"),
+        (lambda: random_places(0.0), "random_places: fraction = 0.0"),
+        (lambda: random_block(1.5), "random_block: fraction = 1.5"),
+        (lambda: shared_random_k(2.0), "shared_random_k: fraction = 2.0"),
+        (lambda: perm_k(0), "perm_k: workers = 0"),
+        (lambda: correlated_quantization(9), "correlated_quantization: bits = 9"),
+        (
+            lambda: exchange(perm_k(4), jax.random.key(0), jnp.ones((3, 8))),
+            r"perm_k\(4\): the run has 3 workers; expected 4: pass perm_k\(3\)",
+        ),
+    ],
+)
+def test_arguments_are_validated(wrong, words):
+    with pytest.raises(ValueError, match=words):
+        wrong()
+
+
+# PermK.
+
+
+@pytest.mark.parametrize(("N", "d"), [(1, 5), (4, 8), (4, 10), (3, 1), (6, 3), (6, 4), (6, 6)])
+def test_perm_k_divides_the_elements_among_the_workers(N, d):
+    """Every element is sent by equally many workers, each time multiplied by the number of elements
+    of which a worker sends one.
+    """
+    rows = np.stack([normal(d) + 10 * (i + 1) for i in range(N)]).astype(np.float32)
+    decoded = many(perm_k(N))(rows)
+    width = N if d > N else min(w for w in range(d, N + 1) if N % w == 0)
+    sent = decoded != 0
+    np.testing.assert_array_equal(sent.sum(axis=1), max(1, N // width))
+    np.testing.assert_allclose(
+        decoded[sent], (width * np.broadcast_to(rows, decoded.shape))[sent], rtol=1e-6
+    )
+    assert sent.sum(axis=2).max() <= -(-d // N)
+    share = 1 / width
+    deviation = STANDARD_ERRORS * np.sqrt(share * (1 - share) / DRAWS) + 1e-12
+    assert (np.abs(sent.mean(axis=0) - share) <= deviation).all()
+    assert perm_k(N).omega(d) == width - 1
+
+
+@pytest.mark.parametrize(("N", "d"), [(4, 8), (4, 10), (6, 3), (6, 4), (6, 6)])
+def test_the_error_of_perm_ks_mean_is_the_variance_between_workers(N, d):
+    rows = (np.random.default_rng(N + d).normal(size=(N, d)) + 2).astype(np.float32)
+    between = sqnorm(rows.astype(float)).mean() - sqnorm(rows.mean(axis=0, dtype=float))
+    width = N if d > N else min(w for w in range(d, N + 1) if N % w == 0)
+    factor = 1 if d > N else (width - 1) / (N - 1)
+    errors = sqnorm(many(perm_k(N))(rows).mean(axis=1) - rows.mean(axis=0, dtype=float))
+    assert abs(errors.mean() - factor * between) <= STANDARD_ERRORS * standard_error(errors)
+
+
+@pytest.mark.parametrize(("N", "d"), [(4, 10), (6, 4)])
+def test_perm_k_has_no_error_for_equal_vectors(N, d):
+    x = normal(d)
+    mean = many(perm_k(N))(np.tile(x, (N, 1))).mean(axis=1)
+    np.testing.assert_allclose(mean, np.tile(x, (DRAWS, 1)), rtol=4 * EPS)
+
+
+def test_perm_k_on_the_same_draws():
+    N, d, key = 3, 8, jax.random.key(5)
+    x = normal(d)
+    common = Common.of_exchange(key, jnp.int32(1), N)
+    of_seed, of_order = jax.random.split(common.key)
+    pi = np.asarray(jax.random.permutation(of_order, N))
+    s = np.asarray(jax.random.randint(from_seed(draw_seed(of_seed)), (3,), 0, N))
+    expected = np.zeros(d)
+    for j in range(3):
+        i = j * N + (pi[1] + s[j]) % N
+        if i < d:
+            expected[i] = N * x[i]
+    _, decoded = compressors.encode(perm_k(N), key, jnp.asarray(x), None, common)
+    np.testing.assert_allclose(decoded, expected, rtol=EPS)
+
+
+# Correlated quantization.
+
+
+def rounded_up(rows: np.ndarray, bits: int, R: float) -> tuple[np.ndarray, float]:
+    """Returns the probability that each element is rounded up, and the distance of the levels."""
+    y = (rows / R + 1) * (2**bits - 1) / 2
+    return y - np.floor(y), 2 * R / (2**bits - 1)
+
+
+def mean_error(rows: np.ndarray, bits: int, R: float) -> float:
+    r"""Returns the exact $E|\frac1N \sum_n Q_n(x_n) - \bar x|^2$ if each element has its own
+    uniform permutation of the N strata, as in the paper.
+    """
+    (N, _), (p, step) = rows.shape, rounded_up(rows, bits, R)
+    within = np.clip(N * p[:, None, :] - np.arange(N)[None, :, None], 0, 1)  # given the stratum
+    total = within.sum(axis=1)  # N p
+    both = np.einsum("ni,mi->nmi", total, total) - np.einsum("nai,mai->nmi", within, within)
+    covariance = both / (N * (N - 1)) - np.einsum("ni,mi->nmi", p, p)
+    covariance[np.arange(N), np.arange(N)] = p * (1 - p)
+    return step**2 * covariance.sum() / N**2
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+@pytest.mark.parametrize("spread", [0.02, 1.0])
+def test_the_error_of_the_correlated_mean_is_the_papers(bits, spread):
+    """For close vectors it is far smaller than that of independent rounding."""
+    rng = np.random.default_rng(bits)
+    rows = np.clip(rng.uniform(-0.9, 0.9, 5) + spread * rng.uniform(-1, 1, (6, 5)), -1, 1)
+    rows[:, 0] = 0.75  # all workers have R = 1
+    rows = rows.astype(np.float32)
+    errors = sqnorm(many(correlated_quantization(bits))(rows).mean(axis=1) - rows.mean(axis=0))
+    expected, (p, step) = mean_error(rows, bits, 1.0), rounded_up(rows, bits, 1.0)
+    assert abs(errors.mean() - expected) <= STANDARD_ERRORS * standard_error(errors)
+    if spread < 0.1:
+        assert expected < 0.5 * step**2 * np.sum(p * (1 - p)) / 6**2
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_equal_vectors_have_an_error_of_one_nth_of_a_level(bits):
+    x, N = normal(7), 8
+    error = many(correlated_quantization(bits))(np.tile(x, (N, 1))).mean(axis=1) - x
+    R = 2.0 ** np.ceil(np.log2(np.abs(x).max()))
+    assert np.abs(error).max() <= 2 * R / (N * (2**bits - 1)) * (1 + 1e-5)
+
+
+def test_one_worker_rounds_as_any_unbiased_quantizer_on_the_same_draws():
+    x, key = normal(9), jax.random.key(2)
+    p, step = rounded_up(x, 3, 2.0 ** np.ceil(np.log2(np.abs(x).max())))
+    u = np.asarray(jax.random.uniform(key, (9,), jnp.float32))
+    _, decoded = compressors.encode(correlated_quantization(3), key, jnp.asarray(x))
+    np.testing.assert_allclose(decoded, x + step * ((u < p) - p), atol=1e-5)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 9])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 6])
+def test_omega_of_correlated_quantization_is_the_least(bits, d):
+    """Over one large element of every size and equal others, and over random vectors."""
+    k = 2**bits
+    large = np.linspace(0.5 + 1e-9, 1, 4001)
+    vectors = np.zeros((large.size, d))
+    vectors[:, 0] = large
+    rng = np.random.default_rng(0)
+    others = np.concatenate([large[:, None], rng.uniform(-0.5, 0.5, (4001, d - 1))], axis=1)
+
+    def ratio(rows):
+        p, step = rounded_up(rows, bits, 1.0)
+        return step**2 * np.sum(p * (1 - p), axis=1) / sqnorm(rows)
+
+    omega = correlated_quantization(bits).omega(d)
+    assert ratio(others).max() <= omega * (1 + 1e-6)
+    assert omega * (1 - 2e-3) <= ratio(vectors).max() <= omega * (1 + 1e-6)
+    assert k >= 2
+
+
+@pytest.mark.parametrize(
+    ("largest", "expected"),
+    [(0.0, 0.0), (1.0, 1.0), (1.5, 2.0), (2.0, 2.0), (3e38, np.finfo(np.float32).max)],
+)
+def test_the_range_is_a_power_of_two(largest, expected):
+    x = jnp.asarray([largest, -largest / 2, 0.0], jnp.float32)
+    message, decoded = compressors.encode(correlated_quantization(8), jax.random.key(0), x)
+    assert message.scale == np.float32(expected)
+    assert np.isfinite(decoded).all()

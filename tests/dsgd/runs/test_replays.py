@@ -1,0 +1,184 @@
+"""`dsgd.replay`: the seconds of a taped run on any cluster equal those of the run itself there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+from dsgd import clusters
+from tests.algorithms import references
+from tests.algorithms.test_reference_histories import REFERENCES, RELATIVE, brief
+
+N, STEPS, CLUSTERS = references.N, references.STEPS, references.CLUSTERS
+KEY = jax.random.key(1)
+# Their iterates, or their own clocks, depend on the cluster.
+ON_EACH_CLUSTER = {"asgd", "ad-psgd"}
+SGD = algorithms.minibatch_sgd(optax.sgd(0.1))
+BLOCKING, CHANGING = CLUSTERS["blocking"], CLUSTERS["changing"]
+
+
+def taped(method: dsgd.Algorithm, **options) -> dsgd.Result:
+    given = {"steps": STEPS, "key": KEY, "taped": True, "mesh": 1} | options
+    return dsgd.run(method, references.quadratic(), **given)
+
+
+def clock_of(method: dsgd.Algorithm, cluster: clusters.Cluster, **options) -> np.ndarray:
+    given = {"steps": STEPS, "key": KEY, "mesh": 1} | options
+    return dsgd.run(method, references.quadratic(), cluster=cluster, **given).history["clock"]
+
+
+def test_methods_that_stop_workers_or_measure_times_are_refused():
+    for method in (
+        algorithms.backup_workers_sgd(references.SGD, 2),
+        algorithms.drop_compute(SGD, 1.0, micro_batches=4),
+        algorithms.kimad_sgd(references.SGD, algorithms.kimad.top_k((0.1, 0.3)), 1e-3),
+    ):
+        with pytest.raises(ValueError, match=r"taped, but .* reads the cluster"):
+            taped(method)
+
+
+def marked() -> list:
+    return [
+        pytest.param(name, marks=() if brief(f"{name}, pipelined") else pytest.mark.long)
+        for name in algorithms.ALGORITHMS
+    ]
+
+
+@pytest.mark.parametrize("name", marked())
+def test_one_run_has_the_recorded_seconds_of_runs_on_every_cluster(name):
+    method = algorithms.make(name, references.MOMENTUM, N)
+    if name in ON_EACH_CLUSTER:
+        with pytest.raises(ValueError, match=r"taped, but .* reads the cluster"):
+            taped(method)
+        return
+    recorded = [
+        kind
+        for kind in ("blocking", "pipelined", "changing", "noisy")
+        if "clock" in REFERENCES.get(f"{name}, {kind}", {})
+    ]
+    assert recorded
+    result = taped(method)
+    for kind in recorded:
+        found, expected = dsgd.replay(result, CLUSTERS[kind]), REFERENCES[f"{name}, {kind}"]
+        np.testing.assert_allclose(found, expected["clock"], RELATIVE, err_msg=kind)
+
+
+def test_participation_of_the_run_is_that_of_the_replay():
+    """The clock of another network is that of the run there; other participation is refused."""
+    method = algorithms.make("local-sgd", references.MOMENTUM, N)
+    for kind in ("sampled-4", "lossy"):
+        result = taped(method, cluster=CLUSTERS[kind])
+        slower = replace(CLUSTERS[kind], up=clusters.constant(50.0), convention="pipelined")
+        np.testing.assert_allclose(
+            dsgd.replay(result, CLUSTERS[kind]), result.history["clock"], 1e-6
+        )
+        np.testing.assert_allclose(dsgd.replay(result, slower), clock_of(method, slower), 1e-6)
+        with pytest.raises(ValueError, match="another participation or message loss"):
+            dsgd.replay(result, BLOCKING)
+    with pytest.raises(ValueError, match="another participation or message loss"):
+        dsgd.replay(taped(method), CLUSTERS["sampled-4"])
+
+
+def test_a_sweep_on_many_clusters_is_each_run_on_each_cluster():
+    """Also with a swept period of delayed messages, which is traced."""
+
+    def method(period):
+        return algorithms.delayed_diloco(references.SGD, period)
+
+    periods, mbit, latencies = [2, 3], [1e2, 1e3, 1e4], [0.0, 0.5]
+
+    def cluster(up, latency):
+        return clusters.Cluster(
+            2.0 * clusters.constant([1.0, 1.5, 0.7, 2.0, 1.1, 0.9, 1.3, 0.6]),
+            up=up * clusters.constant(1.0),
+            latency=latency,
+        )
+
+    swept = dsgd.sweep(
+        method,
+        references.quadratic(),
+        steps=STEPS,
+        key=KEY,
+        seeds=2,
+        mesh=1,
+        taped=True,
+        period=periods,
+    )
+    found = dsgd.replay(swept, cluster, up=mbit, latency=latencies)
+    assert found.shape == (3, 2, 2, 2, STEPS + 1)
+    for i, period in enumerate(periods):
+        alone = clock_of(method(period), cluster(mbit[1], latencies[1]), seeds=2)
+        np.testing.assert_allclose(found[1, 1, i], alone, 1e-6)
+    rounds = np.array([[3, 8], [0, 5]])
+    at = dsgd.replay(swept, cluster, up=mbit, latency=latencies, rounds=rounds)
+    for index in np.ndindex(at.shape):
+        np.testing.assert_allclose(at[index], found[index][rounds[index[2:]]], 1e-6)
+
+
+def test_a_run_that_continues_has_the_draws_of_its_rounds():
+    method = algorithms.make("mb-sgd", references.MOMENTUM, N)
+    whole, first = dsgd.replay(taped(method), CHANGING), taped(method, steps=3)
+    second = taped(method, steps=STEPS - 3, start=first)
+    assert dsgd.replay(second, BLOCKING).shape == (STEPS - 2,)
+    drawn = replace(BLOCKING, compute=clusters.lognormal(0.0, 1.0))
+    parts = [dsgd.replay(part, drawn) for part in (first, second)]
+    together = dsgd.replay(taped(method), drawn)
+    np.testing.assert_allclose(parts[0], together[:4], 1e-6)
+    np.testing.assert_allclose(parts[1], together[3:] - together[3], 1e-5)
+    assert (np.diff(whole) > 0).all()
+
+
+def test_the_tape_is_the_same_on_several_devices():
+    method = algorithms.make("dsgd", references.MOMENTUM, N)
+    one, four = taped(method), taped(method, mesh=4)
+    np.testing.assert_array_equal(dsgd.replay(one, CHANGING), dsgd.replay(four, CHANGING))
+    assert sorted(one.history) == sorted(
+        dsgd.run(method, references.quadratic(), steps=STEPS, key=KEY, mesh=1).history
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: taped(SGD, record_every=2), "run: taped, with record_every = 2; expected"),
+        (lambda: taped(SGD, cluster=CLUSTERS["partly"]), "run: taped, but participation, trace"),
+        (
+            lambda: dsgd.replay(taped(SGD, taped=False), BLOCKING),
+            "replay: the result has no tape; expected one of dsgd.run(..., taped=True)",
+        ),
+        (
+            lambda: dsgd.replay(taped(SGD), BLOCKING, latency=[0.1]),
+            "replay: cluster is a Cluster, with values for latency; expected a function",
+        ),
+        (
+            lambda: dsgd.replay(taped(SGD), lambda latency: BLOCKING),
+            "replay: cluster is a function, but there are no values for its arguments",
+        ),
+        (
+            lambda: dsgd.replay(taped(SGD), lambda up: up, up=[0.1]),
+            "replay: cluster returned 0.1; expected a dsgd.clusters.Cluster",
+        ),
+        (
+            lambda: dsgd.replay(taped(SGD), clusters.Cluster(clusters.constant([1.0, 2.0]))),
+            "cluster: it has 2 workers but the problem has 8",
+        ),
+        (
+            lambda: dsgd.replay(taped(SGD), BLOCKING, rounds=9),
+            "replay: rounds = 9; expected an integer from 0 to 8",
+        ),
+        (
+            lambda: dsgd.replay(taped(SGD), lambda up: replace(BLOCKING, latency=-up), up=[0.1]),
+            "Cluster: latency = -0.1; expected seconds >= 0, finite",
+        ),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
