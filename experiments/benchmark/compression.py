@@ -83,6 +83,19 @@ CANDIDATES = (
     Candidate(compressors.top_k(FRACTION), ("top_k",)),
     Candidate(compressors.top_k(FRACTION, compressors.random_quantization(4)), ("top_k",)),
     Candidate(compressors.low_rank(4), ("products",)),
+    Candidate(compressors.block_top_k(FRACTION, 256)),
+    Candidate(compressors.threshold(2.5)),
+    Candidate(compressors.sampled_top_k(FRACTION), ("uniform of k",)),
+    Candidate(compressors.sidco(FRACTION, 2)),
+    Candidate(compressors.variance_optimal(FRACTION), ("uniform",)),
+    Candidate(compressors.rotated(compressors.random_quantization(4)), ("uniform",)),
+    Candidate(compressors.drive()),
+    Candidate(compressors.eden(4)),
+    Candidate(
+        compressors.induced(compressors.top_k(FRACTION), compressors.random_k(FRACTION)),
+        ("top_k", "uniform", "top_k"),
+    ),
+    Candidate(compressors.repeated(compressors.sign, 2)),
 )
 
 

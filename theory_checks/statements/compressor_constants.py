@@ -119,6 +119,18 @@ def waves(chunk: int) -> Vector:
     return inverse
 
 
+def equal_blocks(block: int) -> Vector:
+    """Returns blocks of equal norms."""
+    return lambda d: np.r_[
+        np.ones(d - d % block), np.full(d % block, math.sqrt(min(d, block) / (d % block or 1)))
+    ]
+
+
+def almost_equal(d: int) -> np.ndarray:
+    """Returns different elements of almost equal magnitudes, so that no two have the same rank."""
+    return 1 + 1e-6 * np.arange(d)
+
+
 def in_first(size: int, worst: Vector) -> Vector:
     """Returns a vector that is 0 outside of its first `size` elements."""
     return lambda d: np.r_[worst(min(d, size)), np.zeros(max(0, d - size))]
@@ -180,6 +192,14 @@ WORST: dict[Compressor, Vector] = {
     compressors.dct_top_k(2, 8): waves(8),
     compressors.low_rank(1): orthogonal,
     compressors.contraction(compressors.ternary): one_large(1),
+    compressors.block_top_k(0.5, 4): equal_blocks(4),
+    compressors.sampled_top_k(0.25, 0.5): almost_equal,
+    compressors.variance_optimal(0.25): ones,
+    compressors.rotated(compressors.random_k(0.25)): ones,
+    compressors.drive(): in_first(2, ones),
+    compressors.eden(2): ones,
+    compressors.induced(compressors.top_k(0.25), compressors.random_k(0.25)): ones,
+    compressors.repeated(compressors.contraction(compressors.random_k(0.25)), 2): ones,
 }
 """The compressors, each with its worst vectors. A new compressor needs a line here."""
 

@@ -12,6 +12,7 @@ import pytest
 
 from dsgd import Compressor, compressors
 from dsgd.compressors import (
+    block_top_k,
     buckets,
     cast,
     chunked_top_k,
@@ -21,9 +22,12 @@ from dsgd.compressors import (
     correlated_quantization,
     count_sketch,
     dct_top_k,
+    drive,
     e3m0,
+    eden,
     eight_bit,
     identity,
+    induced,
     low_rank,
     natural,
     natural_dithering,
@@ -34,11 +38,17 @@ from dsgd.compressors import (
     random_k,
     random_quantization,
     random_sparsification,
+    repeated,
+    rotated,
+    sampled_top_k,
     shared_random_k,
+    sidco,
     sign,
     ternary,
+    threshold,
     top_k,
     two_bit,
+    variance_optimal,
     whole_model,
     with_seed,
 )
@@ -75,6 +85,11 @@ def root(d: int) -> int:
 def chunk(d: int) -> int:
     """The largest divisor that is at most 8."""
     return max(c for c in range(1, 9) if d % c == 0)
+
+
+def powers(d: int) -> list[int]:
+    """The powers of two of which d is the sum."""
+    return [1 << i for i in range(d.bit_length()) if d >> i & 1]
 
 
 def of_chunks(k: int, chunk: int, d: int) -> int:
@@ -133,6 +148,26 @@ COMPRESSORS = {
     perm_k(4): lambda d: -(-d // 4) * 32 + 64 + 32,
     correlated_quantization(3): lambda d: 8 * packed_bytes(d, 3) + 32,
     random_sparsification(0.2): None,
+    threshold(0.5): None,
+    sampled_top_k(0.3, 0.5): None,
+    sidco(0.3, 2): None,
+    variance_optimal(0.2): None,
+    block_top_k(0.4, 4): lambda d: (
+        (k := -(-2 * (n := -(-d // 4)) // 5)) * min(4, d) * 32 + 8 * packed_bytes(k, index_bits(n))
+    ),
+    rotated(qsgd(8)): lambda d: 8 * packed_bytes(d, 5) + 32 + 64,
+    drive(): lambda d: 8 * packed_bytes(d, 1) + 32 * d.bit_count() + 64,
+    drive("unbiased", 2): lambda d: 8 * packed_bytes(d, 1) + 32 * d.bit_count() + 64,
+    eden(2.5): lambda d: (
+        8 * packed_bytes(more := sum(-(-p // 2) for p in powers(d)), 3)
+        + 8 * packed_bytes(d - more, 2)
+        + 32 * d.bit_count()
+        + 64
+    ),
+    induced(sign, random_k(0.25)): lambda d: (
+        8 * -(-d // 8) + 32 + -(-d // 4) * 32 + 8 * packed_bytes(-(-d // 4), index_bits(d))
+    ),
+    repeated(sign, 3): lambda d: 3 * (8 * -(-d // 8) + 32),
     buckets(buckets(sign, 3), 6): lambda d: (
         8 * (d // 6 * 2 + -(-(d % 6) // 3)) + 32 * (d // 6 * 2 + -(-(d % 6) // 3))
     ),
@@ -160,6 +195,13 @@ BIASED = {
     "clipped_ternary",
     "clipping",
     "top_k",
+    "block_top_k",
+    "sampled_top_k",
+    "threshold",
+    "sidco",
+    "drive",
+    "eden",
+    "repeated",
     "dct_top_k",
     "low_rank",
     "contraction",
@@ -331,6 +373,12 @@ FLOATS: dict[Compressor, tuple[int, int]] = {
     top_k(0.5, qsgd(3)): (0, 1),
     dct_top_k(2, 4): (0, 6),
     contraction(random_k(0.25)): (3, 0),
+    block_top_k(0.5, 4): (8, 0),
+    rotated(qsgd(8)): (0, 1),
+    drive(): (0, 2),
+    eden(2.5): (0, 2),
+    induced(sign, random_k(0.25)): (0, 1 + 3),
+    repeated(top_k(0.25), 2): (0, 2 * 3),
 }
 
 
