@@ -296,7 +296,7 @@ def _flip(key: jax.Array, x: jax.Array) -> jax.Array:
     """Multiplies the elements by random signs, one random bit each."""
     d = x.shape[0]
     words = jax.random.bits(key, (-(-d // _WORD),), jnp.uint32)
-    drawn = words >> jnp.arange(_WORD, dtype=jnp.uint32)[:, None] & 1
+    drawn = words[None] >> jnp.arange(_WORD, dtype=jnp.uint32)[:, None] & 1
     return jnp.where(drawn.ravel()[:d] == 1, -x, x)
 
 
