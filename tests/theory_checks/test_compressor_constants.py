@@ -15,7 +15,13 @@ WITHOUT = {
     "encode",
     "fixed_size",
     "mean_bits",
+    "clipped_ternary",  # neither unbiased nor a contraction
     "identity",  # omega = 0
+    # linear codes, which `with_seed` makes compressors
+    "LinearCode",
+    "count_sketch",
+    "random_block",
+    "random_places",
     "whole_model",  # that of the compressor of the whole vector
 }
 NEAR = {
