@@ -15,6 +15,7 @@ from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.compressed import memories, three_points
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
+from algorithms.compressed.dgc import dgc
 from algorithms.compressed.diana import diana, ef_bv
 from algorithms.compressed.dion import dion
 from algorithms.compressed.dist_ef_sgd import dist_ef_sgd
@@ -63,6 +64,7 @@ from algorithms.decentralized.variance_reduction import gt_hsgd, gt_saga, gt_sar
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
 from algorithms.local_updates.adacomm import adacomm
+from algorithms.local_updates.cser import cser
 from algorithms.local_updates.delayed_diloco import delayed_diloco, eager_diloco
 from algorithms.local_updates.des_loc import des_loc
 from algorithms.local_updates.diloco import diloco, slowmo
@@ -71,13 +73,14 @@ from algorithms.local_updates.fed_avg import fed_avg, fed_prox
 from algorithms.local_updates.fed_dyn import fed_dyn
 from algorithms.local_updates.fed_nova import fed_nova
 from algorithms.local_updates.fed_opt import fed_adagrad, fed_adam, fed_avgm, fed_opt, fed_yogi
+from algorithms.local_updates.fed_paq import fed_comgate, fed_ef, fed_paq
 from algorithms.local_updates.local_sgd import local_sgd
 from algorithms.local_updates.mime import mime, mime_lite
 from algorithms.local_updates.noloco import noloco
 from algorithms.local_updates.post_local_sgd import post_local_sgd
 from algorithms.local_updates.scaffnew import scaffnew
 from algorithms.local_updates.scaffold import scaffold
-from algorithms.local_updates.sparse_loco import muloco, sparse_loco
+from algorithms.local_updates.sparse_loco import muloco, qsparse_local_sgd, sparse_loco
 from algorithms.local_updates.sparta import sparta
 from algorithms.local_updates.streaming_diloco import streaming_diloco
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
@@ -165,6 +168,13 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "fed-adam": lambda optimizer, workers: fed_adam(optimizer, 4, 0.1),
     "fed-nova": lambda optimizer, workers: fed_nova(optimizer, 4),
     "fed-dyn": lambda optimizer, workers: fed_dyn(optimizer, 4, 1.0),
+    "fed-paq": lambda optimizer, workers: fed_paq(
+        optimizer, 4, whole_model(random_quantization(4))
+    ),
+    "fed-comgate": lambda optimizer, workers: fed_comgate(
+        optimizers.step_size(optimizer), 4, whole_model(random_quantization(4))
+    ),
+    "fed-ef": lambda optimizer, workers: fed_ef(optimizer, 4, whole_model(top_k(0.1))),
     "mime-lite": lambda optimizer, workers: mime_lite(optimizer, 4),
     "mime": lambda optimizer, workers: mime(optimizer, 4),
     "scaffnew": lambda optimizer, workers: scaffnew(optimizer, 0.5),
@@ -173,6 +183,12 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, 4, chunked_top_k(4, 8, two_bit)
     ),
     "muloco": lambda optimizer, workers: muloco(optimizer, 4),
+    "qsparse-local-sgd": lambda optimizer, workers: qsparse_local_sgd(
+        optimizer, 4, whole_model(top_k(0.1))
+    ),
+    "cser": lambda optimizer, workers: cser(
+        optimizer, 4, whole_model(top_k(0.4)), whole_model(top_k(0.1))
+    ),
     "delayed-diloco": lambda optimizer, workers: delayed_diloco(optimizer, 4),
     "eager-diloco": lambda optimizer, workers: eager_diloco(optimizer, 4),
     "noloco": lambda optimizer, workers: noloco(
@@ -267,6 +283,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizers.step_size(optimizer), 4, whole_model(sign), stretch=1, longest=2, epsilon=0.1
     ),
     "demo": lambda optimizer, workers: demo(optimizer, k=4),
+    "dgc": lambda optimizer, workers: dgc(optimizer, whole_model(top_k(0.1))),
     "dion": lambda optimizer, workers: dion(optimizer),
 }
 """The survey's short names of the methods. Each value is a function (optax optimizer, N) ->
@@ -307,6 +324,7 @@ __all__ = [
     "choco_sgd",
     "clag",
     "compressed_sgd",
+    "cser",
     "d2",
     "dcd_sgd",
     "decentlam",
@@ -316,6 +334,7 @@ __all__ = [
     "delays",
     "demo",
     "des_loc",
+    "dgc",
     "dgd",
     "diana",
     "diloco",
@@ -341,9 +360,12 @@ __all__ = [
     "fed_adam",
     "fed_avg",
     "fed_avgm",
+    "fed_comgate",
     "fed_dyn",
+    "fed_ef",
     "fed_nova",
     "fed_opt",
+    "fed_paq",
     "fed_prox",
     "fed_yogi",
     "gradient_descent",
@@ -391,6 +413,7 @@ __all__ = [
     "proximal_tracking",
     "push_diging",
     "push_pull",
+    "qsparse_local_sgd",
     "quasi_global_momentum",
     "relay_sgd",
     "saga",

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
-from dsgd import Algorithm, network
+from dsgd import Algorithm, network, workers
 from dsgd.base import Compressor, Gradients, Params, Pattern, Period, PyTree, Real
 from dsgd.communication import Communicator
-from dsgd.communication.compressed import flat, require_contraction
+from dsgd.communication.compressed import Delivery, flat, require_contraction
 from dsgd.engine.randomness import is_state_key
 
 
@@ -67,8 +67,8 @@ def mean_change(x: Outer, y: Inner, round: Communicator, via: Pattern) -> tuple[
 def compressed_change(
     compressor: Compressor, decay: Real, x: Outer, y: Inner, round: Communicator, via: Pattern
 ) -> tuple[Params, Any, Any]:
-    r"""Returns the mean of compressed changes, which all workers gather, with error memory e in
-    `Inner.memory`.
+    r"""Returns the mean of compressed changes, with error memory e in `Inner.memory`. A worker that
+    does not participate keeps its memory.
 
     $$ e^{(n)} \leftarrow \beta e^{(n)} + x - y^{(n)}, \qquad m^{(n)} = C(e^{(n)}), \qquad
        e^{(n)} \leftarrow e^{(n)} - m^{(n)}, \qquad
@@ -77,12 +77,31 @@ def compressed_change(
     Args:
         compressor: C, a contraction.
         decay: $\beta$.
+        via: as in `mean_of_messages`.
     """
     total = jax.tree.map(
         lambda e, delta: jnp.asarray(decay, e.dtype) * e + delta, y.memory, outer_gradient(x, y)
     )
-    delivery = round.mean_of_messages(compressor, total)
-    return delivery.received, x.memory, optax.tree.sub(total, delivery.decoded)
+    sent = mean_of_messages(compressor, total, round, via)
+    memory = workers.where_delivered(optax.tree.sub(total, sent.decoded), y.memory)
+    return sent.received, x.memory, memory
+
+
+def mean_of_messages(
+    compressor: Compressor, tree: PyTree, round: Communicator, via: Pattern
+) -> Delivery:
+    """Returns the weighted mean of the workers' compressed vectors, leaves `[n, ...]`, as a
+    `Delivery` whose `received` has leaves `[...]`.
+
+    Args:
+        via: `network.all_gather`, by which all workers receive all messages, or `network.star` or
+            `network.parameter_server`: a server receives them and replies with its model.
+    """
+    if via is network.all_gather:
+        return round.mean_of_messages(compressor, tree)
+    sent = round.to_server(compressor, tree, via=via, weighted=True)
+    round.from_server(sent.received)  # has as many bits as the model
+    return sent
 
 
 def error_memory(method: str, compressor: Compressor, models: Params) -> Params:

@@ -1,4 +1,4 @@
-"""Outer gradients that are compressed with error memory: SparseLoCo and MuLoCo."""
+"""Outer gradients that are compressed with error memory: SparseLoCo, MuLoCo, Qsparse-local-SGD."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import partial
 import optax
 
 from algorithms.local_updates.outer import compressed_change, error_memory, local_updates
-from dsgd import Algorithm, checks
+from dsgd import Algorithm, checks, network
 from dsgd.base import Compressor, Period, Real
-from dsgd.compressors import chunked_top_k, two_bit
+from dsgd.compressors import chunked_top_k, contraction, qsgd, top_k, two_bit
 
 
 @checks.arguments
@@ -93,6 +93,43 @@ def muloco(
     return _compressed("muloco", optimizer, period, compressor, outer, decay)
 
 
+@checks.arguments
+def qsparse_local_sgd(
+    optimizer: optax.GradientTransformation,
+    period: Period = 4,
+    compressor: Compressor | None = None,
+) -> Algorithm:
+    r"""Qsparse-local-SGD: local SGD that averages changes which are first sparsified and then
+    quantized, with error memory.
+
+    $$ e^{(n)} \leftarrow e^{(n)} + x_t - y_H^{(n)}, \qquad m^{(n)} = C(e^{(n)}), \qquad
+       e^{(n)} \leftarrow e^{(n)} - m^{(n)}, \qquad
+       x_{t+1} = x_t - \frac1N \sum_n m^{(n)} $$
+
+    It is `sparse_loco` with $\beta = 1$ and an outer step of 1; communication, participation and
+    weights are the same. With $H = 1$ it is `error_compensated_sgd` with the identity for the
+    servers, and if C is the identity, local SGD. The limit is biased, as that of local SGD.
+
+    Args:
+        optimizer: each worker's step; `optax.sgd(gamma)` gives the equation. Its state is kept.
+        period: H; the paper has 4 to 8. It may be swept.
+        compressor: C, a contraction; None: the largest 1 % of the elements of each leaf, in codes
+            of 4 bits, `top_k(0.01, contraction(qsgd(7)))`. A quantizer of the largest elements must
+            itself be a contraction; `compressors.contraction` scales an unbiased one by
+            $1 / (1 + \omega)$.
+
+    Raises:
+        ValueError: if the period is less than 1 or more than 2^31 - 1. At the start of a run: if
+            the compressor states no contraction.
+
+    Source: Basu, Data, Karakus and Diggavi, "Qsparse-local-SGD: distributed SGD with quantization,
+    sparsification, and local computations", 2019; the version in which all workers synchronize in
+    the same rounds.
+    """
+    compressor = top_k(0.01, contraction(qsgd(7))) if compressor is None else compressor
+    return _compressed("qsparse_local_sgd", optimizer, period, compressor, optax.sgd(1.0), 1.0)
+
+
 def _compressed(
     name: str,
     optimizer: optax.GradientTransformation,
@@ -108,6 +145,7 @@ def _compressed(
         optimizer,
         outer,
         period,
+        via=network.all_gather,
         change=partial(compressed_change, compressor, decay),
         own=partial(error_memory, name, compressor),
     )

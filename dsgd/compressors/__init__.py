@@ -3,7 +3,7 @@ members.
 """
 
 from dsgd.compressors.check import check
-from dsgd.compressors.chunks import chunked_top_k, two_bit
+from dsgd.compressors.chunks import block_top_k, chunked_top_k, two_bit
 from dsgd.compressors.codebooks import eight_bit, one_bit
 from dsgd.compressors.codes import (
     LinearCode,
@@ -13,7 +13,15 @@ from dsgd.compressors.codes import (
     shared_random_k,
     with_seed,
 )
-from dsgd.compressors.combinators import apply, buckets, contraction, identity, whole_model
+from dsgd.compressors.combinators import (
+    apply,
+    buckets,
+    contraction,
+    identity,
+    induced,
+    repeated,
+    whole_model,
+)
 from dsgd.compressors.correlated import correlated_quantization, perm_k
 from dsgd.compressors.dct import dct_top_k
 from dsgd.compressors.floats import cast, natural_dithering
@@ -27,13 +35,17 @@ from dsgd.compressors.quantization import (
     random_quantization,
     sign,
 )
+from dsgd.compressors.rotations import drive, eden, rotated
 from dsgd.compressors.sizes import fixed_size, mean_bits
 from dsgd.compressors.sparsification import random_k, random_sparsification, top_k
 from dsgd.compressors.ternary import clipped_ternary, ternary
+from dsgd.compressors.thresholds import sampled_top_k, sidco, threshold
+from dsgd.compressors.variance_optimal import variance_optimal
 
 __all__ = [
     "LinearCode",
     "apply",
+    "block_top_k",
     "buckets",
     "cast",
     "check",
@@ -44,11 +56,14 @@ __all__ = [
     "correlated_quantization",
     "count_sketch",
     "dct_top_k",
+    "drive",
     "e3m0",
+    "eden",
     "eight_bit",
     "encode",
     "fixed_size",
     "identity",
+    "induced",
     "low_rank",
     "mean_bits",
     "natural",
@@ -61,11 +76,17 @@ __all__ = [
     "random_places",
     "random_quantization",
     "random_sparsification",
+    "repeated",
+    "rotated",
+    "sampled_top_k",
     "shared_random_k",
+    "sidco",
     "sign",
     "ternary",
+    "threshold",
     "top_k",
     "two_bit",
+    "variance_optimal",
     "whole_model",
     "with_seed",
 ]

@@ -1,4 +1,6 @@
-"""Compressors of SparseLoCo: the largest elements of each chunk, and codes of two bits for them."""
+"""Compressors by chunks of consecutive elements: the largest elements of each chunk, and codes of
+two bits for them, as in SparseLoCo; the largest of all chunks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from dsgd.compressors.combinators import identity
 from dsgd.compressors.members import encode, stated
 from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import array_bits, fixed_size, wide
-from dsgd.compressors.sparsification import Sparse, placed
+from dsgd.compressors.sparsification import Sparse, kept, placed
 from dsgd.wire import codecs
 
 
@@ -75,7 +77,7 @@ def chunked_top_k(k: int, chunk: int = 4096, values: Compressor = identity) -> C
         )
 
     def decompress(message, d):
-        number = kept(d)
+        number = number_kept(d)
         codes = codecs.unpack(message.places, codecs.index_bits(chunk), number)
         return decode(codes, values.decompress(message.values, number), d)
 
@@ -83,13 +85,13 @@ def chunked_top_k(k: int, chunk: int = 4096, values: Compressor = identity) -> C
         return placed(places(codes, d), wide(elements), d)
 
     def places(codes, d):
-        return codes + jnp.arange(kept(d), dtype=jnp.uint32) // k * chunk
+        return codes + jnp.arange(number_kept(d), dtype=jnp.uint32) // k * chunk
 
-    def kept(d):
+    def number_kept(d):
         return d // chunk * k + min(k, d % chunk)
 
     def delta(d):
-        inner = stated(values.delta, kept(d))
+        inner = stated(values.delta, number_kept(d))
         sizes = {size for size in (min(d, chunk), d % chunk) if size}
         return None if inner is None else inner * min(min(k, size) / size for size in sizes)
 
@@ -97,6 +99,62 @@ def chunked_top_k(k: int, chunk: int = 4096, values: Compressor = identity) -> C
     return sparse._replace(
         bits=lambda message: array_bits(message.places) + values.bits(message.values)
     )
+
+
+@checks.arguments
+def block_top_k(fraction: float, block: int) -> Compressor:
+    r"""Top-k of blocks: keeps the k of n blocks of consecutive elements that have the largest
+    Euclidean norms; biased. A block has only one index.
+
+    $$ |C(x) - x|^2 \le \Big(1 - \frac kn\Big) |x|^2, \qquad n = \lceil d / b \rceil, \quad
+    k = \lceil \mathrm{fraction} \cdot n \rceil $$
+
+    with equality for blocks of equal norms. The last block is filled up with zeros, which are sent
+    with it. A vector with fewer elements than a block is one block, without filling.
+
+    Args:
+        fraction: k / n, in (0, 1].
+        block: b, number of elements of a block.
+
+    Raises:
+        ValueError: if fraction is outside (0, 1], or block < 1.
+
+    Source: Zheng, Huang and Kwok, "Communication-efficient distributed blockwise momentum SGD with
+    error-feedback", 2019, for compression by blocks.
+    """
+    checks.within("block_top_k: fraction", fraction, "(0, 1]")
+    checks.positive_int("block_top_k: block", block)
+
+    def layout(d):
+        """Returns the numbers of blocks, of kept ones, and of elements of a block."""
+        n = -(-d // block)
+        return n, kept(fraction, n), min(block, d)
+
+    def compress(key, x):
+        d = x.shape[0]
+        n, k, size = layout(d)
+        rows = jnp.pad(x, (0, n * size - d)).reshape(n, size)
+        relative = unit(wide(rows))[0]  # squares neither overflow nor vanish
+        places = xla.largest(jnp.sum(relative**2, axis=1), k).astype(jnp.uint32)
+        values = rows[places]
+        return Encoded(
+            Sparse(codecs.pack(places, codecs.index_bits(n)), values), decode(places, values, d)
+        )
+
+    def decompress(message, d):
+        n, k, _ = layout(d)
+        return decode(codecs.unpack(message.places, codecs.index_bits(n), k), message.values, d)
+
+    def decode(places, values, d):
+        n, _, size = layout(d)
+        rows = jnp.zeros((n, size), wide(values).dtype)
+        return rows.at[places].set(wide(values), unique_indices=True).ravel()[:d]
+
+    def delta(d):
+        n, k, _ = layout(d)
+        return k / n
+
+    return fixed_size(compress, decompress, f"block_top_k({fraction:g}, {block})", delta=delta)
 
 
 def _two_bit() -> Compressor:

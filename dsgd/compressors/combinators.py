@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
-from dsgd import checks
+from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded, Key, PyTree
-from dsgd.compressors.members import encode
-from dsgd.compressors.sizes import fixed_size
+from dsgd.compressors.members import encode, require_cold, stated
+from dsgd.compressors.sizes import fixed_size, wide
 
 identity: Compressor = fixed_size(
     compress=lambda key, x: x,
@@ -56,10 +57,7 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
     """
     name = f"buckets({compressor.name}, {size})"
     checks.positive_int(f"{name}: size", size)
-    if compressor.warm:
-        raise ValueError(
-            f"{name}: {compressor.name} has a warm start; expected a compressor without warm start"
-        )
+    require_cold(name, compressor)
 
     def compress(key, x, common=None):
         def of_bucket(number, key, bucket):
@@ -160,10 +158,7 @@ def contraction(compressor: Compressor) -> Compressor:
             f"{name}: {compressor.name} states no omega; expected an unbiased compressor with an "
             "omega"
         )
-    if compressor.warm:
-        raise ValueError(
-            f"{name}: {compressor.name} has a warm start; expected a compressor without warm start"
-        )
+    require_cold(name, compressor)
 
     def shrink(d):
         return 1 / (1 + omega(d))
@@ -177,6 +172,126 @@ def contraction(compressor: Compressor) -> Compressor:
 
     return compressor._replace(
         compress=compress, decompress=decompress, name=name, omega=None, delta=shrink
+    )
+
+
+class Induced(NamedTuple):
+    """A message of `induced`.
+
+    Args:
+        first: message of the vector.
+        second: message of the first one's error.
+    """
+
+    first: PyTree
+    second: PyTree
+
+
+@checks.arguments
+def induced(biased: Compressor, unbiased: Compressor) -> Compressor:
+    r"""Compresses the error of a compressor by an unbiased one, so that the sum is unbiased.
+
+    $$ Q'(x) = C(x) + Q(x - C(x)), \qquad E|Q'(x) - x|^2 \le \omega (1 - \delta) |x|^2 $$
+
+    A message consists of one of C and one of Q. The error of C is computed in float64 for float64
+    vectors, else in float32.
+
+    Args:
+        biased: C, a contraction with constant $\delta$; without one, no omega is stated.
+        unbiased: Q, with constant $\omega$.
+
+    Raises:
+        ValueError: if the second compressor is biased, or one has a warm start.
+
+    Source: Horvath and Richtarik, "A better alternative to error feedback for
+    communication-efficient distributed learning", 2021.
+    """
+    name = f"induced({biased.name}, {unbiased.name})"
+    require_cold(name, biased)
+    require_cold(name, unbiased)
+    if not unbiased.unbiased:
+        raise ValueError(f"{name}: {unbiased.name} is biased; expected an unbiased compressor")
+
+    def compress(key, x):
+        first_key, second_key = jax.random.split(key)
+        first = encode(biased, first_key, x)
+        decoded = xla.materialize(wide(first.decoded))
+        second = encode(unbiased, second_key, wide(x) - decoded)
+        return Encoded(Induced(first.message, second.message), decoded + second.decoded)
+
+    def decompress(message, d):
+        first = biased.decompress(message.first, d)
+        return wide(first) + unbiased.decompress(message.second, d)
+
+    def omega(d):
+        left, variance = stated(biased.delta, d), stated(unbiased.omega, d)
+        return None if left is None or variance is None else variance * (1 - left)
+
+    both = fixed_size(compress, decompress, name, omega=omega)
+    return both._replace(
+        bits=lambda message: biased.bits(message.first) + unbiased.bits(message.second)
+    )
+
+
+@checks.arguments
+def repeated(compressor: Compressor, times: int) -> Compressor:
+    r"""Compresses the remaining error several times.
+
+    $$ v_0 = 0, \qquad v_r = v_{r-1} + C(x - v_{r-1}), \qquad C'(x) = v_R, \qquad
+    E|C'(x) - x|^2 \le (1 - \delta)^R |x|^2 $$
+
+    A message consists of R messages of C. If C is unbiased, so is C', with constant $\omega^R$.
+    Repeated `top_k` selects the same elements as `top_k` of R k. Elements are sent in float64 for
+    float64 vectors, else in float32.
+
+    Args:
+        compressor: C.
+        times: R.
+
+    Raises:
+        ValueError: if times < 1, or the compressor has a warm start.
+
+    Source: Huang et al., "Lower bounds and nearly optimal algorithms in distributed learning with
+    communication compression", 2022 (the multi-step compression of NEOLITHIC).
+    """
+    name = f"repeated({compressor.name}, {times})"
+    checks.positive_int(f"{name}: times", times)
+    require_cold(name, compressor)
+
+    def compress(key, x):
+        def step(v, key):
+            message, decoded = encode(compressor, key, wide(x) - v)
+            return v + decoded, message
+
+        v, messages = lax.scan(step, jnp.zeros_like(wide(x)), jax.random.split(key, times))
+        return Encoded(messages, v)
+
+    def decompress(messages, d):
+        decoded = jax.vmap(lambda message: compressor.decompress(message, d))(messages)
+        # The terms are added in the sender's order.
+        return lax.scan(lambda v, term: (v + term, None), jnp.zeros_like(decoded[0]), decoded)[0]
+
+    def bits(messages):
+        first = compressor.bits(jax.tree.map(lambda leaf: leaf[0], messages))
+        if isinstance(first, int):
+            return times * first
+        return jnp.sum(jax.vmap(compressor.bits)(messages), dtype=jnp.uint32)
+
+    def omega(d):
+        inner = stated(compressor.omega, d)
+        return None if inner is None else inner**times
+
+    def delta(d):
+        inner = stated(compressor.delta, d)
+        return None if inner is None else 1 - (1 - inner) ** times
+
+    return Compressor(
+        compress,
+        decompress,
+        bits,
+        name,
+        omega=omega if compressor.unbiased else None,
+        delta=delta if compressor.delta else None,
     )
 
 

@@ -102,6 +102,19 @@ def stated(constant: Callable | None, d: int) -> Any:
     return None if constant is None else constant(d)
 
 
+def require_cold(where: str, compressor: Compressor) -> None:
+    """Raises ValueError if the compressor has a warm start.
+
+    Args:
+        where: beginning of the message.
+        compressor: any.
+    """
+    if compressor.warm:
+        raise ValueError(
+            f"{where}: {compressor.name} has a warm start; expected a compressor without warm start"
+        )
+
+
 def _require_message(compressor: Compressor, message: Any) -> Any:
     leaves = jax.tree.leaves(message)
     if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):

@@ -201,11 +201,7 @@ def random_sparsification(probability: float) -> Compressor:
     def compress(key, x):
         d, room = x.shape[0], capacity(p, x.shape[0])
         each = 8 * x.dtype.itemsize + codecs.index_bits(d)
-        if room * each >= 1 << 32:
-            raise ValueError(
-                f"{name} of {d} elements: a message may exceed 2^32 bits; expected fewer elements: "
-                "use compressors.buckets"
-            )
+        require_countable(name, d, room * each)
         places = _bernoulli_places(key, p, d, room)
         used = places < d
         values = jnp.where(used, x[jnp.minimum(places, d - 1)], 0)
@@ -234,6 +230,15 @@ def random_sparsification(probability: float) -> Compressor:
         omega=lambda d: 1 / p - 1,
         delta=lambda d: 2 - 1 / p if p > 0.5 else None,
     )
+
+
+def require_countable(name: str, d: int, most: int) -> None:
+    """Raises ValueError if `most` bits of a message for d elements exceed uint32."""
+    if most >= 1 << 32:
+        raise ValueError(
+            f"{name} of {d} elements: a message may exceed 2^32 bits; expected fewer elements: use "
+            "compressors.buckets"
+        )
 
 
 def capacity(probability: float, d: int) -> int:

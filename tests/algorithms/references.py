@@ -163,6 +163,9 @@ THIRD = {
     **dict.fromkeys(("fed-avg", "fed-prox", "fed-avgm"), "sampled-4"),
     **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "mime"), "sampled-4"),
+    **dict.fromkeys(("fed-paq", "fed-comgate", "fed-ef"), "sampled-4"),
+    **dict.fromkeys(("qsparse-local-sgd", "dgc"), "changing"),
+    "cser": "blocking",
     "scaffnew": "changing",
     **dict.fromkeys(("diana", "econtrol"), "sampled"),
     "ef-bv": "lossy",
@@ -512,6 +515,17 @@ ON_LAYERS: Table = {
     "powersgd": (lambda: algorithms.powersgd(MOMENTUM, 1), "changing partly"),
     "dion": (lambda: algorithms.dion(SGD, 0.5), "partly"),
     "demo": (lambda: algorithms.demo(SGD, 0.9, 3, 4), "pipelined"),
+    "dgc, warm-up": (
+        lambda: algorithms.dgc(
+            SGD,
+            compressors.top_k(0.1),
+            nesterov=True,
+            clip=1.0,
+            warm_up=[compressors.top_k(0.4)],
+            stage=3,
+        ),
+        "changing",
+    ),
     "choco-sgd": (lambda: algorithms.choco_sgd(SGD, RING, compressors.sign, 0.5), "changing"),
     "choco-sgd, low rank": (
         lambda: algorithms.choco_sgd(SGD, RING, compressors.low_rank(1), 0.5),

@@ -29,7 +29,8 @@ from theory_checks.machinery.rounds import on_one_device
 from theory_checks.recursions.compressed import packed
 
 FLOAT, PERIOD = 32, 4
-Form = Callable[[int, int], Any]  # (N, d) -> bits, of all workers or `[N]`
+# (N, d) -> bits, of all workers or `[N]`; a pair: bits up and down
+Form = Callable[[int, int], Any]
 
 
 def all_reduce(N: int, d: int) -> float:
@@ -107,7 +108,12 @@ def chunked(k: int, chunk: int, d: int) -> int:
     return packed((chunk - 1).bit_length(), sent) + packed(2, sent) + 4 * FLOAT
 
 
-# Of every worker, each way, in a round in which it sends.
+def _with_reply(message: Callable[[int], int]) -> Form:
+    """Returns the bits of a message to one server, which replies with d floats."""
+    return lambda N, d: (message(d), d * FLOAT)
+
+
+# Of every worker, each way, or up and down, in a round in which it sends.
 FORMS: dict[str, Form] = {
     "gd": all_reduce,
     "sgd": lambda N, d: 0,
@@ -118,13 +124,13 @@ FORMS: dict[str, Form] = {
     "csgd-ring": _parts(quantized),
     "ec-sgd": _parts(signs),
     "ef21": _parts(lambda p: largest(-(-p // 10), p)),
-    **dict.fromkeys(("diana", "ef-bv"), lambda N, d: quantized(d)),
-    **dict.fromkeys(("ef21-sgdm", "econtrol"), lambda N, d: largest(-(-d // 10), d)),
+    **dict.fromkeys(("diana", "ef-bv"), _with_reply(quantized)),
+    **dict.fromkeys(("ef21-sgdm", "econtrol"), _with_reply(lambda d: largest(-(-d // 10), d))),
     "dist-ef-sgd": lambda N, d: signs(d),
-    **dict.fromkeys(("marina", "vr-marina"), lambda N, d: largest(-(-d // 4), d)),
-    "3pc": lambda N, d: largest(-(-d // 10), d) + largest(-(-d // 4), d),
-    "lag": lambda N, d: d * FLOAT,
-    "clag": lambda N, d: largest(-(-d // 10), d),
+    **dict.fromkeys(("marina", "vr-marina"), _with_reply(lambda d: largest(-(-d // 4), d))),
+    "3pc": _with_reply(lambda d: largest(-(-d // 10), d) + largest(-(-d // 4), d)),
+    "lag": _with_reply(lambda d: d * FLOAT),
+    "clag": _with_reply(lambda d: largest(-(-d // 10), d)),
     "asgd": lambda N, d: d * FLOAT,
     **dict.fromkeys(("dsgd", "dgd", "qg-dsgdm", "decentlam"), _models()),
     "dsgd-complete": lambda N, d: (N - 1) * d * FLOAT,
@@ -159,7 +165,10 @@ FORMS: dict[str, Form] = {
     "dion": all_reduce,
     **dict.fromkeys(("majority-vote", "distributed-lion"), lambda N, d: packed(1, d)),
     # its largest magnitude to all others, and ternary digits, five in a byte
-    "tern-grad": lambda N, d: (N - 1) * FLOAT + 8 * -(-d // 5),
+    "tern-grad": lambda N, d: (
+        (N - 1) * FLOAT + 8 * -(-d // 5),
+        (N - 1) * FLOAT + packed((2 * N).bit_length(), d),
+    ),
     "one-bit-adam": _parts(signs),
     "zero-one-adam": _parts(signs),
     "demo": lambda N, d: (N - 1) * frequencies(4, d),
@@ -172,17 +181,16 @@ FORMS: dict[str, Form] = {
     "mime-lite": lambda N, d: 2 * d * FLOAT,  # model and gradient
     "fed-nova": lambda N, d: (d + 2) * FLOAT,  # change, its scale, and whether there is one
     "fed-dyn": lambda N, d: (d + 1) * FLOAT,  # change, and the share of clients
+    **dict.fromkeys(("fed-paq", "fed-comgate"), _with_reply(quantized)),
+    "fed-ef": _with_reply(lambda d: largest(-(-d // 10), d)),
+    **dict.fromkeys(
+        ("dgc", "qsparse-local-sgd", "cser"), lambda N, d: (N - 1) * largest(-(-d // 10), d)
+    ),
     "streaming-diloco": lambda N, d: (N - 1) * (packed(4, d) + FLOAT),
     "sparse-loco": lambda N, d: (N - 1) * chunked(4, 8, d),
     "muloco": lambda N, d: (N - 1) * (packed(2, d) + 4 * FLOAT),
     "noloco": lambda N, d: min(1, N - 1) * 2 * d * FLOAT,  # to one peer
     "sparta": lambda N, d: all_reduce(N, -(-d // 5)),
-}
-# of every worker, down, if not as up
-DOWN: dict[str, Form] = {
-    **dict.fromkeys(("diana", "ef-bv", "ef21-sgdm", "econtrol"), lambda N, d: d * FLOAT),
-    **dict.fromkeys(("marina", "vr-marina", "3pc", "lag", "clag"), lambda N, d: d * FLOAT),
-    "tern-grad": lambda N, d: (N - 1) * FLOAT + packed((2 * N).bit_length(), d),
 }
 # of all-reduces of the first rounds: their number, and whether they take the place of the messages
 FIRST: dict[str, tuple[int, bool]] = {"one-bit-adam": (3, True), "zero-one-adam": (4, False)}
@@ -192,11 +200,16 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
     **dict.fromkeys(("fed-prox", "fed-avgm", "fed-adagrad", "fed-yogi", "fed-adam"), (4, {3})),
     **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
     **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
+    **dict.fromkeys(("fed-paq", "fed-comgate", "fed-ef", "qsparse-local-sgd"), (4, {3})),
     **dict.fromkeys(("des-loc", "easgd", "eamsgd"), (2, {1})),
     "adacomm": (4, {3}),  # the first period
     **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm", "lt-admm-vr"), (4, {3})),
     "mime": (4, {0, 3}),
     "nids": (PERIOD, {1, 2, 3}),  # nothing in the run's first round
+}
+# further exchanges, in some rounds only
+ALSO: dict[str, tuple[int, set[int], Form]] = {
+    "cser": (4, {3}, lambda N, d: (N - 1) * largest(math.ceil(0.4 * d), d)),  # the resets
 }
 # number of sending workers of N, if not all; the first round that sends is tested
 FEW: dict[str, Callable[[int], int]] = {
@@ -209,14 +222,23 @@ BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether 
 WHOLE_BY_CHANCE = {"marina", "vr-marina"}
 
 
-def expected(name: str, t: int, N: int, d: int, form: Form) -> np.ndarray:
-    """Returns the sorted bits that workers send, or receive, in round t, `[N]`."""
-    period, rounds = ROUNDS.get(name, (1, {0}))
+def expected(name: str, t: int, N: int, d: int) -> list[np.ndarray]:
+    """Returns the sorted bits that workers send, and those that they receive, in round t, each
+    `[N]`.
+    """
     number = min(N, FEW[name](N) if name in FEW else N)
-    senders = number if t % period in rounds else 0
-    bits = np.sort(np.where(np.arange(N) < senders, form(N, d), 0))
-    first, instead = FIRST.get(name, (0, False))
-    return (0 if instead else bits) + np.full(N, all_reduce(N, d)) if t < first else bits
+    usual = (*ROUNDS.get(name, (1, {0})), FORMS[name])
+    first, replaces = FIRST.get(name, (0, False))
+    exchanges = [] if t < first and replaces else [usual]
+    exchanges += [ALSO[name]] if name in ALSO else []
+    exchanges += [(1, {0}, all_reduce)] if t < first else []
+    total = np.zeros((2, N))
+    for period, rounds, form in exchanges:
+        bits = form(N, d)
+        senders = number if t % period in rounds else 0
+        for way, each in enumerate(bits if isinstance(bits, tuple) else (bits, bits)):
+            total[way] += np.where(np.arange(N) < senders, each, 0)
+    return list(np.sort(total))
 
 
 @pytest.mark.parametrize(
@@ -247,12 +269,11 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
         return bits.up, bits.down
 
     program = jax.jit(on_one_device(one_round))  # the program computes only the bits
-    forms = FORMS[name], DOWN.get(name, FORMS[name])
     for t in range(1 if name in FEW and name not in ROUNDS else PERIOD):
-        for counted, form in zip(program(jnp.int32(t)), forms, strict=True):
-            bits = np.sort(counts.to_int(np.asarray(counted)))
+        for sent, form in zip(program(jnp.int32(t)), expected(name, t, N, d), strict=True):
+            bits = np.sort(counts.to_int(np.asarray(sent)))
             if name in BY_CHANCE and not bits.any():
                 continue
             if name in WHOLE_BY_CHANCE and (bits == d * FLOAT).all():
                 continue
-            np.testing.assert_array_equal(bits, expected(name, t, N, d, form))
+            np.testing.assert_array_equal(bits, form)

@@ -25,7 +25,9 @@ N, D, STEPS, SEEDS = 8, 19, 12, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
 # Messages in models. Of Kimad: 6 values, their indices, and the choice of the compressor; of
 # 3PCv2: 2 values, 5 values, their indices, and the model, which is received. Of FedNova and
-# FedDyn: a model with two numbers, and with one; of MimeLite: a model and a gradient.
+# FedDyn: a model with two numbers, and with one; of MimeLite: a model and a gradient. Of FedPAQ and
+# FedCOMGATE: codes of 4 bits with a range; of Fed-EF: two values with their indices; these three
+# receive a model.
 SHARES = {
     "kimad": (6 * 32 + 32 + 8) / (32 * D),
     "fed-nova": (D + 2) / D,
@@ -36,6 +38,8 @@ SHARES = {
     # of an all-gather of N numbers, and a message up and one down
     "tern-grad": (2 * (N - 1) * 32 + 8 * -(-D // 5) + packed((2 * N).bit_length(), D))
     / (2 * 32 * D * N),
+    **dict.fromkeys(("fed-paq", "fed-comgate"), ((80 + 64) / (32 * D) + 1) / 2),
+    "fed-ef": ((64 + 16) / (32 * D) + 1) / 2,
 }
 # of methods with steps of a constant size
 STEP = dict.fromkeys(("majority-vote", "distributed-lion"), 0.02)

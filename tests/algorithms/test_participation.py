@@ -234,6 +234,39 @@ def regularized(alpha: float) -> tuple[dict, float]:
     return {"params": X, "memory": memory}, bits
 
 
+def stale_errors() -> tuple[dict, float]:
+    """Returns the final models and memories of Fed-EF with half of the elements: values, and
+    2-bit places.
+    """
+    X, x, e, bits = np.zeros((N, D)), np.zeros(D), np.zeros((N, D)), 0
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X)
+        if (t + 1) % H == 0:
+            S, total = counted(t), e + x - X
+            m = np.array([largest_half(row) for row in total])
+            e = np.where(S[:, None], total - m, e)
+            if S.any():
+                x = x - m[S].mean(axis=0)
+            X, bits = np.tile(x, (N, 1)), bits + HERE[t].sum() * (WORD / 2 + 8 + WORD)
+    return {"params": X, "memory": e}, bits
+
+
+def compensated(eta: float) -> tuple[dict, float]:
+    """Returns the final models and corrections of FedCOMGATE."""
+    X, x, delta, bits = np.zeros((N, D)), np.zeros(D), np.zeros((N, D)), 0
+    for t in range(T):
+        X = np.where(HERE[t][:, None], X - GAMMA * (slopes(X) - delta), X)
+        if (t + 1) % H == 0:
+            S, q = counted(t), x - X
+            if S.any():
+                mean = q[S].mean(axis=0)
+                delta = np.where(S[:, None], delta + (q - mean) / (H * GAMMA), delta)
+                x = x - eta * mean
+            X, bits = np.tile(x, (N, 1)), bits + HERE[t].sum() * 2 * WORD
+    np.testing.assert_allclose(delta.sum(axis=0), 0, atol=1e-12)
+    return {"params": X, "memory": delta}, bits
+
+
 def frozen_momentum() -> tuple[dict, float]:
     """Returns the final models of MimeLite. The server's momentum accumulates the gradients of each
     client's first step in a period, which are those at the server's model.
@@ -625,6 +658,11 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "fed-avg, unbiased": (algorithms.fed_avg(SGD, H, inclusion=INCLUSION.tolist()), unbiased),
     "fed-nova": (algorithms.fed_nova(SGD, H), normalized),
     "fed-dyn": (algorithms.fed_dyn(SGD, H, 0.7), lambda: regularized(0.7)),
+    "fed-ef": (algorithms.fed_ef(SGD, H, compressors.top_k(0.5)), stale_errors),
+    "fed-comgate": (
+        algorithms.fed_comgate(GAMMA, H, compressors.identity, step=0.7),
+        lambda: compensated(0.7),
+    ),
     "mime-lite": (algorithms.mime_lite(MOMENTUM, H), frozen_momentum),
     "mime": (algorithms.mime(MOMENTUM, H), corrected_momentum),
     "easgd": (algorithms.easgd(SGD, H, 0.8), elastic),
@@ -802,6 +840,7 @@ REFUSED = (
     *("led", "prox-skip"),
     *("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd"),
     *("nids", "pg-extra"),
+    *("qsparse-local-sgd", "cser", "dgc"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 

@@ -31,6 +31,7 @@ SERVER, GOSSIP = (
     "algorithms/asynchronous/asynchronous_gossip_sgd.py",
 )
 
+CHANGES = "algorithms/test_compressed_changes"
 BITS, PROXIMAL = "algorithms/test_bits", "algorithms/test_proximal_methods"
 GOSSIP_OF_DIFFERENCES = "algorithms/test_compressed_gossip"
 LOCAL = "algorithms/test_local_updates"
@@ -50,9 +51,51 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/local_updates/outer.py",
-        "optax.tree.sub(total, delivery.decoded)",
+        "optax.tree.sub(total, sent.decoded)",
         "total",
         of(SLOW_LINKS, "two_methods_are_the_same[SparseLoCo of all elements]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/outer.py",
+        "workers.where_delivered(optax.tree.sub(total, sent.decoded), y.memory)",
+        "optax.tree.sub(total, sent.decoded)",
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[fed-ef]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/sparse_loco.py",
+        "optax.sgd(1.0), 1.0)",
+        "optax.sgd(1.0), 0.95)",
+        of(CHANGES, "two_methods_are_the_same[Qsparse-local-SGD, H = 1]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/fed_paq.py",
+        "if not compressor.unbiased:",
+        "if compressor.omega == ():",
+        of(CHANGES, "an_invalid_argument_is_refused[biased]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/fed_paq.py",
+        "(q - mean[None])",
+        "q",
+        of(STATEMENTS, "statement_holds[FedCOMGATE, every round]"),
+    ),
+    Mistake(
+        "algorithms/local_updates/cser.py",
+        "e = optax.tree.add(e, p)",
+        "e = p",
+        of(CHANGES, "two_methods_are_the_same[CSER, no messages between resets]"),
+    ),
+    Mistake(
+        "algorithms/compressed/dgc.py",
+        "jnp.where(c == 0, u, 0)",
+        "u",
+        of(CHANGES, "two_methods_are_the_same[DGC of all elements]"),
+    ),
+    Mistake(
+        "algorithms/compressed/dgc.py",
+        "clip / round.workers**0.5",
+        "clip",
+        of(STATEMENTS, "statement_holds[DGC, every round]"),
     ),
     Mistake(
         "algorithms/local_updates/delayed_diloco.py",

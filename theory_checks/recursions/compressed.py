@@ -272,6 +272,63 @@ def demo(
         yield {"x": x, "m": m}
 
 
+def dgc(
+    x: np.ndarray,
+    G: Gradients,
+    step: Step,
+    N: int,
+    m: float,
+    masks: Callable[[int], Callable[[np.ndarray], np.ndarray]],
+    theta: float,
+    nesterov: bool,
+    masking: bool,
+) -> Rounds:
+    """Deep gradient compression.
+
+    Args:
+        masks: t -> the function from v to the mask of the elements that are sent in round t.
+        theta: threshold of the local clipping.
+        nesterov: whether momentum is Nesterov's.
+        masking: whether the momentum of sent elements is set to 0.
+
+    Source: Lin, Han, Mao, Wang and Dally, "Deep gradient compression", section 3.
+    """
+    u, v, t = np.zeros((N, len(x))), np.zeros((N, len(x))), 0
+    while True:
+        g = at_one(G, t, x, N)
+        lengths = np.sqrt(np.sum(g**2, axis=1, keepdims=True))
+        g = g * np.minimum(1, theta * N**-0.5 / lengths)
+        u = m * (u + g) if nesterov else m * u + g
+        v = v + u + g if nesterov else v + u
+        M = np.array([masks(t)(v[n]) for n in range(N)])
+        x = x + step((v * M).mean(axis=0))
+        v = v * ~M
+        u = u * ~M if masking else u
+        t += 1
+        yield {"x": x, "u": u, "v": v}
+
+
+def cser(X: np.ndarray, G: Gradients, step: Step, H: int, C1: Q, C2: Q) -> Rounds:
+    """CSER. The step, with the sign of a gradient, is what the workers synchronize partially.
+
+    Source: Xie et al., "CSER", 2020.
+    """
+
+    def psync(v, C):
+        sent = np.array([C(each) for each in v])
+        return sent.mean(axis=0) + v - sent, v - sent
+
+    e, t = np.zeros_like(X), 0
+    while True:
+        p, r = psync(-step(G(t, X)), C2)
+        X, e = X - p, e - r
+        t += 1
+        if t % H == 0:
+            moved, r = psync(e, C1)
+            X, e = X - e + moved, r
+        yield {"params": X, "error": e}
+
+
 def dct(c: int) -> np.ndarray:
     """Returns the orthonormal DCT-II of c elements, `[c, c]`."""
     T = np.array([[np.cos(np.pi * (2 * j + 1) * m / (2 * c)) for j in range(c)] for m in range(c)])

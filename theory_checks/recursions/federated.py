@@ -4,6 +4,8 @@ corrected local steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from theory_checks.recursions.shared import Gradients, Rounds
@@ -55,6 +57,56 @@ def fed_dyn(x: np.ndarray, G: Gradients, N: int, gamma: float, alpha: float, H: 
         h = h - alpha / N * (theta - x).sum(axis=0)
         x = theta.mean(axis=0) - h / alpha
         yield {"params": np.tile(x, (N, 1)), "memory": memory, "server": x, "h": h}
+
+
+def fed_paq(
+    x: np.ndarray, G: Gradients, N: int, gamma: float, H: int, q: Callable[[np.ndarray], np.ndarray]
+) -> Rounds:
+    """FedPAQ with all clients.
+
+    Source: Reisizadeh et al., "FedPAQ", 2020.
+    """
+    t = 0
+    while True:
+        y = np.tile(x, (N, 1))
+        for h in range(H):
+            y = y - gamma * G(t, y)
+            t += 1
+            if h + 1 < H:
+                yield {"params": y}
+        x = x + np.mean([q(each - x) for each in y], axis=0)
+        yield {"params": np.tile(x, (N, 1))}
+
+
+def fed_comgate(
+    x: np.ndarray,
+    G: Gradients,
+    N: int,
+    eta: float,
+    gamma: float,
+    H: int,
+    q: Callable[[np.ndarray], np.ndarray],
+) -> Rounds:
+    r"""FedCOMGATE with all clients, from messages that are multiplied by $\eta$.
+
+    Args:
+        eta: step of the clients.
+        gamma: step of the server.
+
+    Source: Haddadpour et al., "Federated learning with compression", 2021.
+    """
+    delta, t = np.zeros((N, len(x))), 0
+    while True:
+        w = np.tile(x, (N, 1))
+        for c in range(H):
+            w = w - eta * (G(t, w) - delta)
+            t += 1
+            if c + 1 < H:
+                yield {"params": w, "memory": delta}
+        messages = np.array([q(x - each) / eta for each in w])
+        delta = delta + (messages - messages.mean(axis=0)) / H
+        x = x - eta * gamma * messages.mean(axis=0)
+        yield {"params": np.tile(x, (N, 1)), "memory": delta}
 
 
 def scaffnew(X: np.ndarray, G: Gradients, gamma: float, p: float, coins: np.ndarray) -> Rounds:

@@ -333,8 +333,8 @@ def rounded_up(rows: np.ndarray, bits: int, R: float) -> tuple[np.ndarray, float
 
 
 def mean_error(rows: np.ndarray, bits: int, R: float) -> float:
-    r"""Returns the exact $E|\frac1N \sum_n Q_n(x_n) - \bar x|^2$ if each element has its own uniform
-    permutation of the N strata, as in the paper.
+    r"""Returns the exact $E|\frac1N \sum_n Q_n(x_n) - \bar x|^2$ if each element has its own
+    uniform permutation of the N strata, as in the paper.
     """
     (N, _), (p, step) = rows.shape, rounded_up(rows, bits, R)
     within = np.clip(N * p[:, None, :] - np.arange(N)[None, :, None], 0, 1)  # given the stratum

@@ -135,6 +135,12 @@ DIVIDED: dict[str, Callable[[np.ndarray], dsgd.Algorithm]] = {
     "SparseLoCo": lambda of: algorithms.sparse_loco(
         MOMENTUM, 2, compressors.chunked_top_k(1, 3), outer=optax.sgd(0.7)
     ),
+    "CSER": lambda of: algorithms.cser(
+        MOMENTUM, 2, compressors.chunked_top_k(2, 3), compressors.chunked_top_k(1, 3)
+    ),
+    "DGC": lambda of: algorithms.dgc(optax.sgd(0.1), compressors.chunked_top_k(1, 3), 0.5),
+    "Fed-EF": lambda of: algorithms.fed_ef(optax.sgd(0.1), 2, compressors.chunked_top_k(1, 3)),
+    "FedCOMGATE": lambda of: algorithms.fed_comgate(0.1, 2, compressors.identity),
     "Streaming DiLoCo": lambda of: algorithms.streaming_diloco(MOMENTUM, 1, 2, compressor=None),
     "DeMo": lambda of: algorithms.demo(optax.sgd(0.1), 0.9, 1, 3),
 }

@@ -170,6 +170,61 @@ def _demo(name: str, k: int, chunk: int, T: np.ndarray, chunks: tuple[int, ...])
     )
 
 
+H, MOMENTUM, THETA, STAGE = 3, 0.7, 4.0, 4
+
+
+def _in_layers(C: compressed.Q) -> compressed.Q:
+    """Returns the compressor of each layer separately."""
+    return lambda x: np.concatenate([C(part) for part in np.split(x, LAYERS[:1])])
+
+
+def _with_models(found: Trajectory, papers: Symbols) -> Symbols:
+    """Returns the workers' models, which are the sum of the common part and the errors."""
+    error = trajectories.rows(found.states.workers.error)
+    common = trajectories.rows(found.states.server, 1)
+    return {"params": common[:, None] + error, "error": error}
+
+
+def _with_momenta(found: Trajectory, papers: Symbols) -> Symbols:
+    memory = found.states.workers
+    return {
+        **on_server(found, papers),
+        "u": trajectories.rows(memory.momentum),
+        "v": trajectories.rows(memory.error),
+    }
+
+
+def _dgc(name: str, nesterov: bool, masking: bool, hypotheses: str) -> Case:
+    """Runs DGC's recursion, which sends half of the elements in the warm-up and then a fifth."""
+
+    def rounds(inputs):
+        def masks(t):
+            share = 2 if t < STAGE else 5
+            return _in_layers(lambda v: compressed.largest(v, -(-len(v) // share)) != 0)
+
+        return compressed.dgc(
+            inputs.x, inputs.G, inputs.step, N, MOMENTUM, masks, THETA, nesterov, masking
+        )
+
+    return Case(
+        name,
+        "Lin et al. 2018, section 3",
+        lambda optimizer, of: algorithms.dgc(
+            optimizer,
+            compressors.top_k(0.2),
+            MOMENTUM,
+            nesterov=nesterov,
+            factor_masking=masking,
+            clip=THETA,
+            warm_up=[HALF],
+            stage=STAGE,
+        ),
+        rounds,
+        _with_momenta,
+        hypotheses,
+    )
+
+
 _BLOCKS = np.asarray(block_diag(compressed.dct(7), np.kron(compressed.dct(3), compressed.dct(5))))
 # 7 is a prime number above 4, and so is 5: chunks of one element, and columns of three.
 _COLUMNS = np.asarray(
@@ -256,4 +311,27 @@ CASES = (
     ),
     _demo("DeMo, blocks", 4, 7, _BLOCKS, (7, 15)),
     _demo("DeMo, columns", 2, 4, _COLUMNS, (1,) * 7 + (3,) * 5),
+    _dgc("DGC", False, True, "a warm-up of four rounds; local clipping"),
+    _dgc("DGC, Nesterov", True, False, "without factor masking"),
+    Case(
+        "CSER",
+        "Xie et al. 2020",
+        lambda optimizer, of: algorithms.cser(optimizer, H, HALF, SHORT),
+        lambda inputs: compressed.cser(
+            inputs.X, inputs.G, inputs.step, H, _in_layers(largest_half), clipped
+        ),
+        _with_models,
+        f"C1: {HALF.name}, C2: {SHORT.name}",
+    ),
+    Case(
+        "CSER, momentum",
+        "Xie et al. 2020",
+        lambda optimizer, of: algorithms.cser(optimizer, H, SHORT, HALF),
+        lambda inputs: compressed.cser(
+            inputs.X, inputs.G, inputs.step, H, clipped, _in_layers(largest_half)
+        ),
+        _with_models,
+        f"C1: {SHORT.name}, C2: {HALF.name}",
+        "momentum",
+    ),
 )

@@ -13,8 +13,11 @@ from dsgd.base import Algorithm, LocalWork, Round, State
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
 from theory_checks.machinery.trajectories import N, Trajectory
-from theory_checks.recursions import federated
+from theory_checks.recursions import federated, slow_links
+from theory_checks.recursions.compressed import clipped, largest_half
+from theory_checks.recursions.outer import nesterov
 from theory_checks.recursions.shared import Gradients
+from theory_checks.statements.recursions.shared import HALF_OF_ALL, SHORT
 
 H, ALPHA, P, BETA, ETA = 3, 0.7, 0.5, 0.4, 0.8
 TAU = np.arange(N) % (H + 1)
@@ -61,7 +64,45 @@ def _with_momentum(found: Trajectory, papers: Symbols) -> Symbols:
     return {**_with_server(found, papers), "momentum": trajectories.rows(momentum, 1)}
 
 
+# Stated to be unbiased, so that the methods accept a compressor without random numbers.
+QUANTIZED = SHORT._replace(omega=lambda d: 1.0)
 CASES = (
+    Case(
+        "FedPAQ",
+        "Reisizadeh et al. 2020",
+        lambda optimizer, of: algorithms.fed_paq(optimizer, H, QUANTIZED),
+        lambda inputs: federated.fed_paq(inputs.x, inputs.G, N, inputs.gamma, H, clipped),
+        on_workers,
+        f"Q: {SHORT.name}",
+    ),
+    Case(
+        "FedCOMGATE",
+        "Haddadpour et al. 2021",
+        lambda optimizer, of: algorithms.fed_comgate(of.learning_rate, H, QUANTIZED, step=ETA),
+        lambda inputs: federated.fed_comgate(inputs.x, inputs.G, N, inputs.gamma, ETA, H, clipped),
+        on_workers,
+        f"Q: {SHORT.name}",
+    ),
+    Case(
+        "Fed-EF",
+        "Li and Li 2023",
+        lambda optimizer, of: algorithms.fed_ef(
+            optimizer, H, HALF_OF_ALL, optax.sgd(ETA, momentum=BETA, nesterov=True)
+        ),
+        lambda inputs: slow_links.remembered(
+            inputs.x,
+            inputs.G,
+            N,
+            inputs.step,
+            H,
+            nesterov(ETA, BETA),
+            1.0,
+            largest_half,
+            (slice(None),),
+        ),
+        on_workers,
+        f"C: {HALF_OF_ALL.name}; momentum of the server",
+    ),
     Case(
         "FedNova",
         "Wang et al. 2020, FedNova",

@@ -13,7 +13,7 @@ from theory_checks.machinery import trajectories
 from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
 from theory_checks.recursions import slow_links
-from theory_checks.recursions.compressed import clipped
+from theory_checks.recursions.compressed import clipped, largest_half
 from theory_checks.recursions.outer import Outer, nesterov
 from theory_checks.statements.recursions.shared import DOUBLE, SHORT, graph, matrices
 
@@ -117,6 +117,27 @@ CASES = (
         _quantized,
         on_workers,
         f"C: {SHORT.name}; inner steps with momentum",
+        "momentum",
+    ),
+    Case(
+        "Qsparse-local-SGD",
+        "Basu et al. 2019, algorithm 1",
+        lambda optimizer, of: algorithms.qsparse_local_sgd(
+            optimizer, H, compressors.top_k(0.5, SHORT)
+        ),
+        lambda inputs: slow_links.remembered(
+            inputs.x,
+            inputs.G,
+            N,
+            inputs.step,
+            H,
+            lambda x, delta: x - delta,
+            1.0,
+            lambda x: clipped(largest_half(x)),
+            PARTS,
+        ),
+        on_workers,
+        "half of the elements of each layer, in few bits",
         "momentum",
     ),
     Case(
