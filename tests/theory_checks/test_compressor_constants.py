@@ -26,6 +26,7 @@ WITHOUT = {
 }
 NEAR = {
     # Equal to 1 only if 4 s^2 is a sum of d odd squares.
+    "qsgd(1)": {2: 0.8},
     "qsgd(2)": {2: 0.6, 7: 0.99},
     # The error of the largest element, 0.7 percent of it, is rounded to float32.
     "eight_bit": dict.fromkeys(LENGTHS, 0.9999),

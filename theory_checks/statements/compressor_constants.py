@@ -155,6 +155,7 @@ def above_half(d: int) -> np.ndarray:
 
 WORST: dict[Compressor, Vector] = {
     compressors.random_quantization(3): extremes_and_zeros,
+    compressors.qsgd(1): ones,
     compressors.qsgd(2): halves(2),
     compressors.qsgd(2, "linf"): one_large(2),
     compressors.ternary: one_large(1),
