@@ -223,8 +223,8 @@ def ef_bv(
     return max(1 - learning_rate * strong_convexity, (1 + residual) / 2)
 
 
-def _weight_of_ef_bv(gamma: float, of: Residuals) -> float:
-    """Returns b."""
+def weight(gamma: float, of: Residuals) -> float:
+    r"""Returns b, the weight of $\frac1N \sum |f_n'(x) - h_n|^2$ in $\Psi$ of EF-BV."""
     root = math.sqrt((1 + of.each) / 2)  # (1 + s) sqrt(r)
     return gamma * of.mean / (2 * (root - math.sqrt(of.each)) * root)
 
@@ -365,12 +365,12 @@ def of_diana(A: np.ndarray, theta: float) -> Theorem:
     (N, d, _), of, omega = A.shape, constants(A), A.shape[1] - 1.0
     alpha = theta / (1 + omega)
     given = {"smoothness": of.each, "omega": omega, "workers": N, "shift": alpha}
-    weight = _diana("diana", omega, N, alpha).weight
+    c = _diana("diana", omega, N, alpha).weight
     return Theorem(
         _with_memories(algorithms.diana, A, random_one(d), alpha),
         diana_step(**given),
         lambda gamma: diana(strong_convexity=of.strong_convexity, learning_rate=gamma, **given),
-        lambda gamma: {"x": 1.0, "h": weight * gamma**2},
+        lambda gamma: {"x": 1.0, "h": c * gamma**2},
         f"N = {N}, omega = {omega:g}, theta = {theta:.3g}",
     )
 
@@ -405,7 +405,7 @@ def _of_residuals(
         _with_memories(algorithms.ef_bv, A, up, shift, gain),
         ef_bv_step(**given),
         lambda gamma: ef_bv(strong_convexity=of_A.strong_convexity, learning_rate=gamma, **given),
-        lambda gamma: {"gap": 1.0, "residual": _weight_of_ef_bv(gamma, of)},
+        lambda gamma: {"gap": 1.0, "residual": weight(gamma, of)},
         case,
     )
 
