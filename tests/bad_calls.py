@@ -343,6 +343,8 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     topologies.pull: {"adjacency": ADJACENCY},
     topologies.push: {"adjacency": ADJACENCY},
     algorithms.powersgd_momentum: {"learning_rate": 0.1},
+    algorithms.sketched_sgd: {"fraction": 0.5, "columns": 4},
+    algorithms.fetch_sgd: {"fraction": 0.5, "columns": 4},
     algorithms.zero_one_adam: {"learning_rate": 0.1},
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
     **{

@@ -110,6 +110,18 @@ MISTAKES = [
         '"tests/dsgd/problems/test_weights.py::test_a_worker_of_weight_2_counts_as_two_workers'
         '[DeMo]"',
     ),
+    Mistake(
+        "dsgd/communication/compressed.py",
+        "own and own.fold_in(shard)",
+        "own",
+        "tests/dsgd/communication/test_common.py -k share_a_key",
+    ),
+    Mistake(
+        "dsgd/communication/communicator.py",
+        "means = workers.mean(codes)",
+        "means = workers.sum(codes)",
+        "tests/dsgd/communication/test_communicator.py -k 'records_bits and mean_of_codes'",
+    ),
 ]
 
 
