@@ -290,8 +290,8 @@ BOUNDS = [
     ),
     Mistake(
         f"{S}/compressed_linear.py",
-        '{"x": 1.0, "h": weight * gamma**2}',
-        '{"x": 1.0, "h": weight * gamma**2 / 2}',
+        '{"x": 1.0, "h": c * gamma**2}',
+        '{"x": 1.0, "h": c * gamma**2 / 2}',
         holds("DIANA, linear, exact"),
     ),
     Mistake(
