@@ -104,6 +104,7 @@ from dsgd.compressors import (
     buckets,
     chunked_top_k,
     qsgd,
+    random_block,
     random_k,
     random_quantization,
     sign,
@@ -188,7 +189,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, 4, whole_model(top_k(0.1))
     ),
     "cser": lambda optimizer, workers: cser(
-        optimizer, 4, whole_model(top_k(0.4)), whole_model(top_k(0.1))
+        optimizer, 4, random_block(0.4, unbiased=False), random_block(0.1, unbiased=False)
     ),
     "delayed-diloco": lambda optimizer, workers: delayed_diloco(optimizer, 4),
     "eager-diloco": lambda optimizer, workers: eager_diloco(optimizer, 4),

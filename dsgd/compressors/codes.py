@@ -35,6 +35,11 @@ class LinearCode(NamedTuple):
     omega: Callable | None = None
     delta: Callable | None = None
 
+    @property
+    def layer_wise(self) -> bool:
+        """Returns True: each leaf of a tree has its own code."""
+        return True
+
 
 class Seeded(NamedTuple):
     """A message that its receivers decode with random numbers from its seed.

@@ -12,9 +12,11 @@ CONTRACT, COMBINATORS, SPARSE, QUANTIZATION, LOW_RANK = (
 )
 QUANTIZERS, SPARSIFIERS = "dsgd/compressors/quantization.py", "dsgd/compressors/sparsification.py"
 
+TERNARY = "dsgd/compressors/ternary.py"
+
 MISTAKES = [
     Mistake(
-        QUANTIZERS,
+        "dsgd/compressors/scales.py",
         "jnp.float32) < place - floor)",
         "jnp.float32) > place - floor)",
         f"{QUANTIZATION} -k random_quantization",
@@ -31,7 +33,13 @@ MISTAKES = [
         "1 + (d - 1) / (2 * levels**2)",
         f"{QUANTIZATION} -k 'it_reaches and linf'",
     ),
-    Mistake(QUANTIZERS, "1 - sent, 1 + sent", "1 + sent, 1 + sent", f"{QUANTIZATION} -k ternary"),
+    Mistake(TERNARY, "1 - sent, 1 + sent", "1 + sent, 1 + sent", f"{QUANTIZATION} -k ternary"),
+    Mistake(
+        "dsgd/compressors/scales.py",
+        "jnp.sqrt(jnp.mean(shares**2))",
+        "jnp.mean(jnp.abs(shares))",
+        f"{QUANTIZATION} -k clipped_ternary_rounds",
+    ),
     Mistake(
         QUANTIZERS,
         "delta=lambda d: 1 / d)",

@@ -57,6 +57,12 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/communication/bits.py",
+        "Bits(counts.scale(parts[:, 0], sent)",
+        "Bits(sent",
+        f"{CALLS} -k one_server",
+    ),
+    Mistake(
+        "dsgd/communication/bits.py",
         "left_out = jnp.arange(N)[None, :] == (",
         "left_out = jnp.arange(N)[None, :] != (",
         f"{CALLS} -k any_length",
