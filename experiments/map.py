@@ -14,6 +14,7 @@ model.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -45,10 +46,11 @@ class Args(commands.Data, commands.Common):
     methods: tuple[str, ...] = METHODS
     """Which methods besides mini-batch SGD, by name."""
     partitions: tuple[str, ...] = ("iid", "by-label")
-    """Which worker gets which samples: iid, blocks, by-label or dirichlet; one row of panels each."""
+    """Which worker gets which samples: iid, blocks, by-label or dirichlet; a row of panels each."""
     delays: tuple[commands.NotNegative, ...] = (0.0, 1.0)
-    """Means of exponentially distributed random delays of each batch, in units of --compute; one
-    column of panels each."""
+    """Means of exponentially distributed random delays of each batch, in units of --compute; a
+    column of panels each.
+    """
     workers: commands.Several = 16
     """Number of workers."""
     size: commands.Positive = 1e6
@@ -108,9 +110,10 @@ def main(args: Args) -> None:
             for delay in args.delays
         ]
     write(args, panels, methods)
-    commands.finish(
-        args, {"figure": draw(args, panels, methods)}, {"map": tabulate(args, panels, methods)}
-    )
+    shown = {
+        f"{panel.partition}-{panel.delay:g}": tabulate(args, panel, methods) for panel in panels
+    }
+    commands.finish(args, {"figure": draw(args, panels, methods)}, shown)
 
 
 def train(
@@ -223,35 +226,35 @@ def settings(chosen: Chosen) -> str:
     return ", ".join([*filter(None, [chosen.candidate.settings]), *swept[1:]])
 
 
-def tabulate(args: Args, panels: list[Panel], methods: list[str]) -> Table:
-    """Tabulates, for each panel, the method and its settings on networks at the corners and in the
-    middle of the plane.
-    """
+def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:
+    """Tabulates the fastest method and its settings on nine networks."""
     table = tables.table(
-        f"Fastest method, {args.workers} workers, {args.size:,.0f} elements, "
-        f"{args.compute * 1e3:g} ms per gradient",
-        ("data", "delay", "latency\nms", "Mbit/s", "method", "speedup"),
-        f"Speedup: seconds of {BASELINE} to the target / seconds of the method.\n"
-        "*: not faster than the second method by two standard errors.",
+        f"{describe(panel)}: fastest method to loss {panel.target:g}",
+        ("latency\nms", "bandwidth\nMbit/s", "method", "settings", "seconds", "speedup"),
+        f"Speedup over {BASELINE}. *: the difference from the second method\nis less than two "
+        "standard errors.",
+        left=0,
     )
+    first, speedup, undecided = winners(panel.best)
     places = [0, args.points // 2, args.points - 1]
-    for panel in panels:
-        first, speedup, undecided = winners(panel.best)
-        for i in places:
-            for j in places:
-                at = (first[i, j], i, j)
-                chosen = panel.chosen[int(panel.best.choice[at])]
-                words = ", ".join(filter(None, [methods[at[0]], settings(chosen)]))
-                table.add_row(
-                    panel.partition,
-                    f"{panel.delay:g}",
-                    f"{axis(args, args.latencies)[i] * 1e3:.3g}",
-                    f"{axis(args, args.bandwidths)[j] / 1e6:,.3g}",
-                    words + "*" * bool(undecided[i, j]),
-                    f"{speedup[i, j]:.3g}",
-                )
-        table.add_section()
+    for i, j in itertools.product(places, places):
+        at = (first[i, j], i, j)
+        table.add_row(
+            f"{axis(args, args.latencies)[i] * 1e3:.3g}",
+            f"{axis(args, args.bandwidths)[j] / 1e6:,.4g}",
+            methods[at[0]] + "*" * bool(undecided[i, j]),
+            settings(panel.chosen[int(panel.best.choice[at])]),
+            f"{panel.best.mean[at]:.3g}",
+            f"{speedup[i, j]:.3g}",
+            end_section=j == places[-1],
+        )
     return table
+
+
+def describe(panel: Panel) -> str:
+    """Describes the data and the delays."""
+    delays = f"delays of {panel.delay:g} gradients" if panel.delay else "equal workers"
+    return f"{panel.partition}, {delays}"
 
 
 def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
@@ -279,8 +282,8 @@ def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
     figures.title(
         sheet,
         f"Fastest method to the target loss; contours: times as fast as {BASELINE}\n"
-        f"{args.workers} workers, {args.size:,.0f} elements, {args.compute * 1e3:g} ms per gradient, "
-        f"{args.data}; {statistics.runs(args.seeds)}",
+        f"{args.workers} workers, {args.size:,.0f} elements, {args.compute * 1e3:g} ms per "
+        f"gradient, {args.data}; {statistics.runs(args.seeds)}",
     )
     return sheet
 
@@ -308,8 +311,7 @@ def draw_panel(args: Args, axes: Axes, panel: Panel, shown: list[int]) -> None:
             )
     lines = axes.contour(x, y, speedup, levels=SPEEDUPS, colors="black", linewidths=0.7)
     axes.clabel(lines, fmt=lambda value: f"{value:g}x", fontsize=7)
-    delay = f", delays of {panel.delay:g} gradients" if panel.delay else ", equal workers"
-    axes.set_title(f"{panel.partition}{delay}; loss {panel.target:g}", fontsize=10)
+    axes.set_title(f"{describe(panel)}; loss {panel.target:g}", fontsize=10)
 
 
 if __name__ == "__main__":

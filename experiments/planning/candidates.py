@@ -10,7 +10,7 @@ import topologies
 from dsgd import Algorithm, compressors
 from dsgd.base import Compressor
 
-PERIODS = (4.0, 16.0, 64.0)
+SWEPT_PERIODS = (("H", (4, 16, 64)),)
 
 
 class Candidate(NamedTuple):
@@ -26,7 +26,7 @@ class Candidate(NamedTuple):
     method: str
     settings: str
     build: Callable[..., Algorithm]
-    swept: dict[str, tuple[float, ...]] = {}
+    swept: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.method}, {self.settings}" if self.settings else self.method
@@ -34,9 +34,7 @@ class Candidate(NamedTuple):
 
 def _local(method: str, make: Callable[..., Algorithm]) -> Candidate:
     """Returns a method with H local steps."""
-    return Candidate(
-        method, "", lambda optimizer, workers, H: make(optimizer, workers, H), {"H": PERIODS}
-    )
+    return Candidate(method, "", make, SWEPT_PERIODS)
 
 
 def _both_ways(method: str, make: Callable[..., Algorithm], compressor: Compressor) -> Candidate:
@@ -72,7 +70,7 @@ CANDIDATES = (
             lambda optimizer, workers, H, compressor=compressor: algorithms.qsparse_local_sgd(
                 optimizer, H, compressors.whole_model(compressor)
             ),
-            {"H": PERIODS},
+            SWEPT_PERIODS,
         )
         for compressor in (compressors.sign, compressors.top_k(0.01))
     ),
