@@ -32,9 +32,9 @@ def selected(mask: jax.Array, room: int) -> jax.Array:
         words |= planes[bit] << bit
     words = xla.materialize(words)
     number = lax.population_count(words)
-    end = jnp.cumsum(number)
+    end = jnp.cumsum(number, dtype=jnp.uint32)
     # A slot belongs to the word after those that end at or before it.
-    word = jnp.cumsum(jnp.zeros(room, jnp.uint32).at[end].add(1, mode="drop"))
+    word = jnp.cumsum(jnp.zeros(room, jnp.uint32).at[end].add(1, mode="drop"), dtype=jnp.uint32)
     left = words.at[word].get(mode="fill", fill_value=0)
     rank = jnp.arange(room, dtype=jnp.uint32) - (end - number).at[word].get(
         mode="fill", fill_value=0

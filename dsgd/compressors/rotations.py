@@ -3,14 +3,15 @@ r"""Random rotations before quantization: any compressor in a rotated basis, DRI
 The rotation is a randomised Hadamard transform, $R = \frac{1}{\sqrt p} H D$ with the Hadamard
 matrix H and a diagonal matrix D of random signs. It exists for powers of two. Other vectors are cut
 into consecutive pieces of decreasing powers of two (11 = 8 + 2 + 1), which are rotated separately.
-Thus nothing is padded, and R is orthogonal for every d. It is applied in $\log_2 d$ passes of
-additions.
+Thus nothing is padded, and R is orthogonal for every d. To apply it, the vector is read and written
+about $\frac12 \log_2 d$ times, which is most of the time of encoding and of decoding.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cache
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import jax
@@ -21,12 +22,14 @@ from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded, PyTree
 from dsgd.compressors.members import encode, require_cold
 from dsgd.compressors.scales import unit
+from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import fixed_size, wide
 from dsgd.compressors.sparsification import kept
 from dsgd.wire import codecs
 
 SEED_BITS = 64
 _WORD = 32  # random bits in a word
+_NEIGHBOURS = 16  # neighbouring elements that are transformed by a product with a matrix
 # Bounds of E(y - c)^2 for 1, ..., 4 bits, where y is any sum of fixed numbers with random signs and
 # E y^2 = 1, and c is the nearest centroid.
 _LARGEST_ERRORS = 0.5083, 0.324, 0.109, 0.0397
@@ -91,13 +94,13 @@ def rotated(compressor: Compressor, rounds: int = 1, seed: int | None = None) ->
     require_cold(name, compressor)
 
     def rotation(drawn):
-        return _key(drawn) if seed is None else jax.random.key(seed)
+        return from_seed(drawn) if seed is None else jax.random.key(seed)
 
-    def compress(key, x):
+    def compress(key, x, common=None):
         seed_key, inner_key = jax.random.split(key)
-        drawn = _draw_seed(seed_key) if seed is None else None
+        drawn = draw_seed(seed_key) if seed is None else None
         y = rotate(rotation(drawn), wide(x), rounds)
-        message, decoded = encode(compressor, inner_key, y)
+        message, decoded = encode(compressor, inner_key, y, common=common)
         return Encoded(Rotated(drawn, message), rotate_back(rotation(drawn), decoded, rounds))
 
     def decompress(message, d):
@@ -179,15 +182,13 @@ def eden(
     elements of Rx have the same distribution.
     """
     checks.within("eden: bits", bits, "[1, 4]")
-    if scale not in ("least error", "unbiased"):
-        raise ValueError(f"eden: scale = {scale!r}; expected 'least error' or 'unbiased'")
     checks.positive_int("eden: rounds", rounds)
     few, share = math.floor(bits), bits % 1
     widths = (few + 1, few) if share else (few,)
 
     def parts(d):
         """Returns the slices of the elements with the first width, and with the second."""
-        starts = [0, *np.cumsum(pieces(d))]
+        starts = [0, *accumulate(pieces(d))]
         middles = [start + kept(share, p) for start, p in zip(starts, pieces(d), strict=False)]
         if not share:
             return [[slice(0, d)]]
@@ -208,9 +209,9 @@ def eden(
         return jnp.concatenate([each for pair in zip(more, fewer, strict=True) for each in pair])
 
     def compress(key, x):
-        d, seed = x.shape[0], _draw_seed(key)
+        d, seed = x.shape[0], draw_seed(key)
         relative, largest = unit(wide(x))
-        y = rotate(_key(seed), relative, rounds)
+        y = rotate(from_seed(seed), relative, rounds)
         norm = jnp.sqrt(_sums(y * y))
         roots = jnp.asarray(np.sqrt(pieces(d)), y.dtype)
         normal = y * _spread(roots / jnp.where(norm > 0, norm, 1), d)
@@ -234,9 +235,13 @@ def eden(
         return decode(message.seed, codes, message.scales, d)
 
     def decode(seed, codes, scales, d):
-        return rotate_back(_key(seed), values(codes, scales.dtype, d) * _spread(scales, d), rounds)
+        return rotate_back(
+            from_seed(seed), values(codes, scales.dtype, d) * _spread(scales, d), rounds
+        )
 
     def delta(d):
+        if d == 1:
+            return 1.0
         errors = _LARGEST_ERRORS if share else (1 / 2, *_LARGEST_ERRORS[1:])
         return 1 - (1 - share) * errors[few - 1] - (share * errors[few] if share else 0)
 
@@ -273,7 +278,7 @@ def pieces(d: int) -> list[int]:
 
 
 def _of_pieces(x: jax.Array) -> list[jax.Array]:
-    return jnp.split(x, np.cumsum(pieces(x.shape[0]))[:-1])
+    return jnp.split(x, list(accumulate(pieces(x.shape[0])))[:-1])
 
 
 def _hadamard(x: jax.Array) -> jax.Array:
@@ -284,28 +289,38 @@ def _hadamard(x: jax.Array) -> jax.Array:
         # and receivers round equally.
         p = part.shape[0]
         part = xla.materialize(part * (1 / math.sqrt(p)))
-        for i in range(p.bit_length() - 1):
-            pairs = part.reshape(-1, 2, 1 << i)
-            part = jnp.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
+        # Sums of neighbours would not be vectorised on CPUs. Four terms need fewer passes than two.
+        done = min(_NEIGHBOURS, p)
+        part = jnp.matmul(
+            part.reshape(-1, done), _matrix(done).astype(part.dtype), precision="highest"
+        )
+        while done < p:
+            k = min(4, p // done)
+            terms = jnp.unstack(part.reshape(-1, k, done), axis=1)
+            part = jnp.stack(
+                [sum(map(jnp.multiply, row, terms)) for row in _matrix(k).tolist()], axis=1
+            )
+            done *= k
         return part.ravel()
 
     return jnp.concatenate([transformed(part) for part in _of_pieces(x)])
+
+
+@cache
+def _matrix(p: int) -> np.ndarray:
+    """Returns the Hadamard matrix, `[p, p]`."""
+    if p == 1:
+        return np.ones((1, 1))
+    half = _matrix(p // 2)
+    return np.block([[half, half], [half, -half]])
 
 
 def _flip(key: jax.Array, x: jax.Array) -> jax.Array:
     """Multiplies the elements by random signs, one random bit each."""
     d = x.shape[0]
     words = jax.random.bits(key, (-(-d // _WORD),), jnp.uint32)
-    drawn = words >> jnp.arange(_WORD, dtype=jnp.uint32)[:, None] & 1
+    drawn = words[None] >> jnp.arange(_WORD, dtype=jnp.uint32)[:, None] & 1
     return jnp.where(drawn.ravel()[:d] == 1, -x, x)
-
-
-def _draw_seed(key: jax.Array) -> jax.Array:
-    return jax.random.bits(key, (2,), jnp.uint32)
-
-
-def _key(seed: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(seed, impl="threefry2x32")
 
 
 def _sums(x: jax.Array) -> jax.Array:

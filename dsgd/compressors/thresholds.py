@@ -160,7 +160,8 @@ def _counted(
     def compress(key, x):
         d = x.shape[0]
         require_countable(name, d, room(d) * cost(x, d))
-        mask = choose(key, wide(x))
+        # Stored, since comparisons of denormal numbers may differ between two computations.
+        mask = xla.materialize(choose(key, wide(x)).astype(jnp.uint8)) == 1
         places = selected(mask, room(d))
         used = places < d
         codes = jnp.where(used, places, 0)

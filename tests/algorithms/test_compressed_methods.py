@@ -306,3 +306,16 @@ def test_compressors_that_do_not_fit_together_or_do_not_contract_are_refused(met
             method(STEP, up, down).init({"biases": jnp.zeros(7), "weights": jnp.zeros((3, 6))}, N)
         method(STEP, up, down).init(jnp.zeros(7), N)
     error_compensated_sgd(STEP, rough, rough, allow_expanding=True).init(jnp.zeros(25), N)
+
+
+def test_a_threshold_bounds_the_error_memories():
+    """Every element of a memory is an error of the threshold, at most v for any gradients."""
+    v, threshold = 0.5, compressors.threshold(0.5)
+    gradients = jnp.asarray(np.random.default_rng(0).normal(size=(N, D)) * 0.2, jnp.float32)
+    with pytest.raises(ValueError, match=r"error_compensated_sgd.* threshold\(0.5\)"):
+        error_compensated_sgd(STEP, threshold, threshold).init(jnp.zeros(D), N)
+    method = error_compensated_sgd(STEP, threshold, threshold, allow_expanding=True)
+    for steps in (5, 50):
+        memory = run(method, gradients, steps=steps).state.workers
+        for error in jax.tree.leaves((memory.worker, memory.server)):
+            assert v / 2 < np.abs(error).max() <= v

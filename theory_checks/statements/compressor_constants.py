@@ -34,6 +34,16 @@ def ones(d: int) -> np.ndarray:
     return np.ones(d)
 
 
+def in_last(d: int) -> np.ndarray:
+    """Returns zeros except for the last element."""
+    return (np.arange(d) == d - 1).astype(float)
+
+
+def above_half(d: int) -> np.ndarray:
+    """Returns zeros except for an element just above a power of two."""
+    return alone(d) * (0.5 + 2.0**-24)
+
+
 def alone(d: int) -> np.ndarray:
     """Returns one element among zeros, the worst vector of the scaled sign."""
     return np.eye(d)[0]
@@ -109,6 +119,18 @@ def waves(chunk: int) -> Vector:
     return inverse
 
 
+def equal_blocks(block: int) -> Vector:
+    """Returns blocks of equal norms."""
+    return lambda d: np.r_[
+        np.ones(d - d % block), np.full(d % block, math.sqrt(min(d, block) / (d % block or 1)))
+    ]
+
+
+def almost_equal(d: int) -> np.ndarray:
+    """Returns different elements of almost equal magnitudes, so that no two have the same rank."""
+    return 1 + 1e-6 * np.arange(d)
+
+
 def in_first(size: int, worst: Vector) -> Vector:
     """Returns a vector that is 0 outside of its first `size` elements."""
     return lambda d: np.r_[worst(min(d, size)), np.zeros(max(0, d - size))]
@@ -139,8 +161,23 @@ def steps_of_dithering(d: int) -> np.ndarray:
 
 
 FP4 = compressors.cast("float4_e2m1fn", stochastic=True)
+
+
+def in_last(columns: int) -> Vector:
+    """Returns equal elements in the last row of so many columns, and zeros, the worst vector of a
+    count sketch.
+    """
+    return lambda d: np.r_[np.zeros(d - (d - 1) % columns - 1), np.ones((d - 1) % columns + 1)]
+
+
+def above_half(d: int) -> np.ndarray:
+    """Returns one element just above half of a power of two, and zeros."""
+    return np.r_[1 + 1e-6, np.zeros(d - 1)]
+
+
 WORST: dict[Compressor, Vector] = {
     compressors.random_quantization(3): extremes_and_zeros,
+    compressors.qsgd(1): ones,
     compressors.qsgd(2): halves(2),
     compressors.qsgd(2, "linf"): one_large(2),
     compressors.ternary: one_large(1),
@@ -150,7 +187,16 @@ WORST: dict[Compressor, Vector] = {
     FP4: beside(6.0, lambda d: 5 / (1 + stated(FP4.omega, d))),
     compressors.cast("float8_e5m2", "power", stochastic=True): lambda d: np.full(d, 10 / 9),
     compressors.random_k(0.25): ones,
+    compressors.shared_random_k(0.25): ones,
+    compressors.with_seed(compressors.count_sketch(1, 4)): in_last,
+    compressors.perm_k(4): ones,
+    compressors.correlated_quantization(2): above_half,
     compressors.random_sparsification(0.2): ones,
+    compressors.shared_random_k(0.25): ones,
+    compressors.with_seed(compressors.random_block(0.25, unbiased=False)): ones,
+    compressors.with_seed(compressors.count_sketch(1, 5)): in_last(5),
+    compressors.perm_k(3): ones,
+    compressors.correlated_quantization(2): above_half,
     compressors.buckets(compressors.ternary, 5): in_first(5, one_large(1)),
     compressors.sign: alone,
     compressors.clipping(3): below_a_knob(3),
@@ -166,6 +212,14 @@ WORST: dict[Compressor, Vector] = {
     compressors.dct_top_k(2, 8): waves(8),
     compressors.low_rank(1): orthogonal,
     compressors.contraction(compressors.ternary): one_large(1),
+    compressors.block_top_k(0.5, 4): equal_blocks(4),
+    compressors.sampled_top_k(0.25, 0.5): almost_equal,
+    compressors.variance_optimal(0.25): ones,
+    compressors.rotated(compressors.random_k(0.25)): ones,
+    compressors.drive(): in_first(2, ones),
+    compressors.eden(2): ones,
+    compressors.induced(compressors.top_k(0.25), compressors.random_k(0.25)): ones,
+    compressors.repeated(compressors.contraction(compressors.random_k(0.25)), 2): ones,
 }
 """The compressors, each with its worst vectors. A new compressor needs a line here."""
 

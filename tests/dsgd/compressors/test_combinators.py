@@ -87,6 +87,54 @@ def test_a_contraction_is_the_unbiased_one_shrunk(key, inner):
     assert compressor.name == f"contraction({inner.name})"
 
 
+def test_induced_adds_the_compressed_error(key):
+    d, x, first, second = 21, jnp.asarray(normal(21)), top_k(0.25), random_k(0.25)
+    compressor = compressors.induced(first, second)
+    keys = jax.random.split(key)
+    biased = seen(first)(keys[0], x)
+    np.testing.assert_array_equal(
+        seen(compressor)(key, x), biased + seen(second)(keys[1], x - biased)
+    )
+    assert compressors.mean_bits(compressor, d) == sum(
+        compressors.mean_bits(one, d) for one in (first, second)
+    )
+    assert compressor.omega(d) == pytest.approx(second.omega(d) * (1 - first.delta(d)))
+    assert compressor.name == "induced(top_k(0.25), random_k(0.25))"
+
+
+def test_constants_of_induced_need_those_of_both():
+    assert compressors.induced(IDENTITY, TERNARY).omega(9) == 0
+    assert compressors.induced(TERNARY, NATURAL).omega(100) is None  # ternary expands
+    assert compressors.induced(SIGN, TERNARY).omega(1) == 0
+    sizes = compressors.induced(random_sparsification(0.5), NATURAL)
+    assert compressors.sizes.fixed_bits(sizes, 10) is None
+
+
+@pytest.mark.parametrize("inner", [SIGN, random_k(0.25)], ids=lambda c: c.name)
+def test_repeated_compresses_the_remaining_error(key, inner):
+    d, times, x = 21, 3, jnp.asarray(normal(21))
+    compressor, v = compressors.repeated(inner, times), jnp.zeros(21)
+    for one in jax.random.split(key, times):
+        v = v + seen(inner)(one, x - v)
+    np.testing.assert_allclose(seen(compressor)(key, x), v, rtol=1e-5, atol=1e-6)
+    assert compressors.mean_bits(compressor, d) == times * compressors.mean_bits(inner, d)
+    if inner is SIGN:
+        assert compressor.delta(d) == pytest.approx(1 - (1 - 1 / d) ** 3)
+        assert compressor.omega is None
+    else:
+        assert compressor.omega(d) == pytest.approx(inner.omega(d) ** 3)
+        assert compressor.delta(d) is None
+
+
+def test_repeated_top_k_sends_the_next_largest_elements(key):
+    x = jnp.asarray(normal(20))
+    np.testing.assert_array_equal(
+        seen(compressors.repeated(top_k(0.1), 3))(key, x), seen(top_k(0.3))(key, x)
+    )
+    half = compressors.repeated(random_sparsification(0.5), 2)
+    assert compressors.sizes.fixed_bits(half, 10) is None
+
+
 TREE = {"matrix": normal(33).reshape(11, 3), "bias": normal(5, 1), "scalar": (np.float32(2.5),)}
 
 
@@ -139,6 +187,16 @@ REFUSED = [
         lambda key: compressors.buckets(LOW_RANK, 4),
         r"buckets\(low_rank\(1\), 4\): .*without warm start",
     ),
+    (
+        lambda key: compressors.induced(LOW_RANK, NATURAL),
+        r"^induced\(low_rank\(1\), natural\): .*without warm start",
+    ),
+    (
+        lambda key: compressors.induced(NATURAL, SIGN),
+        r"^induced\(natural, sign\): sign is biased; expected an unbiased",
+    ),
+    (lambda key: compressors.repeated(SIGN, 0), r"^repeated\(sign, 0\): times = 0"),
+    (lambda key: compressors.repeated(LOW_RANK, 2), r"^repeated\(low_rank.*without warm start"),
     *(
         (
             lambda key, biased=biased: compressors.contraction(biased),

@@ -73,6 +73,27 @@ def test_top_k_contracts_every_vector(case):
     ) + rounding(x)
 
 
+@pytest.mark.parametrize(("d", "k"), [(13, 2), (16, 2), (3, 1), (9, 2)])
+def test_block_top_k_keeps_the_blocks_of_largest_norm(key, d, k):
+    """The last block is shorter; its padding is not counted."""
+    compressor = compressors.block_top_k(0.4, 4)
+    for x in (normal(d), np.float32(HUGE) * normal(d, 1), np.r_[normal(d - 1), np.float32(3)]):
+        parts = [x[start : start + 4].astype(float) for start in range(0, d, 4)]
+        chosen = np.argsort([-sqnorm(part) for part in parts], kind="stable")[:k]
+        expected = np.concatenate([part * (i in chosen) for i, part in enumerate(parts)])
+        np.testing.assert_array_equal(seen(compressor)(key, x), expected.astype(np.float32))
+    assert compressor.delta(d) == k / len(parts)
+
+
+def test_top_k_in_one_chunk_is_top_k_and_small_last_chunks_do_not_lose_places(key):
+    for d in (9, 16):
+        x = normal(d)
+        np.testing.assert_array_equal(seen(compressors.chunked_top_k(3, d))(key, x), largest(x, 3))
+    x = normal(11)
+    expected = np.r_[largest(x[:8].reshape(2, 4), 3).ravel(), x[8:]]
+    np.testing.assert_array_equal(seen(compressors.chunked_top_k(3, 4))(key, x), expected)
+
+
 @pytest.mark.parametrize("values", [SIGN, QSGD], ids=lambda c: c.name)
 def test_the_errors_of_dropping_and_of_sending_values_are_orthogonal(key, values):
     d, k = 33, 4
