@@ -195,12 +195,28 @@ def _are_moments(names: tuple[str, ...], states: PyTree) -> list[bool]:
     return [name(path) in names for path, _ in jax.tree_util.tree_leaves_with_path(states)]
 
 
-def step_size(optimizer: optax.GradientTransformation) -> jax.Array:
+def step_size(optimizer: optax.GradientTransformation, at: PyTree = None) -> jax.Array:
     r"""Returns the length of the optimizer's first step for a gradient of 1, $\gamma$ for
-    `optax.sgd`.
+    `optax.sgd`; or that of the step at a later state, $\gamma_t$, for optimizers without moments.
+
+    Args:
+        optimizer: any.
+        at: the state; None: the first.
+
+    Raises:
+        ValueError: if a state is given, and the optimizer's states have moments: $x = \mathrm{prox}
+            _{\gamma r}(x + u)$ is the optimum only if the step u is $-\gamma f'(x)$.
     """
     start = init(optimizer, jnp.zeros(()))
-    return -update(optimizer, jnp.ones(()), start.optimizer, start.params)[0]
+    if at is None:
+        at = start.optimizer
+    elif any(leaf.ndim for leaf in jax.tree.leaves(jax.eval_shape(optimizer.init, jnp.zeros(1)))):
+        raise ValueError(
+            f"optimizer {display_name(optimizer)}: it has moments, with which steps that alternate "
+            "with proximal steps do not approach the optimum; expected one without on a problem "
+            "with a regularizer, such as optax.sgd(0.1)"
+        )
+    return -update(optimizer, jnp.ones(()), at, start.params)[0]
 
 
 def require_descent(optimizer: optax.GradientTransformation) -> float:

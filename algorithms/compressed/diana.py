@@ -37,7 +37,8 @@ def diana(
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` gives the equation, and with momentum DIANA with
-            momentum. On problems with a regularizer $\gamma$ is its first step for a gradient of 1.
+            momentum. On problems with a regularizer it must have no momentum; $\gamma$ may be a
+            schedule.
         compressor: Q, unbiased, with $E|Q(x) - x|^2 \le \omega |x|^2$.
         alpha: $\alpha$, in [0, 1]; None: $1 / (1 + \omega)$, with the largest $\omega$ of the
             vectors that are compressed. Larger numbers may let the shifts diverge.

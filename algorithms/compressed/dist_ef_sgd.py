@@ -45,7 +45,7 @@ def dist_ef_sgd(
 
     Raises:
         ValueError: if `via` is another pattern. At the start of a run: if the compressor states no
-            contraction for a vector, or workers are absent.
+            contraction for a vector, workers are absent, or the problem has a regularizer.
 
     Source: Zheng, Huang and Kwok, "Communication-efficient distributed blockwise momentum SGD with
     error-feedback", 2019. EF-signSGD (Karimireddy et al., "Error feedback fixes signSGD and other

@@ -34,7 +34,7 @@ def econtrol(
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` gives the equation. On problems with a regularizer a
-            proximal step of its first step for a gradient of 1 follows.
+            proximal step of $\gamma$ follows, and it must have no momentum.
         compressor: C, a contraction.
         eta: $\eta$, at least 0. The theory has a small multiple of the contraction $\delta$; in
             practice it is tuned, from about $\delta$ to 0.3.

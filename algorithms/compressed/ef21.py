@@ -40,6 +40,7 @@ def ef21(
     Args:
         optimizer: the step of each server on its shard; `optax.sgd(gamma)` gives the equation. An
             elementwise optimizer (SGD, momentum, Adam) makes the same step as on the whole vector.
+            On problems with a regularizer it must have no momentum; $\gamma$ may be a schedule.
         up: C, a contraction.
         down: C', a contraction; None: uncompressed.
         via: N servers, `network.multi_server`, or one, `network.star` or

@@ -38,7 +38,7 @@ def ef21_sgdm(
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` gives the equation. On problems with a regularizer a
-            proximal step of its first step for a gradient of 1 follows.
+            proximal step of $\gamma$ follows, and it must have no momentum.
         compressor: C, a contraction.
         eta: $\eta$, in (0, 1].
         double: whether the momentum is averaged a second time.

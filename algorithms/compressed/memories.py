@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
-from algorithms.compressed.servers import Parts, Route, between, proximal_step
+from algorithms.compressed.servers import Parts, Route, between, is_regularized, proximal_step
 from algorithms.optimizers import Model
 from dsgd import Algorithm, Compressor, Query, checks, communication, network, workers
 from dsgd.base import Params, Pattern, PyTree, Real
@@ -47,17 +47,19 @@ Coefficient = Real | Callable[[tuple[int, ...], int], Any]
 
 
 class Vector(NamedTuple):
-    """The vector v that a worker wants to send, made of its gradients.
+    r"""The vector v that a worker wants to send, made of its gradients.
 
     Args:
         start: params -> the state of one worker.
         step: (state, gradient, params) of one worker -> (v, state).
         name: for tables; "" for the gradient.
+        in_steps: whether v is in units of the step, so that the servers do not know $\gamma$.
     """
 
     start: Callable[[Params], PyTree]
     step: Callable[[PyTree, Params, Params], tuple[Params, PyTree]]
     name: str
+    in_steps: bool = False
 
 
 gradient: Vector = Vector(lambda params: (), lambda state, g, x: (g, state), "")
@@ -111,7 +113,8 @@ def double_momentum(eta: Real) -> Vector:
 @checks.arguments
 def steps(optimizer: optax.GradientTransformation) -> Vector:
     r"""The step of the worker's optimizer, $\gamma_t g_n(x)$ for `optax.sgd`, so that memories are
-    in units of the step. The servers' optimizer is then `optax.sgd(1.0)`.
+    in units of the step. The servers' optimizer is then `optax.sgd(1.0)`. Problems with a
+    regularizer are refused, because its proximal step needs $\gamma$.
 
     For a constant step size of SGD the iterates are those of memories in units of the gradient, if
     $C(a x) = a C(x)$ for a > 0; with a schedule they differ.
@@ -124,7 +127,7 @@ def steps(optimizer: optax.GradientTransformation) -> Vector:
         updates, memory = optimizers.update(optimizer, g, memory, x)
         return jax.tree.map(lambda update, x: -update.astype(x.dtype), updates, x), memory
 
-    return Vector(lambda params: optimizers.init(optimizer, params).optimizer, step, "steps")
+    return Vector(lambda params: optimizers.init(optimizer, params).optimizer, step, "steps", True)
 
 
 class Up(NamedTuple):
@@ -229,7 +232,7 @@ def error_feedback(
 
     Args:
         optimizer: the step along $\hat g$; `optax.sgd(gamma)` gives the equation. On problems with
-            a regularizer $\gamma$ is the optimizer's first step for a gradient of 1.
+            a regularizer it must have no momentum; $\gamma$ may be a schedule.
         up: messages of the workers.
         down: messages of the servers; None: they reply uncompressed.
         vector: v: `memories.gradient`, `memories.momentum(eta)`, `memories.double_momentum(eta)` or
@@ -304,6 +307,12 @@ def with_memories(
     def update(state, gradients, round):
         x, kept, server = route.unpack(state)
         at = x if estimated else x.params
+        if vector.in_steps and is_regularized(round):
+            raise ValueError(
+                f"{method}: memories in units of the step do not know the step size of the proximal "
+                "step; expected a problem without a regularizer, or a method with memories in "
+                "units of the gradient, such as algorithms.ef21"
+            )
         v, memory = jax.vmap(vector.step, (0, 0, None))(kept.vector, gradients, at)
         kept, server, direction = _send(
             up, route, kept, server, route.parts(v, round.workers), round

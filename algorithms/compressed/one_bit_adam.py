@@ -59,7 +59,7 @@ def one_bit_adam(
     $$ x \leftarrow x - \gamma \frac{m}{\sqrt v + \epsilon} $$
 
     m, v and the error memories start at 0. The moments are not corrected for bias, as in DeepSpeed;
-    the first steps are therefore $(1 - \beta_1) / \sqrt{1 - \beta_2}$ times those of `optax.adam`.
+    the first step is therefore $(1 - \beta_1) / \sqrt{1 - \beta_2}$ times that of `optax.adam`.
     An element of x with $v = 0$ after the warm-up does not change: a message of one bit cannot
     express that its momentum is 0. With `compressors.identity` the method is Adam on the mean
     gradient, with v fixed after $T_w$ rounds, and its limit is exact for any data. No part of a
@@ -292,7 +292,8 @@ def _row(tree: PyTree) -> PyTree:
 
 
 def _squares(tree: PyTree) -> PyTree:
-    return jax.tree.map(jnp.square, tree)
+    """Returns the squares, which may be too small for half precision."""
+    return jax.tree.map(lambda x: jnp.square(wide(x)), tree)
 
 
 def _zeros(params: Params) -> Params:

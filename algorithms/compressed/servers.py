@@ -190,14 +190,22 @@ def between(method: str, up: Compressor, down: Compressor | None, via: Pattern) 
     return OneServer(up, down, via)
 
 
+def is_regularized(round: Communicator) -> bool:
+    """Returns whether the problem has a regularizer."""
+    return round.problem is not None and round.problem.regularizer is not None
+
+
 def proximal_step(
     optimizer: optax.GradientTransformation, x: Model, by: Params, round: Communicator
 ) -> Model:
     r"""Makes one step of a single model, and the proximal step of the problem's regularizer, if it
     has one, of the optimizer's step size; none if no message was delivered.
+
+    Raises:
+        ValueError: if there is a regularizer, and the optimizer is not SGD without momentum.
     """
     after = optimizers.step(optimizer, x, by)
-    if round.problem is not None and round.problem.regularizer is not None:
-        gamma = optimizers.step_size(optimizer)
+    if is_regularized(round):
+        gamma = optimizers.step_size(optimizer, at=x.optimizer)
         after = after._replace(params=round.prox(after.params, gamma))
     return workers.if_nonempty(after, x)

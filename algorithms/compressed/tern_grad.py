@@ -56,10 +56,15 @@ def tern_grad(optimizer: optax.GradientTransformation, limit: float | None = 2.5
 
     def update(x, gradients, round):
         y = jax.tree.map(limited, gradients)
-        largest = jax.tree.map(lambda y: jnp.max(jnp.abs(y.reshape(len(y), -1)), axis=1), y)
+        largest = jax.tree.map(_largest, y)
         s = jax.tree.map(jnp.max, round.all_gather(largest))
         b = counted(digits, fractions(2 * round.workers), jax.tree.map(relative, y, s), round)
         step = jax.tree.map(lambda s, b, x: (s * b).astype(x.dtype), s, b, x.params)
         return optimizers.step(optimizer, x, step)
 
     return methods.one_model(f"tern_grad({limit})", optimizer, update)
+
+
+def _largest(y: jax.Array) -> jax.Array:
+    """Returns the largest magnitude of each row, `[n, ...]` to `[n]`; 0 if rows are empty."""
+    return jnp.max(jnp.abs(y.reshape(len(y), -1)), axis=1, initial=0)

@@ -8,13 +8,14 @@ from jax.typing import ArrayLike
 
 
 def unit(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """Returns x divided by its largest magnitude, and that magnitude. Zeros stay zeros.
+    """Returns x divided by its largest magnitude, and that magnitude. Zeros stay zeros; if x is
+    empty, the magnitude is 0.
 
     Args:
         x: float32 or float64, of any shape.
     """
     x = jnp.asarray(x)
-    largest = jnp.max(jnp.abs(x))
+    largest = jnp.max(jnp.abs(x), initial=0)
     return relative(x, largest), largest
 
 

@@ -28,7 +28,7 @@ from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
 from theory_checks.recursions.compressed import Parts, largest
 from theory_checks.recursions.shared import at_one, quadratic
 
-GAMMA, T = 0.05, 2_000
+GAMMA, T, LASSO = 0.05, 2_000, 0.3
 TOP, RANDOM, IDENTITY = compressors.top_k(0.2), compressors.random_k(0.2), compressors.identity
 OMEGA = 15 / 3 - 1  # of the larger of two layers, 3 of 15 elements
 N_SERVERS = network.multi_server
@@ -47,6 +47,9 @@ class Numbers(NamedTuple):
 
 METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "SGD": lambda of: algorithms.minibatch_sgd(sgd(of)),
+    "DIANA, decreasing": lambda of: algorithms.diana(
+        optax.sgd(lambda t: of.gamma / (1 + t)), IDENTITY
+    ),
     "EF21": lambda of: algorithms.ef21(sgd(of), TOP, None, via=network.star),
     "EF21, N servers": lambda of: algorithms.ef21(sgd(of), TOP, None),
     "EF21, N identities": lambda of: algorithms.ef21(sgd(of), TOP, IDENTITY),
@@ -274,13 +277,36 @@ NO_BOUND = RANDOM._replace(omega=lambda d: None, name="unbounded")
             algorithms.ef21(optax.sgd(0.1), TOP, TOP),
             "regularizer",
         ),
+        (
+            algorithms.diana(optax.sgd(0.1, momentum=0.9), RANDOM),
+            r"optimizer chain\(trace, scale\): it has moments.*such as optax.sgd\(0.1\)",
+        ),
+        (
+            algorithms.dist_ef_sgd(optax.sgd(0.1)),
+            "dist_ef_sgd: memories in units of the step",
+        ),
     ],
-    ids=["no omega", "no contraction", "prox on shards"],
+    ids=["no omega", "no contraction", "prox on shards", "prox of momentum", "prox of steps"],
 )
 def test_methods_that_do_not_fit_the_problem_are_refused(method, words):
     problem = problems.regularized(problems.random_quadratic(N, 3), problems.l1(0.1))
     with pytest.raises(ValueError, match=words):
         dsgd.run(method, problem, steps=1, key=jax.random.key(0), mesh=1)
+
+
+def test_proximal_steps_have_the_size_of_the_step_of_their_round():
+    A, b, start = quadratics.arrays()
+    found = quadratics.run(
+        build("DIANA, decreasing"), Numbers(), 30, regularizer=problems.l1(LASSO)
+    )
+    x = start
+    for t in range(30):
+        gamma = GAMMA / (1 + t)
+        x = x - gamma * (A.mean(axis=0) @ x - b.mean(axis=0))
+        x = np.sign(x) * np.maximum(np.abs(x) - gamma * LASSO, 0)
+    assert trajectories.rows(found.states.server.shared.params, 1)[-1] == pytest.approx(
+        x, abs=1e-12
+    )
 
 
 def test_states_have_only_the_memories_of_the_method():

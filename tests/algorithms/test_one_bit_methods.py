@@ -281,3 +281,41 @@ def test_a_compressor_without_contraction_is_refused():
     method = algorithms.one_bit_adam(STEP, 1, compressors.clipped_ternary())
     with pytest.raises(ValueError, match=r"one_bit_adam: clipped_ternary.* states no contraction"):
         method.init(jnp.zeros(20), 4)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda: algorithms.one_bit_adam(optax.sgd(0.01), 5),
+        lambda: algorithms.zero_one_adam(0.01, 5),
+    ],
+    ids=["1-bit", "0/1"],
+)
+def test_second_moments_of_half_precision_gradients_do_not_underflow(method):
+    """The square of 1e-4 is 0 in float16."""
+    slopes = jnp.full((N, D), 1e-4, jnp.float16)
+    problem = dsgd.Problem(
+        lambda key: jnp.zeros(D, jnp.float16),
+        lambda x, batch: jnp.mean(batch @ x),
+        slopes,
+        lambda key, mine: mine,
+    )
+    found = dsgd.run(method(), problem, steps=1, key=jax.random.key(0), mesh=1)
+    v = found.state.server.v
+    assert v == pytest.approx(np.full(D, 0.001 * np.float64(np.float16(1e-4)) ** 2), rel=1e-5)
+
+
+def test_empty_layers_are_sent_as_nothing():
+    problem = dsgd.Problem(
+        lambda key: {"full": jnp.zeros(D), "empty": jnp.zeros((0, 2))},
+        lambda x, batch: jnp.mean(batch @ x["full"]),
+        jnp.ones((N, D)),
+        lambda key, mine: mine,
+    )
+    for method in (
+        algorithms.tern_grad(optax.sgd(0.1)),
+        algorithms.diana(optax.sgd(0.1), compressors.qsgd(4)),
+    ):
+        found = dsgd.run(method, problem, steps=1, key=jax.random.key(0), mesh=1)
+        assert found.params["empty"].shape == (0, 2)
+        assert np.all(np.isfinite(found.params["full"]))
