@@ -309,7 +309,7 @@ def with_memories(
         at = x if estimated else x.params
         if vector.in_steps and is_regularized(round):
             raise ValueError(
-                f"{method}: memories in units of the step do not know the step size of the proximal "
+                f"{method}: memories in units of the step do not know the step size of a proximal "
                 "step; expected a problem without a regularizer, or a method with memories in "
                 "units of the gradient, such as algorithms.ef21"
             )
