@@ -311,6 +311,8 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     problems.split: {"workers": 3},
     compressors.apply: {"x": np.ones(3)},
     compressors.contraction: {"compressor": compressors.natural},
+    compressors.count_sketch: {"rows": 3},
+    compressors.with_seed: {"code": compressors.random_places(0.5)},
     compressors.encode: {"x": jnp.ones(3)},
     compressors.fixed_size: {
         "compress": compressors.identity.compress,
@@ -343,8 +345,8 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     topologies.pull: {"adjacency": ADJACENCY},
     topologies.push: {"adjacency": ADJACENCY},
     algorithms.powersgd_momentum: {"learning_rate": 0.1},
-    algorithms.sketched_sgd: {"fraction": 0.5, "columns": 4},
-    algorithms.fetch_sgd: {"fraction": 0.5, "columns": 4},
+    algorithms.sketched_sgd: {"fraction": 0.5, "columns": 4, "rows": 3},
+    algorithms.fetch_sgd: {"fraction": 0.5, "columns": 4, "rows": 3},
     algorithms.zero_one_adam: {"learning_rate": 0.1},
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
     **{
