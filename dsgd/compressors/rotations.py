@@ -28,7 +28,6 @@ from dsgd.wire import codecs
 
 SEED_BITS = 64
 _WORD = 32  # random bits in a word
-_NEIGHBOURS = 16  # neighbouring elements that are transformed by a product with a matrix
 # Bounds of E(y - c)^2 for 1, ..., 4 bits, where y is any sum of fixed numbers with random signs and
 # E y^2 = 1, and c is the nearest centroid.
 _LARGEST_ERRORS = 0.5083, 0.324, 0.109, 0.0397
@@ -286,11 +285,9 @@ def _hadamard(x: jax.Array) -> jax.Array:
         # and receivers round equally.
         p = part.shape[0]
         part = xla.materialize(part * (1 / math.sqrt(p)))
-        # Sums of neighbours would not be vectorised on CPUs. Four terms need fewer passes than two.
-        done = min(_NEIGHBOURS, p)
-        part = jnp.matmul(
-            part.reshape(-1, done), _matrix(done).astype(part.dtype), precision="highest"
-        )
+        # Sums of four terms need half as many passes as those of two. A product with a matrix would
+        # be faster for neighbours, but its rounding depends on the number of vectors.
+        done = 1
         while done < p:
             k = min(4, p // done)
             terms = jnp.unstack(part.reshape(-1, k, done), axis=1)
