@@ -28,6 +28,7 @@ from algorithms.compressed.marina import marina, vr_marina
 from algorithms.compressed.memories import error_feedback
 from algorithms.compressed.one_bit_adam import one_bit_adam, zero_one_adam
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
+from algorithms.compressed.sketched_sgd import fetch_sgd, sketched_sgd
 from algorithms.compressed.tern_grad import tern_grad
 from algorithms.compressed.three_point import clag, lag, three_point
 from algorithms.decentralized.beer import beer, c_gt, motef
@@ -103,6 +104,7 @@ from dsgd.compressors import (
     buckets,
     chunked_top_k,
     qsgd,
+    random_block,
     random_k,
     random_quantization,
     sign,
@@ -187,7 +189,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, 4, whole_model(top_k(0.1))
     ),
     "cser": lambda optimizer, workers: cser(
-        optimizer, 4, whole_model(top_k(0.4)), whole_model(top_k(0.1))
+        optimizer, 4, random_block(0.4, unbiased=False), random_block(0.1, unbiased=False)
     ),
     "delayed-diloco": lambda optimizer, workers: delayed_diloco(optimizer, 4),
     "eager-diloco": lambda optimizer, workers: eager_diloco(optimizer, 4),
@@ -285,6 +287,8 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
     "demo": lambda optimizer, workers: demo(optimizer, k=4),
     "dgc": lambda optimizer, workers: dgc(optimizer, whole_model(top_k(0.1))),
     "dion": lambda optimizer, workers: dion(optimizer),
+    "sketched-sgd": lambda optimizer, workers: sketched_sgd(optimizer, 0.1, 32),
+    "fetch-sgd": lambda optimizer, workers: fetch_sgd(optimizer, 0.1, 32),
 }
 """The survey's short names of the methods. Each value is a function (optax optimizer, N) ->
 Algorithm that uses the survey's default options.
@@ -368,6 +372,7 @@ __all__ = [
     "fed_paq",
     "fed_prox",
     "fed_yogi",
+    "fetch_sgd",
     "gradient_descent",
     "gradient_tracking",
     "gt_hsgd",
@@ -420,6 +425,7 @@ __all__ = [
     "scaffnew",
     "scaffold",
     "sgd",
+    "sketched_sgd",
     "slowmo",
     "sparse_loco",
     "sparta",

@@ -343,12 +343,15 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     topologies.pull: {"adjacency": ADJACENCY},
     topologies.push: {"adjacency": ADJACENCY},
     algorithms.powersgd_momentum: {"learning_rate": 0.1},
+    algorithms.sketched_sgd: {"fraction": 0.5, "columns": 4},
+    algorithms.fetch_sgd: {"fraction": 0.5, "columns": 4},
     algorithms.zero_one_adam: {"learning_rate": 0.1},
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
     **{
         method: {"compressor": compressors.random_k(0.5)}
         for method in (
             algorithms.compressed_sgd,
+            algorithms.diana,
             algorithms.lead,
             algorithms.dcd_sgd,
             algorithms.ecd_sgd,
@@ -363,6 +366,10 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     algorithms.fed_yogi: {"step": 0.1},
     algorithms.relay_sgd: {"topology": topologies.chain(4)},
     algorithms.opapc: {"smoothness": 1.0, "strong_convexity": 0.1},
+    algorithms.error_feedback: {
+        "up": algorithms.memories.Up(SIGN),
+        "down": algorithms.memories.Down(SIGN),
+    },
     algorithms.make: {"name": "dsgd", "workers": 4},
     cannikin.efficiency: {"total_batch": [8, 16]},
     cannikin.equal_split: {"total_batch": 8},
@@ -432,6 +439,11 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "algorithms.fed_avg(SGD, 2, inclusion=[0.5, 2.0])": "fed_avg: inclusion = 2.0; expected a num",
     "algorithms.fed_dyn(SGD, 2, 0)": "fed_dyn: regularization = 0; expected a number in (0, inf)",
     "algorithms.scaffnew(SGD, 1.5)": "scaffnew: probability = 1.5; expected a number in (0, 1]",
+    "algorithms.diana(SGD, compressors.random_k(0.5), 2.0)": "diana: alpha = 2.0; expected",
+    "algorithms.diana(SGD, compressors.sign)": "diana: the compressor sign is biased; expected an",
+    "algorithms.ef_bv(SGD, compressors.sign, nu=0)": "ef_bv: nu = 0; expected a number in (0, inf)",
+    "algorithms.ef21_sgdm(SGD, compressors.sign, 0)": "ef21_sgdm: eta = 0; expected a number in (0",
+    "algorithms.econtrol(SGD, compressors.sign, -1)": "econtrol: eta = -1; expected a number in [0",
     "algorithms.mime(SGD, 0)": "mime: period = 0",
     "algorithms.distributed_lion(SGD, 'sum')": "distributed_lion: aggregate = 'sum'; expected",
     "algorithms.fed_adam(SGD, 2, 0.1, tau=0)": "fed_adam: tau = 0; expected a number in (0, inf)",

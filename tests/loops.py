@@ -58,7 +58,7 @@ def swept(
     size = 2 * prod(map(len, grid.values()))
     example = factory(**{name: values[0] for name, values in grid.items()})
     plan = plans.make_plan(
-        sweeps._FromPoint(factory),
+        sweeps.FromPoint(factory),
         example,
         problem,
         devices,

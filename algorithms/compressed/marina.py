@@ -9,7 +9,6 @@ import jax
 import optax
 
 from algorithms import optimizers
-from algorithms.compressed.three_points import exactly
 from dsgd import Algorithm, Compressor, Pattern, Query, State, checks, compressors, network, workers
 from dsgd.base import Gradients, Params, PyTree, Real, Round
 from dsgd.communication import Communicator
@@ -144,6 +143,11 @@ def vr_marina(
         parts,
         keep_model=True,
     )
+
+
+def exactly(round: Round, probability: Real) -> jax.Array:
+    """Returns the coin of a round: whether whole gradients are sent, as in the first round."""
+    return jax.random.bernoulli(round.key, probability) | (round.step == 0)
 
 
 class Parts(NamedTuple):

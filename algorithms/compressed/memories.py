@@ -32,6 +32,17 @@ from dsgd import Algorithm, Compressor, Query, checks, communication, network, w
 from dsgd.base import Params, Pattern, PyTree, Real
 from dsgd.communication import Communicator
 
+__all__ = [
+    "Down",
+    "Up",
+    "Vector",
+    "double_momentum",
+    "gradient",
+    "momentum",
+    "steps",
+    "with_memories",
+]
+
 Coefficient = Real | Callable[[tuple[int, ...], int], Any]
 
 

@@ -4,7 +4,7 @@ fixed after some rounds.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -234,12 +234,12 @@ def zero_one_adam(
     def init(params, N):
         zeros = _zeros(params)
         memory = start("zero_one_adam", zeros, N, compressor)
-        own = workers.replicate((params, zeros, zeros), N)
-        return State(Anchor(params, zeros, jnp.zeros(())), Local(*own, memory))
+        x, m, u = workers.replicate((params, zeros, zeros), N)
+        return State(Anchor(params, zeros, jnp.zeros(())), Local(x, m, u, memory))
 
     def update(state, gradients, round):
         x, y, t = state.server, state.workers, round.step
-        gamma = learning_rate(t) if callable(learning_rate) else learning_rate
+        gamma: Any = learning_rate(t) if callable(learning_rate) else learning_rate
         v = round.when(
             updates_v(t), lambda v: moved(beta2, v, _squares(round.mean(gradients))), x.v
         )

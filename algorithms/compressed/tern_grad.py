@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -50,7 +52,7 @@ def tern_grad(optimizer: optax.GradientTransformation, limit: float | None = 2.5
 
     def limited(g):
         g = wide(g)
-        return g if limit is None else jax.vmap(lambda row: clipped(row, limit))(g)
+        return g if limit is None else jax.vmap(partial(clipped, limit=limit))(g)
 
     def update(x, gradients, round):
         y = jax.tree.map(limited, gradients)

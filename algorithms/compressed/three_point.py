@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
@@ -33,12 +32,10 @@ class Points(NamedTuple):
     Args:
         estimate: h, the estimate of its gradient that the server also knows.
         gradient: y, its last gradient.
-        known: whether it has computed a gradient yet, bool.
     """
 
     estimate: Any
     gradient: Any
-    known: Any
 
 
 @checks.arguments
@@ -55,11 +52,11 @@ def three_point(
        x_{t+1} = x_t - \gamma \frac1N \sum_n h_n $$
 
     Each worker sends the compressed messages of $\mathcal C$, possibly none, to a server, which
-    keeps the mean of all $h_n$ and sends x to all workers. $h_n$ starts at 0, and $y_n$ at the
-    worker's first gradient. With exact gradients the limit is the optimum for any data. A worker
-    that does not participate, or whose message is lost, keeps $h_n$ and $y_n$, which still count in
-    the mean; a worker that computes nothing uses its last gradient. The server makes its step in
-    every round.
+    keeps the mean of all $h_n$ and sends x to all workers. $h_n$ starts at 0, and $y_n$ is
+    $g_n(x_0)$ in the first round. With exact gradients the limit is the optimum for any data. A
+    worker that does not participate, or whose message is lost, keeps $h_n$ and $y_n$, which still
+    count in the mean; a worker that computes nothing uses its last gradient. The server makes its
+    step in every round in which a worker participates, even if no message arrives.
 
     With A and B of the compressor, with $L_-$-smooth f and $\frac1N \sum_n |f_n'(x) - f_n'(y)|^2
     \le L_+^2 |x - y|^2$, exact gradients and $\gamma \le 1 / (L_- + L_+ \sqrt{B / A})$, a random
@@ -158,13 +155,12 @@ def _three_point(
             communication.require_contraction(name, C, vectors)
         zeros = optax.tree.zeros_like(params)
         model = optimizers.init(optimizer, params)
-        start = workers.replicate(Points(zeros, zeros, jnp.zeros((), bool)), N)
-        return State(Estimated(*model, zeros), start)
+        return State(Estimated(*model, zeros), workers.replicate(Points(zeros, zeros), N))
 
     def update(state: State, gradients: Gradients, round: Communicator) -> State:
-        x, (h, y, known) = state.server, state.workers
-        g, known_now = round.if_active((gradients, jnp.ones_like(known)), (y, known))
-        y = jax.vmap(optax.tree.where)(known, y, g)
+        x, (h, y) = state.server, state.workers
+        g = round.if_active(gradients, y)
+        y = optax.tree.where(round.step == 0, g, y)
         received = []
 
         def send(C: Compressor, vectors: Gradients, senders: jax.Array | None = None) -> Gradients:
@@ -181,7 +177,7 @@ def _three_point(
         )
         model = optimizers.step(optimizer, optimizers.Model(x.params, x.optimizer), mean)
         round.from_server(model.params)
-        kept = workers.where_delivered(Points(h, g, known_now), state.workers)
+        kept = workers.where_delivered(Points(h, g), state.workers)
         return State(Estimated(*model, mean), kept)
 
     return Algorithm(

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from algorithms.compressed.marina import exactly
 from dsgd import checks, compressors, workers
-from dsgd.base import Compressor, Gradients, Real, Round
+from dsgd.base import Compressor, Gradients, Real
 
 # (compressor, vectors [n, ...], workers that send, bool [n], or None: all) -> decoded [n, ...]
 Send = Callable[..., Gradients]
@@ -233,13 +234,6 @@ def v5(Q: Compressor, probability: Real) -> ThreePoint:
         return probability, (1 - probability) * omega(d)
 
     return ThreePoint(f"v5({Q.name}, {probability})", apply, constants)
-
-
-def exactly(round: Round, probability: Real) -> jax.Array:
-    """Returns MARINA's coin: whether uncompressed gradients are sent in this round, as in the
-    first.
-    """
-    return jax.random.bernoulli(round.key, probability) | (round.step == 0)
 
 
 def _sum(a: Gradients, b: Gradients) -> Any:

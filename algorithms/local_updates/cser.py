@@ -9,9 +9,10 @@ import jax
 import optax
 
 from algorithms import optimizers
-from dsgd import Algorithm, Query, State, checks
+from dsgd import Algorithm, Query, State, checks, workers
 from dsgd.base import Compressor, Params, Period, PyTree
 from dsgd.communication.compressed import flat, require_contraction
+from dsgd.compressors import LinearCode
 
 
 class Local(NamedTuple):
@@ -30,8 +31,8 @@ class Local(NamedTuple):
 def cser(
     optimizer: optax.GradientTransformation,
     period: Period,
-    reset: Compressor,
-    steps: Compressor | None = None,
+    reset: Compressor | LinearCode,
+    steps: Compressor | LinearCode | None = None,
 ) -> Algorithm:
     r"""CSER (SGD with error reset): each worker applies its whole step to its own model, although
     only a compressed part of the step is averaged over the workers; every H-th round, the workers
@@ -52,17 +53,20 @@ def cser(
     $C_1$ and no messages between resets it is local SGD with period H. The limit is biased, as
     that of local SGD.
 
-    All workers gather the messages of all others, so that all must participate. Means are weighted
-    by the problem's worker weights.
+    Linear codes, such as `compressors.random_block(k / d, unbiased=False)`, whose k
+    elements are the same for all workers, are averaged by an all-reduce. A worker that does not
+    participate, or whose message is lost, keeps its error: when it returns, its model is the common
+    $\hat x$ at that time plus this error. With other compressors all workers gather the messages of
+    all others, so that all must participate. Means are weighted by the problem's worker weights.
 
     Args:
         optimizer: each worker's step; `optax.sgd(gamma)` gives the equation. Its state stays local.
             With `optax.sgd(gamma, momentum=beta, nesterov=True)`, $C_2$ compresses the step
             $\gamma (\beta m^{(n)} + g_n)$.
         period: H. It may be swept.
-        reset: $C_1$, compressor of the errors, a contraction.
-        steps: $C_2$, compressor of the steps, a contraction; None: nothing is sent between resets,
-            $C_2 = 0$.
+        reset: $C_1$, compressor or linear code of the errors, a contraction.
+        steps: $C_2$, compressor or linear code of the steps, a contraction; None: nothing is sent
+            between resets, $C_2 = 0$.
 
     Raises:
         ValueError: if the period is less than 1 or more than 2^31 - 1. At the start of a run: if a
@@ -86,8 +90,12 @@ def cser(
 
     def update(state, gradients, round):
         def synchronize(compressor, x, v):
-            sent = round.mean_of_messages(compressor, v)
-            return optax.tree.add(x, sent.received), optax.tree.sub(v, sent.decoded)
+            if isinstance(compressor, LinearCode):
+                sent = round.mean_of_codes(compressor, v, weighted=True)
+            else:
+                sent = round.mean_of_messages(compressor, v)
+            rest = workers.where_delivered(optax.tree.sub(v, sent.decoded), v)
+            return optax.tree.add(x, sent.received), rest
 
         x, e = state.server, state.workers.error
         y = optimizers.Model(models(state), state.workers.optimizer)

@@ -173,7 +173,12 @@ class Communicator(Round):
         return delivery._replace(received=jax.tree.map(mean, delivery.received))
 
     def mean_of_codes(
-        self, code: LinearCode, tree: PyTree, via: Pattern = network.ring_all_reduce
+        self,
+        code: LinearCode,
+        tree: PyTree,
+        via: Pattern = network.ring_all_reduce,
+        *,
+        weighted: bool = False,
     ) -> Delivery:
         r"""Returns the decoded mean over all workers of their codes, $D(\frac1N \sum_n E(x_n))$,
         which is that of the mean vector, $D(E(\bar x))$, since E is linear. Only the codes are
@@ -186,6 +191,8 @@ class Communicator(Round):
             code: E and D, such as `compressors.random_places(0.1)`; each leaf has its own code.
             tree: floating-point leaves `[n, ...]`.
             via: as in `mean`.
+            weighted: whether the mean is that of `weighted_mean`; the gradients are then those of
+                $f_n$.
 
         Returns:
             A `Delivery` whose `received` has leaves `[...]` and whose `decoded` has the vectors
@@ -195,7 +202,8 @@ class Communicator(Round):
         keys = jax.random.split(self.record.next_key(), len(leaves))
         rows = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
         codes = [jax.vmap(partial(code.encode, key))(x) for key, x in zip(keys, rows, strict=True)]
-        with self._reducing(f"mean_of_codes of {code.name}", codes, via):
+        weighing = self._weighing() if weighted else nullcontext()
+        with self._reducing(f"mean_of_codes of {code.name}", codes, via), weighing:
             means = workers.mean(codes)
 
         def decode(key, sent, x):

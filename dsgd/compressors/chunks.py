@@ -160,14 +160,16 @@ def block_top_k(fraction: float, block: int) -> Compressor:
 def _two_bit() -> Compressor:
     def compress(key, x):
         relative, largest = unit(wide(x))
-        centred = relative - jnp.mean(relative)
-        step = 1.5 * jnp.sqrt(jnp.mean(centred**2))
+        centred = relative - xla.sum_elements(relative) / x.shape[0]
+        step = 1.5 * jnp.sqrt(xla.sum_elements(centred**2) / x.shape[0])
         codes = jnp.clip(jnp.round(centred / jnp.where(step > 0, step, 1) + 2), 0, 3)
         codes = xla.materialize(codes.astype(jnp.uint8))
-        members = codes[None] == jnp.arange(4, dtype=jnp.uint8)[:, None]
-        number = jnp.maximum(1, jnp.sum(members, axis=1))
-        table = largest * (jnp.sum(jnp.where(members, relative[None], 0), axis=1) / number)
+        table = largest * jnp.stack([mean_where(codes == code, relative) for code in range(4)])
         return Encoded(Tabled(codecs.pack(codes, 2), table), table[codes])
+
+    def mean_where(members, x):
+        number = jnp.sum(members, dtype=jnp.int32)
+        return xla.sum_elements(jnp.where(members, x, 0)) / jnp.maximum(1, number)
 
     def decompress(message, d):
         return message.table[codecs.unpack(message.codes, 2, d)]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from dsgd import checks
 from dsgd.base import Compressor, Encoded
+from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import fixed_size, wide
 from dsgd.compressors.sparsification import kept, placed, require_share
 
@@ -33,6 +34,11 @@ class LinearCode(NamedTuple):
     name: str
     omega: Callable | None = None
     delta: Callable | None = None
+
+    @property
+    def layer_wise(self) -> bool:
+        """Returns True: each leaf of a tree has its own code."""
+        return True
 
 
 class Seeded(NamedTuple):
@@ -251,16 +257,6 @@ def count_sketch(rows: int, columns: int) -> LinearCode:
         return float((d - ((d - 1) % columns + 1)) / columns)
 
     return LinearCode(encode, decode, f"count_sketch({rows}, {columns})", omega)
-
-
-def draw_seed(key: jax.Array) -> jax.Array:
-    """Returns a seed of 64 bits, uint32 `[2]`."""
-    return jax.random.bits(key, (2,), jnp.uint32)
-
-
-def from_seed(seed: jax.Array) -> jax.Array:
-    """Returns the key that sender and receivers make of a seed."""
-    return jax.random.wrap_key_data(seed, impl="threefry2x32")
 
 
 def _of_elements(

@@ -212,11 +212,12 @@ def induced(biased: Compressor, unbiased: Compressor) -> Compressor:
     if not unbiased.unbiased:
         raise ValueError(f"{name}: {unbiased.name} is biased; expected an unbiased compressor")
 
-    def compress(key, x):
+    def compress(key, x, common=None):
         first_key, second_key = jax.random.split(key)
-        first = encode(biased, first_key, x)
+        first = encode(biased, first_key, x, common=common and common.fold_in(0))
         decoded = xla.materialize(wide(first.decoded))
-        second = encode(unbiased, second_key, wide(x) - decoded)
+        error = wide(x) - decoded
+        second = encode(unbiased, second_key, error, common=common and common.fold_in(1))
         return Encoded(Induced(first.message, second.message), decoded + second.decoded)
 
     def decompress(message, d):
@@ -258,12 +259,15 @@ def repeated(compressor: Compressor, times: int) -> Compressor:
     checks.positive_int(f"{name}: times", times)
     require_cold(name, compressor)
 
-    def compress(key, x):
-        def step(v, key):
-            message, decoded = encode(compressor, key, wide(x) - v)
+    def compress(key, x, common=None):
+        def step(v, numbered):
+            number, key = numbered
+            part = common and common.fold_in(number)
+            message, decoded = encode(compressor, key, wide(x) - v, common=part)
             return v + decoded, message
 
-        v, messages = lax.scan(step, jnp.zeros_like(wide(x)), jax.random.split(key, times))
+        keys = jax.random.split(key, times)
+        v, messages = lax.scan(step, jnp.zeros_like(wide(x)), (jnp.arange(times), keys))
         return Encoded(messages, v)
 
     def decompress(messages, d):

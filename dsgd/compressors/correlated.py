@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from dsgd import checks
 from dsgd.base import Compressor, Encoded
-from dsgd.compressors.codes import draw_seed, from_seed
 from dsgd.compressors.quantization import Scaled, require_bits
+from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import fixed_size, wide
 from dsgd.compressors.sparsification import placed
 from dsgd.wire import codecs
@@ -130,8 +130,9 @@ def correlated_quantization(bits: int) -> Compressor:
     $$ \omega = \frac{4d - 1}{(k - 1)^2} \text{ if } b = 1 \text{ or } k \le 4d, \qquad \text{else }
     \frac{4d}{k^2 - 4d} $$
 
-    which is approached by one element just above R/2 and zeros, or by a single element. Every
-    element costs three random numbers.
+    which is approached by one element just above R/2 and zeros, or by a single element. An element
+    costs two random numbers, one of them once for all workers on a device, and a division. That
+    takes longer than 20 copies of the vector.
 
     Args:
         bits: b, 1 to 8.
@@ -155,7 +156,8 @@ def correlated_quantization(bits: int) -> Compressor:
             of_order, of_elements = jax.random.split(common.key)
             N = common.workers
             rank = jax.random.permutation(of_order, N)[common.worker]
-            U = ((rank + jax.random.randint(of_elements, x.shape, 0, N)) % N + U) / N
+            stratum = rank + jnp.floor(N * jax.random.uniform(of_elements, x.shape, jnp.float32))
+            U = (jnp.where(stratum < N, stratum, stratum - N) + U) / N
         floor = jnp.floor(y)
         codes = jnp.minimum(floor + (y - floor > U), k - 1).astype(jnp.uint8)
         return Encoded(Scaled(codecs.pack(codes, bits), R), decode(codes, wide(R)))
@@ -181,6 +183,6 @@ def _power_of_two(x: jax.Array) -> jax.Array:
     largest = jnp.max(jnp.abs(x))
     mantissa, exponent = jnp.frexp(wide(largest))
     power = jnp.ldexp(jnp.ones_like(mantissa), exponent - (mantissa == 0.5))
-    bound = jnp.minimum(power, wide(jnp.finfo(x.dtype).max)).astype(x.dtype)
+    bound = jnp.minimum(power, float(jnp.finfo(x.dtype).max)).astype(x.dtype)
     # A maximum that is not finite is kept, so that the message decodes to NaN.
     return jnp.where(jnp.isfinite(largest) & (largest > 0), bound, largest)

@@ -125,7 +125,9 @@ def qsgd(levels: int, norm: Literal["l2", "linf"] = "l2") -> Compressor:
 
     A message has d codes for the 2s + 1 values -s to s, and the norm. With $p_i$ the probability of
     l + 1, the variance is $\|x\|^2 \sum_i p_i(1 - p_i) / s^2$. For the Euclidean norm it is at most
-    $\min(d / 4s^2, \sqrt d / s) |x|^2$, since $p(1-p)$ is at most 1/4, and at most $s|x_i|/|x|_2$.
+    $d |x|^2 / 4s^2$, since $p(1-p)$ is at most 1/4, and for $d \ge 4s^2$ at most $(\sqrt d / s -
+    1) |x|^2$, with equality for equal elements: with $y = s / \sqrt d$ and $u = s |x_i| / |x|$,
+    $p(1 - p)$ is at most $\frac y2 + \frac{1 - 2y}{2y} u^2$.
     For the maximum norm it is at most $\frac12 (\sqrt{1 + (d - 1) / s^2} - 1) |x|^2$, with equality
     for one large element among equal ones: the large element is sent exactly, and the others add at
     most $p(1-p)/s^2$ to the variance and $p^2/s^2$ to $|x|^2$. For a single element it is 0.
@@ -168,7 +170,9 @@ def qsgd(levels: int, norm: Literal["l2", "linf"] = "l2") -> Compressor:
     def omega(d):
         if norm == "linf":
             return (math.sqrt(1 + (d - 1) / levels**2) - 1) / 2
-        return min(d / (4 * levels**2), math.sqrt(d) / levels) if d > 1 else 0.0
+        if d == 1:
+            return 0.0
+        return d / (4 * levels**2) if d <= 4 * levels**2 else math.sqrt(d) / levels - 1
 
     name = f"qsgd({levels})" if norm == "l2" else f"qsgd({levels}, linf)"
     return fixed_size(compress, decompress, name, omega=omega)

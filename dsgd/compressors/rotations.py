@@ -22,6 +22,7 @@ from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded, PyTree
 from dsgd.compressors.members import encode, require_cold
 from dsgd.compressors.scales import unit
+from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import fixed_size, wide
 from dsgd.compressors.sparsification import kept
 from dsgd.wire import codecs
@@ -92,13 +93,13 @@ def rotated(compressor: Compressor, rounds: int = 1, seed: int | None = None) ->
     require_cold(name, compressor)
 
     def rotation(drawn):
-        return _key(drawn) if seed is None else jax.random.key(seed)
+        return from_seed(drawn) if seed is None else jax.random.key(seed)
 
-    def compress(key, x):
+    def compress(key, x, common=None):
         seed_key, inner_key = jax.random.split(key)
-        drawn = _draw_seed(seed_key) if seed is None else None
+        drawn = draw_seed(seed_key) if seed is None else None
         y = rotate(rotation(drawn), wide(x), rounds)
-        message, decoded = encode(compressor, inner_key, y)
+        message, decoded = encode(compressor, inner_key, y, common=common)
         return Encoded(Rotated(drawn, message), rotate_back(rotation(drawn), decoded, rounds))
 
     def decompress(message, d):
@@ -207,9 +208,9 @@ def eden(
         return jnp.concatenate([each for pair in zip(more, fewer, strict=True) for each in pair])
 
     def compress(key, x):
-        d, seed = x.shape[0], _draw_seed(key)
+        d, seed = x.shape[0], draw_seed(key)
         relative, largest = unit(wide(x))
-        y = rotate(_key(seed), relative, rounds)
+        y = rotate(from_seed(seed), relative, rounds)
         norm = jnp.sqrt(_sums(y * y))
         roots = jnp.asarray(np.sqrt(pieces(d)), y.dtype)
         normal = y * _spread(roots / jnp.where(norm > 0, norm, 1), d)
@@ -233,7 +234,9 @@ def eden(
         return decode(message.seed, codes, message.scales, d)
 
     def decode(seed, codes, scales, d):
-        return rotate_back(_key(seed), values(codes, scales.dtype, d) * _spread(scales, d), rounds)
+        return rotate_back(
+            from_seed(seed), values(codes, scales.dtype, d) * _spread(scales, d), rounds
+        )
 
     def delta(d):
         if d == 1:
@@ -315,14 +318,6 @@ def _flip(key: jax.Array, x: jax.Array) -> jax.Array:
     words = jax.random.bits(key, (-(-d // _WORD),), jnp.uint32)
     drawn = words[None] >> jnp.arange(_WORD, dtype=jnp.uint32)[:, None] & 1
     return jnp.where(drawn.ravel()[:d] == 1, -x, x)
-
-
-def _draw_seed(key: jax.Array) -> jax.Array:
-    return jax.random.bits(key, (2,), jnp.uint32)
-
-
-def _key(seed: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(seed, impl="threefry2x32")
 
 
 def _sums(x: jax.Array) -> jax.Array:

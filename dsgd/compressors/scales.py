@@ -37,8 +37,8 @@ def clipped(x: ArrayLike, limit: float) -> jax.Array:
         x: float32 or float64, of any shape.
         limit: a positive number.
     """
-    relative, largest = unit(x)
-    bound = largest * jnp.minimum(1, limit * jnp.sqrt(jnp.mean(relative**2)))
+    shares, largest = unit(x)
+    bound = largest * jnp.minimum(1, limit * jnp.sqrt(jnp.mean(shares**2)))
     return jnp.clip(x, -bound, bound)
 
 

@@ -1,13 +1,12 @@
-"""Throughput of every compressor, relative to a lower bound of its cost.
+"""Time to encode and to decode a vector with every compressor, relative to a copy of the vector.
 
     python -m experiments.benchmark compression
 
-An encode must at least draw random numbers (as `jax.random.uniform` does) or select elements (as
-`jax.lax.top_k` does), read the vector once, and write the message once. The encode and these
-operations are timed in the same run, in turns; reading and writing are timed as the corresponding
-share of a copy. `cost` is the time of the encode over the sum of their times, the median over pairs
-of timings. Throughput is in bytes of the float32 vector, 4 d, independent of the size of the
-message.
+Each compressor's programs and the copy take turns; a cost is the median over the turns of the ratio
+of their seconds. The programs are lowered as those of runs. An encode computes the message only; a
+method that needs the decoded vector as well computes both in one program. The first rows are the
+costs of operations that many compressors need: random numbers (`jax.random.uniform`), the
+selection of the largest elements (`jax.lax.top_k`), and the matrix products of a low rank.
 """
 
 from __future__ import annotations
@@ -30,78 +29,95 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
-from dsgd import compressors
-from dsgd.base import Compressor
-from dsgd.compressors.sizes import FLOAT_BITS
+from dsgd import Compressor, compressors
+from dsgd.compressors import buckets, cast, natural_dithering, qsgd, random_quantization
 from experiments.shared import commands, tables, timing
 
 FRACTION = 0.01
+MOST = 20  # copies; a compressor that takes more has the reason in its docstring
 
 Program = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Args:
-    """Times every compressor and the operations that it needs."""
+    """Times every compressor next to a copy of the same vector."""
 
     dimensions: tuple[commands.Count, ...] = (2**20, 2**24)
     """Elements d of the vector."""
     repeats: commands.Count = 9
     """Timings of each program."""
+    only: tuple[str, ...] = ()
+    """Texts: compressors with one of them in their name; all without texts."""
     out: Path = Path("results/benchmark/compression")
-    """Folder for config.json, throughput.csv and a table for each dimension."""
+    """Folder for config.json, copies.csv and a table for each dimension."""
 
 
-class Candidate(NamedTuple):
-    """A compressor, and the measured operations that it needs."""
-
-    compressor: Compressor
-    needs: tuple[str, ...] = ()
-
-
-CANDIDATES = (
-    Candidate(compressors.identity),
-    Candidate(compressors.random_quantization(1), ("uniform",)),
-    Candidate(compressors.random_quantization(3), ("uniform",)),
-    Candidate(compressors.random_quantization(4), ("uniform",)),
-    Candidate(compressors.random_quantization(8), ("uniform",)),
-    Candidate(compressors.random_quantization(4, bucket=512), ("uniform",)),
-    Candidate(compressors.qsgd(7), ("uniform",)),
-    Candidate(compressors.ternary, ("uniform",)),
-    Candidate(compressors.natural, ("uniform",)),
-    Candidate(compressors.sign),
-    Candidate(compressors.clipping(4)),
-    Candidate(compressors.clipping(7)),
-    Candidate(compressors.random_sparsification(FRACTION), ("uniform of k",)),
-    Candidate(compressors.random_k(FRACTION), ("uniform", "top_k")),
-    Candidate(compressors.top_k(FRACTION), ("top_k",)),
-    Candidate(compressors.top_k(FRACTION, compressors.random_quantization(4)), ("top_k",)),
-    Candidate(compressors.low_rank(4), ("products",)),
-    Candidate(compressors.block_top_k(FRACTION, 256)),
-    Candidate(compressors.threshold(2.5)),
-    Candidate(compressors.sampled_top_k(FRACTION), ("uniform of k",)),
-    Candidate(compressors.sidco(FRACTION, 2)),
-    Candidate(compressors.variance_optimal(FRACTION), ("uniform",)),
-    Candidate(compressors.rotated(compressors.random_quantization(4)), ("uniform",)),
-    Candidate(compressors.drive()),
-    Candidate(compressors.eden(4)),
-    Candidate(
-        compressors.induced(compressors.top_k(FRACTION), compressors.random_k(FRACTION)),
-        ("top_k", "uniform", "top_k"),
-    ),
-    Candidate(compressors.repeated(compressors.sign, 2)),
+# Every public compressor is in this list: a test checks it.
+CANDIDATES: tuple[Compressor, ...] = (
+    compressors.identity,
+    random_quantization(1),
+    random_quantization(3),
+    random_quantization(4),
+    random_quantization(8),
+    buckets(random_quantization(4), 512),
+    qsgd(7),
+    qsgd(7, "linf"),
+    compressors.ternary,
+    compressors.clipped_ternary(),
+    compressors.natural,
+    natural_dithering(7),
+    cast("float16", "none"),
+    cast("bfloat16"),
+    cast("bfloat16", stochastic=True),
+    cast("float8_e4m3fn"),
+    cast("float4_e2m1fn", stochastic=True),
+    buckets(cast("float4_e2m1fn", "power"), 32),
+    compressors.e3m0,
+    compressors.eight_bit,
+    compressors.two_bit,
+    compressors.one_bit,
+    compressors.sign,
+    compressors.clipping(4),
+    compressors.clipping(7),
+    compressors.correlated_quantization(2),
+    compressors.rotated(qsgd(7)),
+    compressors.drive(),
+    compressors.eden(2),
+    compressors.random_sparsification(FRACTION),
+    compressors.variance_optimal(FRACTION),
+    compressors.perm_k(16),
+    compressors.shared_random_k(FRACTION),
+    compressors.with_seed(compressors.random_places(FRACTION)),
+    compressors.with_seed(compressors.random_block(FRACTION)),
+    compressors.with_seed(compressors.count_sketch(5, 2048)),
+    compressors.random_k(FRACTION),
+    compressors.contraction(compressors.random_k(FRACTION)),
+    compressors.top_k(FRACTION),
+    compressors.top_k(FRACTION, random_quantization(4)),
+    compressors.chunked_top_k(64, 4096),
+    compressors.block_top_k(FRACTION, 64),
+    compressors.sampled_top_k(FRACTION),
+    compressors.sidco(FRACTION),
+    compressors.threshold(2.5),
+    compressors.induced(compressors.top_k(FRACTION), compressors.natural),
+    compressors.repeated(compressors.sign, 3),
+    compressors.dct_top_k(2, 64),
+    compressors.low_rank(4),
 )
 
 
-class Speed(NamedTuple):
-    """Speed of one compressor: bytes of the vector per second, and the cost of an encode relative
-    to the lower bound.
+class Cost(NamedTuple):
+    """Costs of one compressor, in copies.
+
+    Args:
+        bits: of a message per element.
+        encode, decode: ratios of their seconds to those of a copy.
     """
 
     bits: float
     encode: float
     decode: float
-    cost: float
 
 
 def main(args: Args) -> None:
@@ -111,47 +127,41 @@ def main(args: Args) -> None:
             "least 16, repeats of at least 1"
         )
     commands.begin(args)
-    columns = (
-        "dimension",
-        "program",
-        "bits_per_element",
-        "encode_bytes_per_second",
-        "decode_bytes_per_second",
-        "cost",
-    )
+    columns = ("dimension", "program", "bits_per_element", "encode_copies", "decode_copies")
     rows: list[tuple] = []
-    with commands.kept_rows(args.out / "throughput.csv", columns, rows):
+    with commands.kept_rows(args.out / "copies.csv", columns, rows):
         for d in args.dimensions:
-            references, speeds = measure(args, d)
-            rows += [(d, name, "", rate, "", "") for name, rate in references.items()]
-            rows += [(d, name, *speed) for name, speed in speeds.items()]
-            tables.show(
-                tables.console(), tabulate(d, references, speeds), args.out / f"table_{d}.csv"
-            )
+            copy, references, costs = measure(args, d)
+            rows += [(d, name, "", cost, "") for name, cost in references.items()]
+            rows += [(d, name, *cost) for name, cost in costs.items()]
+            made = tabulate(d, copy, references, costs)
+            tables.show(tables.console(), made, args.out / f"table_{d}.csv")
 
 
-def measure(args: Args, d: int) -> tuple[dict[str, float], dict[str, Speed]]:
-    """Returns the bytes of the vector per second of each reference operation, and the speed of each
-    compressor.
+def measure(args: Args, d: int) -> tuple[float, dict[str, float], dict[str, Cost]]:
+    """Returns the seconds of a copy, the costs of the reference operations, and those of the
+    compressors.
     """
     key, x = jax.random.key(0), jax.random.normal(jax.random.key(1), (d,))
-    references = reference_programs(key, x)
-    times: dict[str, list[np.ndarray]] = {name: [] for name in references}
-    speeds = {}
-    for compressor, needs in CANDIDATES:
+    copy = timing.program(jnp.negative, x)  # a plain copy might not be compiled
+    copies: list[np.ndarray] = []
+
+    def in_copies(**programs: Program) -> list[float]:
+        taken = timing.in_turn({"copy": copy, **programs}, args.repeats)
+        copies.append(taken["copy"])
+        return [float(np.median(taken[name] / taken["copy"])) for name in programs]
+
+    references = {
+        name: in_copies(operation=program)[0]
+        for name, program in reference_programs(key, x).items()
+    }
+    costs = {}
+    for compressor in CANDIDATES:
+        if args.only and not any(text in compressor.name for text in args.only):
+            continue
         encode, decode, bits = codec(compressor, key, x)
-        programs = {name: references[name] for name in ("copy", *needs)}
-        taken = timing.in_turn({"encode": encode, "decode": decode, **programs}, args.repeats)
-        for name in programs:
-            times[name].append(taken[name])
-        # share of a copy's bytes: one read, one packed write
-        moved = (FLOAT_BITS * d + bits) / (2 * FLOAT_BITS * d)
-        least = moved * taken["copy"] + sum(taken[name] for name in needs)
-        cost = float(np.median(taken["encode"] / least))
-        encoded, decoded = (4 * d / float(np.median(taken[name])) for name in ("encode", "decode"))
-        speeds[compressor.name] = Speed(bits / d, encoded, decoded, cost)
-    rates = {name: 4 * d / float(np.median(np.concatenate(taken))) for name, taken in times.items()}
-    return rates, speeds
+        costs[compressor.name] = Cost(bits / d, *in_copies(encode=encode, decode=decode))
+    return float(np.median(np.concatenate(copies))), references, costs
 
 
 def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:
@@ -165,7 +175,6 @@ def reference_programs(key: jax.Array, x: jax.Array) -> dict[str, Program]:
         return matrix.T @ (matrix @ thin)
 
     functions = {
-        "copy": (jnp.negative, x),  # a plain copy might not be compiled
         "uniform": (lambda key: jax.random.uniform(key, (d,)), key),
         "uniform of k": (lambda key: jax.random.uniform(key, (k,)), key),
         "top_k": (lambda x: jax.lax.top_k(jnp.abs(x), k), x),
@@ -187,23 +196,18 @@ def codec(compressor: Compressor, key: jax.Array, x: jax.Array) -> tuple[Program
     )
 
 
-def tabulate(d: int, references: dict[str, float], speeds: dict[str, Speed]) -> Table:
+def tabulate(d: int, copy: float, references: dict[str, float], costs: dict[str, Cost]) -> Table:
     """Tabulates one row per program."""
+    slow = [name for name, cost in costs.items() if cost.encode + cost.decode > MOST]
     table = tables.table(
-        f"throughput, GB of float32 per second, d = {d:,} (medians)",
-        ("program", "bits/\nelement", "encode", "decode", "cost"),
-        "cost: time of an encode / time of the operations that it needs (random numbers\nor "
-        "selection, one read, one packed write), median over pairs",
+        f"time in copies of the vector, d = {d:,} (medians)",
+        ("program", "bits/\nelement", "encode,\ncopies", "decode,\ncopies"),
+        f"a copy takes {copy * 1e3:.3g} ms ({8 * d / copy / 1e9:.3g} GB/s read and written).\n"
+        f"More than {MOST} copies in total: {', '.join(slow) or 'none'}",
     )
-    for name, rate in references.items():
-        table.add_row(name, "", f"{rate / 1e9:.3g}", "", "")
+    for name, cost in references.items():
+        table.add_row(name, "", f"{cost:.3g}", "")
     table.add_section()
-    for name, speed in speeds.items():
-        table.add_row(
-            name,
-            f"{speed.bits:.3g}",
-            f"{speed.encode / 1e9:.3g}",
-            f"{speed.decode / 1e9:.3g}",
-            f"{speed.cost:.2f}",
-        )
+    for name, cost in costs.items():
+        table.add_row(name, f"{cost.bits:.3g}", f"{cost.encode:.3g}", f"{cost.decode:.3g}")
     return table

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dsgd import xla
+
 
 def program(function: Callable, *args: Any) -> Callable[[], Any]:
     """Returns a function that executes the compiled `function` on these arguments and waits for its
-    result; it has been executed once.
+    result; it has been executed once. The program is lowered as those of runs.
 
     The result is written to the buffer of the last one, because a large array in newly allocated
     memory would take ten times as long for its pages.
@@ -21,11 +23,10 @@ def program(function: Callable, *args: Any) -> Callable[[], Any]:
     out = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *args)
     )
-    compiled = (
-        jax.jit(lambda out, *args: function(*args), donate_argnums=0, keep_unused=True)
-        .lower(out, *args)
-        .compile()
+    traced = jax.jit(lambda out, *args: function(*args), donate_argnums=0, keep_unused=True).trace(
+        out, *args
     )
+    compiled = xla.lower(traced, jax.default_backend()).compile()
 
     def run():
         nonlocal out

@@ -163,6 +163,9 @@ FORMS: dict[str, Form] = {
     # vectors are not compressed
     "powersgd": all_reduce,
     "dion": all_reduce,
+    # sketches of 5 rows, then four times as many elements as are applied
+    "sketched-sgd": lambda N, d: all_reduce(N, 5 * 32) + all_reduce(N, min(4 * -(-d // 10), d)),
+    "fetch-sgd": lambda N, d: all_reduce(N, 5 * 32),
     **dict.fromkeys(("majority-vote", "distributed-lion"), lambda N, d: packed(1, d)),
     # its largest magnitude to all others, and ternary digits, five in a byte
     "tern-grad": lambda N, d: (
@@ -183,13 +186,12 @@ FORMS: dict[str, Form] = {
     "fed-dyn": lambda N, d: (d + 1) * FLOAT,  # change, and the share of clients
     **dict.fromkeys(("fed-paq", "fed-comgate"), _with_reply(quantized)),
     "fed-ef": _with_reply(lambda d: largest(-(-d // 10), d)),
-    **dict.fromkeys(
-        ("dgc", "qsparse-local-sgd", "cser"), lambda N, d: (N - 1) * largest(-(-d // 10), d)
-    ),
+    **dict.fromkeys(("dgc", "qsparse-local-sgd"), lambda N, d: (N - 1) * largest(-(-d // 10), d)),
     "streaming-diloco": lambda N, d: (N - 1) * (packed(4, d) + FLOAT),
     "sparse-loco": lambda N, d: (N - 1) * chunked(4, 8, d),
     "muloco": lambda N, d: (N - 1) * (packed(2, d) + 4 * FLOAT),
     "noloco": lambda N, d: min(1, N - 1) * 2 * d * FLOAT,  # to one peer
+    "cser": lambda N, d: all_reduce(N, -(-d // 10)),
     "sparta": lambda N, d: all_reduce(N, -(-d // 5)),
 }
 # of all-reduces of the first rounds: their number, and whether they take the place of the messages
@@ -209,7 +211,7 @@ ROUNDS: dict[str, tuple[int, set[int]]] = {
 }
 # further exchanges, in some rounds only
 ALSO: dict[str, tuple[int, set[int], Form]] = {
-    "cser": (4, {3}, lambda N, d: (N - 1) * largest(math.ceil(0.4 * d), d)),  # the resets
+    "cser": (4, {3}, lambda N, d: all_reduce(N, math.ceil(0.4 * d))),  # the resets
 }
 # number of sending workers of N, if not all; the first round that sends is tested
 FEW: dict[str, Callable[[int], int]] = {

@@ -27,7 +27,7 @@ GAMMA, H, T = 0.02, 4, 1_200
 IDENTITY = compressors.identity
 # The shards of the six servers of EC-SGD are the chunks of this compressor.
 CHUNKS = compressors.whole_model(compressors.chunked_top_k(2, 4))
-FEW = compressors.top_k(0.2)
+FEW, PLACES = compressors.top_k(0.2), compressors.random_places
 
 
 class Numbers(NamedTuple):
@@ -61,6 +61,9 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
     "FedCOMGATE, all": lambda of: algorithms.fed_comgate(of.gamma, of.period, IDENTITY),
     "Fed-EF": lambda of: algorithms.fed_ef(optax.sgd(of.gamma), of.period, FEW),
     "CSER": lambda of: algorithms.cser(sgd(of), of.period, FEW, CHUNKS),
+    "CSER, codes": lambda of: algorithms.cser(
+        sgd(of), of.period, PLACES(0.5, unbiased=False), PLACES(0.2, unbiased=False)
+    ),
     "CSER, resets only": lambda of: algorithms.cser(sgd(of), of.period, IDENTITY),
     "local SGD, unequal work": lambda of: algorithms.with_local_work(
         algorithms.local_sgd(sgd(of), of.period), some
@@ -69,6 +72,9 @@ METHODS: dict[str, Callable[[Any], dsgd.Algorithm]] = {
         algorithms.cser(sgd(of), of.period, IDENTITY), some
     ),
     "CSER, identities": lambda of: algorithms.cser(sgd(of), of.period, IDENTITY, IDENTITY),
+    "CSER, all codes": lambda of: algorithms.cser(
+        sgd(of), of.period, PLACES(1.0, unbiased=False), PLACES(1.0, unbiased=False)
+    ),
     "DGC": lambda of: algorithms.dgc(optax.sgd(of.gamma), FEW, of.momentum),
     "DGC, without masking": lambda of: algorithms.dgc(
         optax.sgd(of.gamma), FEW, of.momentum, factor_masking=False
@@ -132,6 +138,7 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
         ("local SGD, unequal work", Numbers(**MIXED)),
     ),
     "CSER, identities": (("CSER, identities", Numbers(**MIXED)), ("SGD", Numbers(**MIXED))),
+    "CSER, all codes": (("CSER, all codes", Numbers(**MIXED)), ("SGD", Numbers(**MIXED))),
     "DGC of all elements": (("DGC, all", Numbers(**MIXED)), ("SGD", Numbers())),
     "DGC of all elements, without masking": (
         ("DGC, all, without masking", Numbers(**MIXED)),
@@ -176,7 +183,13 @@ def distances(name: str, momentum: float = 0.0) -> tuple[float, float]:
 
 @pytest.mark.parametrize(
     ("name", "momentum"),
-    [("Qsparse", 0.0), ("CSER", 0.0), ("DGC", 0.0), ("DGC, without masking", 0.9)],
+    [
+        ("Qsparse", 0.0),
+        ("CSER", 0.0),
+        ("CSER, codes", 0.0),
+        ("DGC", 0.0),
+        ("DGC, without masking", 0.9),
+    ],
 )
 def test_a_limit_is_off_by_the_order_of_gamma(name, momentum):
     large, small = distances(name, momentum)
@@ -241,7 +254,7 @@ EXPANDING = compressors.random_k(0.1)
     "method",
     [
         algorithms.cser(optax.sgd(0.1), 2, EXPANDING),
-        algorithms.cser(optax.sgd(0.1), 2, IDENTITY, EXPANDING),
+        algorithms.cser(optax.sgd(0.1), 2, PLACES(0.1), IDENTITY),
         algorithms.dgc(optax.sgd(0.1), EXPANDING),
         algorithms.dgc(optax.sgd(0.1), FEW, warm_up=[EXPANDING]),
         algorithms.qsparse_local_sgd(optax.sgd(0.1), 2, EXPANDING),
@@ -250,7 +263,9 @@ EXPANDING = compressors.random_k(0.1)
     ids=lambda method: method.name,
 )
 def test_compressors_without_a_contraction_are_refused(method):
-    with pytest.raises(ValueError, match=rf"{method.name.partition('(')[0]}.*random_k\(0.1\)"):
+    with pytest.raises(
+        ValueError, match=rf"{method.name.partition('(')[0]}.*random_(k|places)\(0.1\)"
+    ):
         dsgd.exchanges(method, problems.random_quadratic(4, 20))
 
 

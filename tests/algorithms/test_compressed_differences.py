@@ -23,6 +23,7 @@ from algorithms import memories, three_points
 from dsgd import clusters, compressors, problems
 from dsgd.base import Compressor
 from tests.algorithms import quadratics
+from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import N, Trajectory
 
 T = 600
@@ -95,6 +96,18 @@ def test_two_methods_are_the_same(name):
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("elements", [7, 2])
+def test_marina_with_permuted_elements_of_equal_data_is_gradient_descent(elements):
+    """Also if the number of workers does not divide that of elements, or is larger."""
+    same = problems.random_quadratic(3, elements, heterogeneity=0.0, equal_hessians=True, seed=1)
+    permuted = algorithms.marina(optax.sgd(0.1), compressors.perm_k(3), 0.2)
+    ours, theirs = (
+        dsgd.run(method, same, steps=20, key=jax.random.key(2)).params
+        for method in (permuted, algorithms.gradient_descent(optax.sgd(0.1)))
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13)
+
+
 EXACT = ("MARINA", "PP-MARINA", "LAG", "CLAG", "3PC, EF21", "v1", "v2", "v3", "v4", "v5")
 
 
@@ -102,6 +115,40 @@ EXACT = ("MARINA", "PP-MARINA", "LAG", "CLAG", "3PC, EF21", "v1", "v2", "v3", "v
 def test_the_limit_is_the_optimum_for_any_data(name):
     found = run(name, Numbers(zeta=4.0))
     np.testing.assert_allclose(found.home[-1], quadratics.minimizer(), rtol=0, atol=1e-9)
+
+
+# Of deterministic methods, with thresholds of 4.
+GUARANTEED = {
+    "LAG": three_points.lag(4.0),
+    "CLAG": three_points.clag(TOP, 4.0),
+    "3PC, EF21": three_points.ef21(TOP),
+    "v1": three_points.v1(TOP),
+    "v3": three_points.v3(TOP, three_points.lag(4.0)),
+    "v4": three_points.v4(TOP, TOP),
+}
+
+
+@pytest.mark.parametrize("name", GUARANTEED)
+def test_the_gradients_are_below_the_bound_at_the_largest_step(name):
+    """Compares sums, T times the averages, for each number T of rounds. Layers are compressed
+    separately; all of them have the smallest A and the largest B.
+    """
+    constants = np.array([GUARANTEED[name].constants(d) for d in trajectories.LAYERS])
+    A, B = constants[:, 0].min(), constants[:, 1].max()
+    H, b, start = quadratics.arrays()
+    mean, shift, best = H.mean(axis=0), b.mean(axis=0), quadratics.minimizer()
+    L_minus, L_plus = (
+        np.linalg.eigvalsh(matrix).max() ** power
+        for matrix, power in ((mean, 1), (np.mean(H @ H, axis=0), 0.5))
+    )
+    gamma = 1 / (L_minus + L_plus * np.sqrt(B / A))
+    found = run(name, Numbers(gamma=float(gamma), zeta=4.0))
+    x = np.concatenate([start[None], found.home[:-1]])
+    sums = np.cumsum(np.sum((x @ mean - shift) ** 2, axis=1))
+    h = trajectories.rows(found.states.workers.estimate)[1]
+    first = np.mean(np.sum((h - (H @ start - b)) ** 2, axis=1))
+    excess = (start - best) @ mean @ (start - best) / 2
+    assert (sums <= 2 * excess / gamma + first / A).all()
 
 
 @pytest.mark.parametrize("name", ["LAG", "CLAG", "v3"])
@@ -112,9 +159,6 @@ def test_lazy_workers_send_fewer_messages(name):
 
 @pytest.mark.parametrize("name", ["LAG", "CLAG", "v2", "v5"])
 def test_absent_workers_and_lost_messages_leave_the_limit(name):
-    """Of a worker that has not participated before, too, with a threshold above 1: the first
-    gradient is sent.
-    """
     here = clusters.trace(np.array([[0, 1, 1, 0], [1, 0, 1, 1], [1, 1, 0, 1]], float), 1.0)
     place = clusters.Cluster(
         clusters.constant(1.0), present=here, delivered=clusters.bernoulli(0.8, 1.0)

@@ -30,6 +30,14 @@ NAMES = [*algorithms.ALGORITHMS, "kimad"]
 # receive a model.
 SHARES = {
     "kimad": (6 * 32 + 32 + 8) / (32 * D),
+    # messages to one server that replies uncompressed: codes of 4 bits and two ends; a tenth of the
+    # elements and their indices
+    **dict.fromkeys(("diana", "ef-bv"), (packed(4, D) + 64) / (64 * D) + 0.5),
+    **dict.fromkeys(
+        ("ef21-sgdm", "econtrol"),
+        (-(-D // 10) * 32 + packed((D - 1).bit_length(), -(-D // 10))) / (64 * D) + 0.5,
+    ),
+    "dist-ef-sgd": (packed(1, D) + 32) / (32 * D),
     "fed-nova": (D + 2) / D,
     "fed-dyn": (D + 1) / D,
     "mime-lite": 2.0,
@@ -55,6 +63,7 @@ OFFSETS = {"mime": (1, 0)}  # rounds of a period in which exchanges take place, 
 SIMULATED = {
     *("sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"),
     # clients of one server
+    *("diana", "ef-bv", "ef21-sgdm", "econtrol", "dist-ef-sgd"),
     *("marina", "vr-marina", "3pc", "lag", "clag"),
     *("majority-vote", "distributed-lion", "tern-grad"),
     *("easgd", "eamsgd", "mime", "mime-lite", *(name for name in NAMES if name.startswith("fed-"))),

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -19,7 +21,7 @@ import algorithms
 import dsgd
 from algorithms import memories
 from algorithms.compressed.memories import Down, Up
-from dsgd import compressors, network
+from dsgd import clusters, compressors, network, problems
 from tests.algorithms import quadratics
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
@@ -28,7 +30,7 @@ from theory_checks.recursions.shared import at_one, quadratic
 
 GAMMA, T = 0.05, 2_000
 TOP, RANDOM, IDENTITY = compressors.top_k(0.2), compressors.random_k(0.2), compressors.identity
-OMEGA = max(map(RANDOM.omega, LAYERS))
+OMEGA = 15 / 3 - 1  # of the larger of two layers, 3 of 15 elements
 N_SERVERS = network.multi_server
 
 
@@ -205,3 +207,99 @@ def test_the_servers_shift_is_the_mean_of_the_workers(name):
     shift = trajectories.rows(states.server.server.shift, 1)
     np.testing.assert_allclose(shift, mean, rtol=0, atol=1e-12)
     assert np.abs(shift[-1]).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["EF21", "EF21-SGDM", "DIANA", "EF-BV", "EControl"])
+def test_limits_with_sampled_clients_are_exact(name):
+    """Half of the clients participate in each round; the others keep their memories."""
+    A, b, start = quadratics.arrays()
+    cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.sampled(N // 2, of=N))
+    found = dsgd.run(
+        METHODS[name](Numbers(gamma=0.02, eta=0.2)),
+        problems.quadratic(A, b, start=start),
+        steps=4_000,
+        key=jax.random.key(0),
+        cluster=cluster,
+        mesh=1,
+        record_every=4_000,
+    )
+    np.testing.assert_allclose(found.params, quadratics.minimizer(), rtol=0, atol=1e-9)
+    assert found.history["present"][-1] == 0.5
+
+
+# --- Invalid arguments.
+
+BAD = {
+    "via": (
+        lambda: algorithms.diana(optax.sgd(0.1), RANDOM, via=network.ring_all_reduce),
+        "diana: via = .*; expected network.star, network.parameter_server or network.multi_server",
+    ),
+    "error": (
+        lambda: algorithms.error_feedback(optax.sgd(0.1), Up(TOP, error=-1.0)),
+        r"error_feedback: error of up = -1.0; expected a number in \[0, inf\)",
+    ),
+    "over": (
+        lambda: algorithms.error_feedback(optax.sgd(0.1), Up(TOP, over="some")),  # pyright: ignore[reportArgumentType]
+        "error_feedback: over of up = 'some'; expected 'all' or 'arrived'",
+    ),
+    "memory": (
+        lambda: algorithms.error_feedback(optax.sgd(0.1), Up(TOP), Down(TOP, "both")),  # pyright: ignore[reportArgumentType]
+        "error_feedback: memory of down = 'both'; expected 'error', 'difference' or None",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_numbers_are_refused(name):
+    make, words = BAD[name]
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+NO_BOUND = RANDOM._replace(omega=lambda d: None, name="unbounded")
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (
+            algorithms.diana(optax.sgd(0.1), NO_BOUND),
+            "diana: unbounded states omega = None for vectors of 3 elements",
+        ),
+        (
+            algorithms.ef21_sgdm(optax.sgd(0.1), compressors.natural._replace(delta=None)),
+            "ef21_sgdm: natural states no contraction for vectors of 3 elements",
+        ),
+        (
+            algorithms.ef21(optax.sgd(0.1), TOP, TOP),
+            "regularizer",
+        ),
+    ],
+    ids=["no omega", "no contraction", "prox on shards"],
+)
+def test_methods_that_do_not_fit_the_problem_are_refused(method, words):
+    problem = problems.regularized(problems.random_quadratic(N, 3), problems.l1(0.1))
+    with pytest.raises(ValueError, match=words):
+        dsgd.run(method, problem, steps=1, key=jax.random.key(0), mesh=1)
+
+
+def test_states_have_only_the_memories_of_the_method():
+    """N servers also have the workers' estimate of their shards, with its padding."""
+    d = 4 * N
+    numbers = {
+        "compressed SGD": 0,
+        "EC-SGD": N * d,
+        "EC-SGD, both ways": N * d + d,
+        "EF21": N * d + d,
+        "EF21, both ways": N * d + 2 * d,
+        "EF21, N identities": N * d + 3 * d,
+        "EControl": 2 * N * d + d,
+        "EF21-SGDM": 2 * N * d + d,
+        "DIANA": N * d + d,
+    }
+    for name, more in numbers.items():
+        method = METHODS[name](Numbers(eta=0.5))
+        state = jax.eval_shape(lambda method=method: method.init(jnp.zeros(d), N))
+        momenta = d  # of the model, in its optimizer
+        size = sum(leaf.size for leaf in jax.tree.leaves((state.server, state.workers)))
+        assert size == d + momenta + more, name

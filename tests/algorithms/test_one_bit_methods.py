@@ -171,15 +171,15 @@ def test_no_part_of_a_momentum_is_lost():
     found = run("1-bit", numbers, 0.5)
     server, memory = found.states.server, found.states.workers
     x, m, v = (trajectories.rows(leaf, 1) for leaf in (server.params, server.m, server.v))
-    errors = [
-        IN_LAYERS.unshard(concatenate_parts(memory.worker)).mean(axis=1),
-        IN_LAYERS.unshard(concatenate_parts(memory.server)),
-    ]
+    of_workers, of_servers = (
+        IN_LAYERS.unshard(concatenate_parts(parts)) for parts in (memory.worker, memory.server)
+    )
+    errors = of_workers.mean(axis=1) + of_servers
     step = numbers.gamma / (np.sqrt(v[-1]) + 0.1)
-    shadow = x - step * sum(errors)
+    shadow = x - step * errors
     mean = 0.9 * m[:-1] + 0.1 * found.gradients.mean(axis=1)
     later = slice(numbers.warm_up, None)
-    assert np.abs(sum(errors)[later]).max() > 0.1
+    assert np.abs(errors[later]).max() > 0.1
     np.testing.assert_allclose(
         np.diff(shadow, axis=0)[later], (-step * mean)[later], rtol=0, atol=1e-12
     )

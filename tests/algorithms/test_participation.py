@@ -76,7 +76,7 @@ def counted(t: int) -> np.ndarray:
     return HERE[t] & ARRIVES[t, :N]
 
 
-def ring_bits(t: int, vectors: int = 1) -> int:
+def ring_bits(t: int, vectors: float = 1) -> int:
     """Returns the bits that participating workers send in an all-reduce."""
     m = HERE[t].sum()
     return m * round(2 * (m - 1) / m * vectors * WORD) if m else 0
@@ -117,6 +117,33 @@ def voted(beta1: float, beta2: float) -> tuple[dict, float]:
         if len(votes):
             x = x - GAMMA * np.where(votes.sum(axis=0) < 0, -1, 1)
         bits += 2 * 8 * HERE[t].sum()
+    return {"params": x}, bits
+
+
+def sketched() -> tuple[dict, float]:
+    """One of two candidates; sketches of four elements in four counters are exact."""
+    x, u, v, bits = np.zeros(D), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    for t in range(T):
+        S, bits = counted(t), bits + 2 * (ring_bits(t) + ring_bits(t, 0.5))
+        if S.any():
+            u[S] = BETA * u[S] + slopes(np.tile(x, (N, 1)))[S]
+            v[S] += u[S]
+            largest = np.argmax(np.abs(v[S].mean(axis=0)))
+            x[largest] -= GAMMA * v[S, largest].mean()
+            u[S, largest] = v[S, largest] = 0
+    return {"u": u, "v": v}, bits
+
+
+def fetched() -> tuple[dict, float]:
+    x, u, e, bits = np.zeros(D), np.zeros(D), np.zeros(D), 0.0
+    for t in range(T):
+        bits += 2 * ring_bits(t)
+        if counted(t).any():
+            u = BETA * u + slopes(np.tile(x, (N, 1)))[counted(t)].mean(axis=0)
+            e += u
+            largest = np.argmax(np.abs(e))
+            x[largest] -= GAMMA * e[largest]
+            e[largest] = 0
     return {"params": x}, bits
 
 
@@ -265,6 +292,18 @@ def compensated(eta: float) -> tuple[dict, float]:
             X, bits = np.tile(x, (N, 1)), bits + HERE[t].sum() * 2 * WORD
     np.testing.assert_allclose(delta.sum(axis=0), 0, atol=1e-12)
     return {"params": X, "memory": delta}, bits
+
+
+def reset() -> tuple[dict, float]:
+    """Returns the final errors and the common model of CSER, whose resets send all elements."""
+    x, e, bits = np.zeros(D), np.zeros((N, D)), 0.0
+    for t in range(T):
+        e = np.where(HERE[t][:, None], e - GAMMA * slopes(x + e), e)
+        if (t + 1) % H == 0:
+            S, bits = counted(t), bits + 2 * ring_bits(t)
+            if S.any():
+                x, e = x + e[S].mean(axis=0), np.where(S[:, None], 0, e)
+    return {"error": e, "server": x}, bits
 
 
 def frozen_momentum() -> tuple[dict, float]:
@@ -563,6 +602,24 @@ def squeezed(topology: dsgd.Topology, eta: float) -> tuple[dict, float]:
     return {"params": X, "error": error}, bits
 
 
+def lazily(zeta: float) -> tuple[dict, float]:
+    """Returns the final estimates of CLAG, which count although their workers are absent. A message
+    that is lost changes neither the estimate nor the last gradient.
+    """
+    x, h, y, bits = np.zeros(D), np.zeros((N, D)), np.zeros((N, D)), 0.0
+    size = compressors.mean_bits(compressors.top_k(0.5), D)
+    for t in range(T):
+        g = slopes(np.tile(x, (N, 1)))
+        last = y if t else g
+        changed = np.sum((g - h) ** 2, axis=1) > zeta * np.sum((g - last) ** 2, axis=1)
+        message = np.apply_along_axis(largest_half, 1, g - h)
+        h = h + np.where((changed & counted(t))[:, None], message, 0)
+        y = np.where(counted(t)[:, None], g, y)
+        x = x - GAMMA * h.mean(axis=0) * HERE[t].any()
+        bits += (changed & HERE[t]).sum() * size + HERE[t].sum() * WORD
+    return {"estimate": h, "gradient": y}, bits
+
+
 def streamed() -> tuple[dict, float]:
     """Returns the final models of Streaming DiLoCo with one fragment. It is sent uncompressed and
     merged a round later, also into the models of workers that do not participate.
@@ -650,6 +707,8 @@ def along(t: int, A: np.ndarray) -> tuple[np.ndarray, int]:
 
 METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
     "mb-sgd": (algorithms.minibatch_sgd(MOMENTUM), gradients_averaged),
+    "sketched-sgd": (algorithms.sketched_sgd(SGD, 1 / D, D, 1, 2, BETA), sketched),
+    "fetch-sgd": (algorithms.fetch_sgd(SGD, 1 / D, D, 1, BETA, "subtract"), fetched),
     "local-sgd": (algorithms.local_sgd(SGD, H), lambda: models_averaged(H)),
     "local-sgd on a ring": (algorithms.local_sgd(SGD, H, RING), lambda: models_mixed(RING, H)),
     "scaffold": (algorithms.scaffold(SGD, H), controlled),
@@ -663,10 +722,15 @@ METHODS: dict[str, tuple[dsgd.Algorithm, Callable[[], tuple[dict, float]]]] = {
         algorithms.fed_comgate(GAMMA, H, compressors.identity, step=0.7),
         lambda: compensated(0.7),
     ),
+    "cser": (algorithms.cser(SGD, H, compressors.random_places(1.0, unbiased=False)), reset),
     "mime-lite": (algorithms.mime_lite(MOMENTUM, H), frozen_momentum),
     "mime": (algorithms.mime(MOMENTUM, H), corrected_momentum),
     "easgd": (algorithms.easgd(SGD, H, 0.8), elastic),
     "des-loc": (algorithms.des_loc(MOMENTUM, H, 2), desynced),
+    "clag": (
+        algorithms.clag(SGD, compressors.whole_model(compressors.top_k(0.5)), 2.0),
+        lambda: lazily(2.0),
+    ),
     "streaming-diloco": (
         algorithms.streaming_diloco(SGD, 1, H, compressor=None),
         streamed,
@@ -838,9 +902,9 @@ REFUSED = (
     *("dcd-sgd", "ecd-sgd", "lead", "beer", "c-gt", "motef"),
     *("dlm", "lt-admm-vr", "opapc"),
     *("led", "prox-skip"),
-    *("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd"),
+    *("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd", "page", "l-svrg", "marina", "vr-marina"),
     *("nids", "pg-extra"),
-    *("qsparse-local-sgd", "cser", "dgc"),
+    *("qsparse-local-sgd", "dgc"),
     *("streaming-diloco", "sparse-loco", "muloco", "delayed-diloco", "eager-diloco"),
 )
 

@@ -15,11 +15,14 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import Query, State, network, problems
+from algorithms import memories
+from dsgd import Query, State, compressors, network, problems
 
 N, D, T = 5, 3, 40
 KEY, RING = jax.random.key(3), topologies.ring(N)
 GAMMA, STEP = 0.05, optax.sgd(0.05)
+TWO = compressors.random_k(0.6)  # two of three elements
+SHRUNK = compressors.contraction(TWO)
 SIZES = (4, 6, 3, 5, 6)
 PARTS = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
 RNG = np.random.default_rng(2)
@@ -60,6 +63,16 @@ METHODS = {
     "page": algorithms.page(STEP, 0.2),
     "loopless_svrg": algorithms.loopless_svrg(STEP, 0.2),
     "saga": algorithms.saga(STEP, max(SIZES)),
+    "vr_marina": algorithms.vr_marina(STEP, TWO, 0.2),
+    "VR-DIANA": algorithms.with_loopless_svrg(
+        algorithms.error_feedback(STEP, memories.Up(TWO, shift=0.5)), 0.2
+    ),
+    "EF21-PAGE": algorithms.with_page(
+        algorithms.ef21(STEP, compressors.top_k(0.4), compressors.identity), 0.2
+    ),
+    "3PC on SAGA": algorithms.with_saga(
+        algorithms.three_point(STEP, algorithms.three_points.v2(SHRUNK, TWO)), max(SIZES)
+    ),
 }
 
 
@@ -176,6 +189,10 @@ SAME = {
         exactly(algorithms.gradient_tracking(STEP, RING)),
     ),
     "PAGE, p = 1": (algorithms.page(STEP, 1.0), algorithms.gradient_descent(STEP)),
+    "EF21-PAGE, p = 1": (
+        algorithms.with_page(algorithms.ef21(STEP, SHRUNK, SHRUNK), 1.0),
+        exactly(algorithms.ef21(STEP, SHRUNK, SHRUNK)),
+    ),
     "L-SVRG, p = 1": (algorithms.loopless_svrg(STEP, 1.0), algorithms.gradient_descent(STEP)),
 }
 
@@ -184,6 +201,20 @@ SAME = {
 def test_two_methods_are_the_same(name):
     ours, theirs = (run(method, mesh=1) for method in SAME[name])
     np.testing.assert_allclose(ours.params, theirs.params, atol=1e-13)
+
+
+RARELY = {
+    "page": algorithms.page(STEP, 1e-6),
+    "loopless_svrg": algorithms.loopless_svrg(STEP, 1e-6),
+    "vr_marina": algorithms.vr_marina(STEP, TWO, 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", RARELY)
+def test_the_first_round_is_that_of_gradient_descent(name):
+    descent = algorithms.gradient_descent(STEP)
+    found, expected = (run(method, steps=1, mesh=1).params for method in (RARELY[name], descent))
+    np.testing.assert_allclose(found, expected, atol=1e-13)
 
 
 def test_gt_hsgd_with_a_step_of_1_is_aug_dgm_after_an_exact_first_round():

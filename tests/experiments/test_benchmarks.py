@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,11 +15,12 @@ import numpy as np
 import optax
 import pytest
 import scripts
+from rich.console import Console
 
 import algorithms
 import dsgd
 import topologies
-from dsgd import problems
+from dsgd import compressors, problems
 from dsgd.workers import routes
 from experiments.benchmark import (
     by_hand,
@@ -29,7 +32,7 @@ from experiments.benchmark import (
     timing,
     tokens,
 )
-from experiments.benchmark import compression as throughput
+from experiments.benchmark import compression as copies
 from experiments.benchmark.jobs import peers as jobs
 from experiments.benchmark.jobs import start as start_jobs
 from experiments.slow_links import Size
@@ -274,7 +277,7 @@ TIMED = [  # the benchmark, its arguments, its CSV file, rows, and columns of po
         rounds.Row._fields[3:],
     ),
     (start, {}, "start", 2, ("imports", "problem", "rounds", "wall", "cpu", "ratio")),
-    (throughput, {"dimensions": (4096,)}, "throughput", 5 + len(FEW), ("encode_bytes_per_second",)),
+    (copies, {"dimensions": (4096,)}, "copies", 4 + len(FEW), ("encode_copies", "decode_copies")),
     (
         mixing,
         {"workers": 8, "dimension": 5, "dimensions": (3, mixing.MOST)},
@@ -298,10 +301,10 @@ def test_a_benchmark_times_all_versions(
     """With few compressors, which require all of the other programs together, two graphs, and numpy
     instead of the other versions of the start.
     """
-    some = [each for each in throughput.CANDIDATES if each.compressor.name in FEW]
+    some = [each for each in copies.CANDIDATES if each.name in FEW]
     graphs = [topologies.ring(8), topologies.random_regular(12, 9)]
     numpy = start.make_versions(tmp_path / "numpy")["numpy"]
-    monkeypatch.setattr(throughput, "CANDIDATES", some)
+    monkeypatch.setattr(copies, "CANDIDATES", some)
     monkeypatch.setattr(mixing, "graphs_of_all_degrees", lambda: graphs)
     monkeypatch.setattr(start, "make_versions", lambda _: dict.fromkeys(("scan", "numpy"), numpy))
     scripts.ran(benchmark.main, benchmark.Args(**arguments, repeats=1, out=tmp_path / "out"))
@@ -313,6 +316,24 @@ def test_a_benchmark_times_all_versions(
         assert (few["chosen"], larger["chosen"]) == ("rows", "product")
         assert min(float(few["3"]), float(larger["3"])) > 0
         assert few[str(mixing.MOST)] == "nan", "so many elements are too many"
+
+
+def test_all_public_compressors_are_timed():
+    """In a combination, if they have no messages of their own."""
+    parts = {part for each in copies.CANDIDATES for part in re.findall(r"\w+", each.name)}
+    functions = {"LinearCode", "apply", "check", "encode", "fixed_size", "mean_bits"}
+    same_messages = {"whole_model"}
+    assert set(compressors.__all__) - functions - same_messages - parts == set()
+
+
+def test_the_table_of_costs_fits_into_80_columns():
+    cost = copies.Cost(1.25, 12.5, 0.123)
+    costs = {each.name: cost for each in copies.CANDIDATES} | {"slow": copies.Cost(4, 19.5, 2.5)}
+    table = copies.tabulate(2**24, 0.01, {"uniform": 3.0}, costs)
+    screen = Console(width=200, record=True, file=io.StringIO())
+    screen.print(table)
+    assert max(map(len, screen.export_text().splitlines())) <= 80
+    assert "More than 20 copies in total: slow" in str(table.caption)
 
 
 def test_the_benchmark_of_rounds_shows_each_number_in_its_unit():

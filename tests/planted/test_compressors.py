@@ -13,9 +13,11 @@ CONTRACT, COMBINATORS, SPARSE, QUANTIZATION, LOW_RANK = (
 THRESHOLDS, ROTATIONS = (f"{HERE}test_{name}.py" for name in ("thresholds", "rotations"))
 QUANTIZERS, SPARSIFIERS = "dsgd/compressors/quantization.py", "dsgd/compressors/sparsification.py"
 
+TERNARY = "dsgd/compressors/ternary.py"
+
 MISTAKES = [
     Mistake(
-        QUANTIZERS,
+        "dsgd/compressors/scales.py",
         "jnp.float32) < place - floor)",
         "jnp.float32) > place - floor)",
         f"{QUANTIZATION} -k random_quantization",
@@ -32,7 +34,13 @@ MISTAKES = [
         "1 + (d - 1) / (2 * levels**2)",
         f"{QUANTIZATION} -k 'it_reaches and linf'",
     ),
-    Mistake(QUANTIZERS, "1 - sent, 1 + sent", "1 + sent, 1 + sent", f"{QUANTIZATION} -k ternary"),
+    Mistake(TERNARY, "1 - sent, 1 + sent", "1 + sent, 1 + sent", f"{QUANTIZATION} -k ternary"),
+    Mistake(
+        "dsgd/compressors/scales.py",
+        "jnp.sqrt(jnp.mean(shares**2))",
+        "jnp.mean(jnp.abs(shares))",
+        f"{QUANTIZATION} -k clipped_ternary_rounds",
+    ),
     Mistake(
         QUANTIZERS,
         "delta=lambda d: 1 / d)",
@@ -186,6 +194,48 @@ MISTAKES = [
         "int(counted[0]) == capacity",
         "int(counted[0]) <= capacity",
         f"{HERE}test_check.py -k fewer",
+    ),
+    Mistake(
+        "dsgd/compressors/codes.py",
+        "(drawn + jax.random.randint(of_rotation, (), 0, d)) % d",
+        "drawn % d",
+        f"{HERE}test_common.py -k each_element",
+    ),
+    Mistake(
+        "dsgd/compressors/codes.py",
+        "line[:k] + line[d:]",
+        "line[:k]",
+        f"{HERE}test_common.py -k each_element",
+    ),
+    Mistake(
+        "dsgd/compressors/codes.py",
+        "-rotations % columns",
+        "rotations",
+        f"{HERE}test_common.py -k is_the_papers_with_its_hashes",
+    ),
+    Mistake(
+        "dsgd/compressors/codes.py",
+        "draw_seed(key if common is None else common.key)",
+        "draw_seed(key)",
+        f"{HERE}test_common.py -k senders_of_an_exchange",
+    ),
+    Mistake(
+        "dsgd/compressors/correlated.py",
+        "wide(values) * width(d)",
+        "wide(values) * N",
+        f"{HERE}test_common.py -k divides_the_elements",
+    ),
+    Mistake(
+        "dsgd/compressors/correlated.py",
+        "stratum, stratum - N)",
+        "stratum, stratum)",
+        f"{HERE}test_common.py -k equal_vectors_have",
+    ),
+    Mistake(
+        "dsgd/compressors/combinators.py",
+        "common=common and common.fold_in(number))",
+        "common=common)",
+        f"{HERE}test_common.py -k buckets_have",
     ),
 ]
 

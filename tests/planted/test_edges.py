@@ -60,7 +60,7 @@ MISTAKES = [
         f"{STATEMENTS} LT-ADMM",
     ),
     Mistake(
-        "algorithms/decentralized/variance_reduction.py",
+        "algorithms/variance_reduction.py",
         "optax.tree.sub(at_x, at_snapshot)",
         "at_x",
         f"{STATEMENTS} LT-ADMM-VR",

@@ -57,6 +57,12 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/communication/bits.py",
+        "Bits(counts.scale(parts[:, 0], sent)",
+        "Bits(sent",
+        f"{CALLS} -k one_server",
+    ),
+    Mistake(
+        "dsgd/communication/bits.py",
         "left_out = jnp.arange(N)[None, :] == (",
         "left_out = jnp.arange(N)[None, :] != (",
         f"{CALLS} -k any_length",
@@ -103,6 +109,18 @@ MISTAKES = [
         "jnp.ones_like(weights, workers.widened(rows).dtype)",
         '"tests/dsgd/problems/test_weights.py::test_a_worker_of_weight_2_counts_as_two_workers'
         '[DeMo]"',
+    ),
+    Mistake(
+        "dsgd/communication/compressed.py",
+        "own and own.fold_in(shard)",
+        "own",
+        "tests/dsgd/communication/test_common.py -k share_a_key",
+    ),
+    Mistake(
+        "dsgd/communication/communicator.py",
+        "means = workers.mean(codes)",
+        "means = workers.sum(codes)",
+        "tests/dsgd/communication/test_communicator.py -k 'records_bits and mean_of_codes'",
     ),
 ]
 

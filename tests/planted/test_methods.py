@@ -21,6 +21,7 @@ ASYNCHRONOUS, COMPRESSED, DECENTRALIZED = (
     f"algorithms/test_{kind}_methods" for kind in ("asynchronous", "compressed", "decentralized")
 )
 MATRICES = "algorithms/test_matrices"
+CONTINUES = "a_method_continues_with_the_workers_that_participate"
 ON_RAY, OPTIMIZERS, PARTICIPATION = (
     "algorithms/test_on_ray",
     "algorithms/test_optimizers",
@@ -33,16 +34,110 @@ SERVER, GOSSIP = (
 
 CHANGES = "algorithms/test_compressed_changes"
 BITS, PROXIMAL = "algorithms/test_bits", "algorithms/test_proximal_methods"
+ONE_BIT = "algorithms/test_one_bit_methods"
 GOSSIP_OF_DIFFERENCES = "algorithms/test_compressed_gossip"
+DIFFERENCES = "algorithms/test_compressed_differences"
 LOCAL = "algorithms/test_local_updates"
 LOCAL_GOSSIP = "algorithms/test_local_gossip"
 SLOW_LINKS = "algorithms/test_slow_links"
 STARTS = "algorithms/test_with_starts"
 STATEMENTS = "theory_checks/test_statements"
+VARIANCE_REDUCTION = "algorithms/test_variance_reduction"
 WEIGHTS = "dsgd/problems/test_weights"
 
 MISTAKES = [
     # Equations.
+    Mistake(
+        "algorithms/compressed/marina.py",
+        "g + N / r * mean",
+        "g + mean",
+        of(STATEMENTS, "statement_holds[PP-MARINA, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/marina.py",
+        "Query(x.last, active=~new)",
+        "Query(x.params, active=~new)",
+        of(STATEMENTS, "statement_holds[VR-MARINA, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/marina.py",
+        "Parts(whole, optax.tree.sub(whole, state.workers), whole)",
+        "Parts(whole, whole, whole)",
+        of(DIFFERENCES, "two_methods_are_the_same[MARINA, identity = GD, (0.1, 0.0, 0.3)]"),
+    ),
+    Mistake(
+        "algorithms/compressed/three_point.py",
+        "optax.tree.where(round.step == 0, g, y)",
+        "y",
+        of(STATEMENTS, "statement_holds[LAG, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/three_point.py",
+        "(share * change)",
+        "change",
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[clag]"),
+    ),
+    Mistake(
+        "algorithms/compressed/three_points.py",
+        "lazy = threshold * workers.sqnorm_rows(optax.tree.sub(x, y))",
+        "lazy = threshold * workers.sqnorm_rows(x)",
+        of(STATEMENTS, "statement_holds[CLAG, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/three_points.py",
+        "return probability, (1 - probability) * omega(d)",
+        "return probability, (1 - probability) ** 2 * omega(d)",
+        of(DIFFERENCES, "constants_bound_the_error[v5]"),
+    ),
+    Mistake(
+        "dsgd/communication/compressed.py",
+        "jnp.where(senders[:, None], each, jnp.uint32(0))",
+        "each",
+        of(STATEMENTS, "statement_holds[LAG, every round]"),
+    ),
+    Mistake(
+        "algorithms/variance_reduction.py",
+        "known = known.at[np.arange(round.workers), s[:, -1]].set(True)",
+        "known = known | True",
+        of(VARIANCE_REDUCTION, "saga_follows_its_recursion[1]"),
+    ),
+    Mistake(
+        "algorithms/variance_reduction.py",
+        "return coin | (round.step == 0)",
+        "return coin",
+        of(
+            "algorithms/test_variance_reduction",
+            "the_first_round_is_that_of_gradient_descent[page]",
+        ),
+        "algorithms/compressed/votes.py",
+        "negative = x < 0",
+        "negative = x <= 0",
+        of(ONE_BIT, "votes_lead_to_the_lower_median_of_the_minimizers"),
+    ),
+    Mistake(
+        "algorithms/compressed/majority_vote.py",
+        "delta), moved(beta2,",
+        "delta), moved(beta1,",
+        of(ONE_BIT, "equal_workers_make_the_steps_of_lion"),
+    ),
+    Mistake(
+        "algorithms/compressed/tern_grad.py",
+        "jnp.max, round.all_gather(largest)",
+        "jnp.mean, round.all_gather(largest)",
+        of(ONE_BIT, "terngrad_is_unbiased_after_clipping_with_the_stated_variance[None]"),
+    ),
+    Mistake(
+        "algorithms/compressed/compensation.py",
+        "(sent.decoded, answer.decoded)",
+        "(sent.decoded, s)",
+        of(ONE_BIT, "no_part_of_a_momentum_is_lost"),
+    ),
+    Mistake(
+        "algorithms/compressed/one_bit_adam.py",
+        "0 * x.total",
+        "x.total",
+        of("theory_checks/test_statements", "statement_holds[0/1 Adam, every round]"),
+    ),
     Mistake(
         "algorithms/local_updates/streaming_diloco.py",
         "offset = (p + 1) * period",
@@ -488,6 +583,49 @@ MISTAKES = [
         "(old + (new - old) / (2 * half))",
         of(GOSSIP_OF_DIFFERENCES, "ecd_approaches_that_limit_as_the_root_of_the_number_of_rounds"),
     ),
+    # Memories of compressed messages.
+    Mistake(
+        "algorithms/compressed/memories.py",
+        "workers.where_delivered(after, kept)",
+        "after",
+        of("algorithms/test_participation", f"{CONTINUES}[econtrol]"),
+    ),
+    Mistake(
+        "algorithms/compressed/diana.py",
+        'shift=alpha_of, over="arrived"',
+        "shift=alpha_of",
+        of("algorithms/test_participation", f"{CONTINUES}[diana]"),
+    ),
+    Mistake(
+        "algorithms/compressed/diana.py",
+        "sizes) / workers(N))",
+        "sizes))",
+        of("algorithms/test_memories", "methods_with_memories_equal_others[EF-BV's numbers-0.0]"),
+    ),
+    Mistake(
+        "algorithms/compressed/ef21_sgdm.py",
+        "(double_momentum if double else momentum)",
+        "(momentum if double else double_momentum)",
+        of(STATEMENTS, "statement_holds[EF21-SGDM, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/econtrol.py",
+        "Up(compressor, error=eta, shift=1.0)",
+        "Up(compressor, error=eta, shift=1.0, decay=0.9)",
+        of(STATEMENTS, "statement_holds[EControl, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/dist_ef_sgd.py",
+        'Down(compressor, "error")',
+        "Down(compressor, None)",
+        of(STATEMENTS, "statement_holds[dist-EF-blockSGD, every round]"),
+    ),
+    Mistake(
+        "algorithms/compressed/servers.py",
+        "round.prox(after.params, gamma)",
+        "round.prox(after.params, 2 * gamma)",
+        of(STATEMENTS, "statement_holds[DIANA, prox, every round]"),
+    ),
     # Validation.
     Mistake(
         "algorithms/optimizers.py",
@@ -519,6 +657,18 @@ MISTAKES = [
         "max(self.stamp, stamp) + 1",
         "self.stamp + 1",
         of(ON_RAY, "a_partner_averages_with_a_stamp_above_both_once_it_has_begun"),
+    ),
+    Mistake(
+        "algorithms/compressed/sketched_sgd.py",
+        "workers.where_delivered(memories, state.workers)",
+        "memories",
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[sketched-sgd]"),
+    ),
+    Mistake(
+        "algorithms/compressed/sketched_sgd.py",
+        "S_e = S_e - sent",
+        "S_e = 0 * S_e",
+        of(STATEMENTS, "statement_holds[FetchSGD, subtracted, every round]"),
     ),
 ]
 

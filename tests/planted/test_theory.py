@@ -56,21 +56,21 @@ METHODS = [
         holds("gradient tracking, every round"),
     ),
     Mistake(
-        "algorithms/decentralized/variance_reduction.py",
+        "algorithms/variance_reduction.py",
         "Query(snapshot, active=~new)",
         "Query(x, active=~new)",
         holds("GT-SVRG, every round"),
     ),
     Mistake(
-        "algorithms/decentralized/variance_reduction.py",
-        "round.if_active((v, _models(state)), before)",
-        "round.if_active((v, before[1]), before)",
+        "algorithms/variance_reduction.py",
+        "round.if_active((estimated, x), (v, last))",
+        "round.if_active((estimated, last), (v, last))",
         holds("GT-HSGD, every round"),
     ),
     Mistake(
-        "algorithms/decentralized/variance_reduction.py",
-        "at = _places(drawn[:, 1])",
-        "at = _places(drawn[:, 0])",
+        "algorithms/variance_reduction.py",
+        "at = _places(s[:, -1])",
+        "at = _places(s[:, 0])",
         '"tests/algorithms/test_variance_reduction.py::test_gt_saga_follows_its_recursion[1]"',
     ),
     Mistake(
@@ -220,7 +220,7 @@ METHODS = [
 ]
 CONSTANTS = [
     Mistake(
-        "dsgd/compressors/quantization.py",
+        "dsgd/compressors/ternary.py",
         "omega=lambda d: (math.sqrt(d) - 1) / 2)",
         "omega=lambda d: (math.sqrt(d) - 1) / 2.1)",
         holds("omega of ternary"),
@@ -290,8 +290,8 @@ BOUNDS = [
     ),
     Mistake(
         f"{S}/compressed_linear.py",
-        '{"x": 1.0, "h": weight * gamma**2}',
-        '{"x": 1.0, "h": weight * gamma**2 / 2}',
+        '{"x": 1.0, "h": c * gamma**2}',
+        '{"x": 1.0, "h": c * gamma**2 / 2}',
         holds("DIANA, linear, exact"),
     ),
     Mistake(

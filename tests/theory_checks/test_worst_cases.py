@@ -385,6 +385,7 @@ def test_comparisons_are_of_statements():
         ("DSGD, non-convex", 1.274 / 3.694),
         ("ASGD, non-convex", 0.617),
         ("local SGD, consensus", 1.0),
+        ("EF21, linear, exact", 0.499),
         ("gradient tracking, linear", 0.992),
     ],
 )

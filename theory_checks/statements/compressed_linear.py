@@ -65,14 +65,13 @@ import numpy as np
 import optax
 
 import algorithms
-from algorithms import memories
 from dsgd import compressors, problems
 from dsgd.base import Algorithm, Compressor, State
 from dsgd.compressors.members import stated
 from theory_checks.machinery import instances, ranges
 from theory_checks.machinery.random_rounds import RandomRounds, mixed, random_rounds
 from theory_checks.machinery.rounds import Build, Instance
-from theory_checks.machinery.statement import Draws, Outcome, Statement
+from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
 from theory_checks.statements.ef21 import SHRINKING
 
 _ROUNDING = 1e-12
@@ -224,8 +223,8 @@ def ef_bv(
     return max(1 - learning_rate * strong_convexity, (1 + residual) / 2)
 
 
-def _weight_of_ef_bv(gamma: float, of: Residuals) -> float:
-    """Returns b."""
+def weight(gamma: float, of: Residuals) -> float:
+    r"""Returns b, the weight of $\frac1N \sum |f_n'(x) - h_n|^2$ in $\Psi$ of EF-BV."""
     root = math.sqrt((1 + of.each) / 2)  # (1 + s) sqrt(r)
     return gamma * of.mean / (2 * (root - math.sqrt(of.each)) * root)
 
@@ -336,15 +335,9 @@ def random_one(d: int) -> Compressor:
 
 
 @cache
-def _with_shifts(compressor: Compressor) -> Build:
-    """Returns the builder of the method with memories; `more` has lambda and nu."""
-
-    def build(of: Instance, additive: Compressor) -> Algorithm:
-        shift, gain = of.more
-        up = memories.Up(compressor, shift=shift, gain=gain)
-        return algorithms.error_feedback(optax.sgd(of.learning_rate), up)
-
-    return build
+def _with_shifts(method: Method, compressor: Compressor) -> Build:
+    """Returns the builder of DIANA or EF-BV; `more` has alpha, or lambda and nu."""
+    return lambda of, additive: method(optax.sgd(of.learning_rate), compressor, *of.more)
 
 
 def _memories(state: State) -> dict[str, jax.Array]:
@@ -354,14 +347,13 @@ def _memories(state: State) -> dict[str, jax.Array]:
 
 
 def _with_memories(
-    A: np.ndarray, compressor: Compressor, shift: float, gain: float
+    method: Method, A: np.ndarray, compressor: Compressor, *numbers: float
 ) -> Callable[[float], RandomRounds]:
+    build = _with_shifts(method, compressor)
     problem = problems.quadratic(A, np.ones(A.shape[:2]))
 
     def rounds(gamma: float) -> RandomRounds:
-        found = random_rounds(
-            _with_shifts(compressor), problem, gamma, more=(shift, gain), quantities=_memories
-        )
+        found = random_rounds(build, problem, gamma, more=numbers, quantities=_memories)
         residual = found.values["local"] - found.values["h"]
         return found._replace(values={**found.values, "residual": residual})
 
@@ -373,12 +365,12 @@ def of_diana(A: np.ndarray, theta: float) -> Theorem:
     (N, d, _), of, omega = A.shape, constants(A), A.shape[1] - 1.0
     alpha = theta / (1 + omega)
     given = {"smoothness": of.each, "omega": omega, "workers": N, "shift": alpha}
-    weight = _diana("diana", omega, N, alpha).weight
+    c = _diana("diana", omega, N, alpha).weight
     return Theorem(
-        _with_memories(A, random_one(d), alpha, 1.0),
+        _with_memories(algorithms.diana, A, random_one(d), alpha),
         diana_step(**given),
         lambda gamma: diana(strong_convexity=of.strong_convexity, learning_rate=gamma, **given),
-        lambda gamma: {"x": 1.0, "h": weight * gamma**2},
+        lambda gamma: {"x": 1.0, "h": c * gamma**2},
         f"N = {N}, omega = {omega:g}, theta = {theta:.3g}",
     )
 
@@ -410,10 +402,10 @@ def _of_residuals(
         "mean_residual": of.mean,
     }
     return Theorem(
-        _with_memories(A, up, shift, gain),
+        _with_memories(algorithms.ef_bv, A, up, shift, gain),
         ef_bv_step(**given),
         lambda gamma: ef_bv(strong_convexity=of_A.strong_convexity, learning_rate=gamma, **given),
-        lambda gamma: {"gap": 1.0, "residual": _weight_of_ef_bv(gamma, of)},
+        lambda gamma: {"gap": 1.0, "residual": weight(gamma, of)},
         case,
     )
 
@@ -572,11 +564,17 @@ def _statements(
         return [outcome for theorem in worst() for outcome in largest_step(theorem)]
 
     return [
-        Statement(f"{name}, linear, exact", reference, hypotheses, trial, (at_the_worst,)),
+        Statement(
+            f"{name}, linear, exact",
+            reference,
+            f"{hypotheses}; decrease of Psi",
+            trial,
+            (at_the_worst,),
+        ),
         Statement(
             f"{name}, largest step, exact",
             reference,
-            hypotheses,
+            f"{hypotheses}; second moments decrease",
             lambda draws: largest_step(drawn(draws)),
             (steps,),
         ),
@@ -587,20 +585,20 @@ STATEMENTS = [
     *_statements(
         "DIANA",
         "Gorbunov et al. 2020; derived",
-        "f_n convex, f strongly; Q unbiased; gamma <= 1/(L(1 + 6 omega/N))",
+        "f_n convex, f strongly; Q unbiased",
         _diana_drawn,
         lambda: [of_diana(bowls(2, 1.0, 1.0), theta) for theta in (1.0, 0.5)],
     ),
     *_statements(
         "EF-BV",
-        "Condat et al. 2022, Theorem 1",
+        "Condat et al. 2022",
         "f strongly convex; C(eta, omega)",
         _ef_bv_drawn,
         lambda: [of_ef_bv(bowls(2, 1.0, 1.0), *both) for both in ((0.1, 0.7), (0.5, 1.0))],
     ),
     *_statements(
         "EF21",
-        "Condat et al. 2022, Theorem 1",
+        "Condat et al. 2022",
         "f strongly convex; C contracts",
         _ef21_drawn,
         lambda: [of_ef21(bowls(N, 1.0, 0.5), SHRINKING) for N in (1, 2)],

@@ -17,6 +17,7 @@ from dsgd import Algorithm, compressors
 from theory_checks import bounds
 from theory_checks.statements import (
     asynchronous_sgd,
+    compressed_linear,
     decentralized_sgd,
     ef21,
     gradient_tracking,
@@ -163,6 +164,31 @@ def _ef21() -> Comparison:
     return Comparison(worst, theorem, f"delta = {delta}, gamma L = {gamma:.3g}, K = {steps}")
 
 
+def _ef21_linear() -> Comparison:
+    steps, delta = 10, 0.9
+    given = {
+        "smoothness": _L,
+        "mean_smoothness": _L,
+        "residual": 1 - delta,
+        "mean_residual": 1 - delta,
+    }
+    gamma = bounds.ef_bv_step(**given)
+    factor = bounds.ef_bv(strong_convexity=_MU, learning_rate=gamma, **given)
+    # The estimate of the gradient starts at 0, and |f'(x_0)|^2 <= 2 L D.
+    b = compressed_linear.weight(gamma, compressed_linear.Residuals(1 - delta, 1 - delta))
+    theorem = factor**steps * (_GAP + b * 2 * _L * _GAP)
+    worst = worst_case(
+        lambda compressor: algorithms.ef21(optax.sgd(gamma), compressor, compressors.identity),
+        Smooth(L=_L, mu=_MU, gap=_GAP),
+        steps=steps,
+        measure="gap",
+        workers=1,
+        delta=delta,
+    )
+    case = f"mu / L = {_MU}, delta = {delta}, gamma L = {gamma:.3g}, T = {steps}"
+    return Comparison(worst, theorem, case)
+
+
 def _gradient_tracking() -> Comparison:
     steps, ring = 10, topologies.ring(_RING)
     given = {"smoothness": _L, "strong_convexity": _MU, "topology": ring}
@@ -189,6 +215,7 @@ COMPARISONS: dict[str, Callable[[], Comparison]] = {
     "local SGD, consensus": lambda: _local_sgd("consensus"),
     "ASGD, non-convex": _asynchronous_sgd,
     "EF21, layer by layer": _ef21,
+    "EF21, linear, exact": _ef21_linear,
     "gradient tracking, linear": _gradient_tracking,
 }
 """Comparisons by the name of the statement."""

@@ -122,6 +122,13 @@ def ask_server(round, x):
     return round.from_server(sent.received).received, jnp.max(largest)
 
 
+def ask_server_by_some(round, x):
+    """Returns the mean of the messages of every second worker, and what the workers decode."""
+    some = workers.local_block(jnp.arange(N) % 2 == 0, N)
+    sent = round.to_server(compressors.sign, x, senders=some)
+    return sent.received, workers.gather(sent.decoded)
+
+
 def signs(x):
     """Returns what the workers' rows decode to."""
 
@@ -677,6 +684,17 @@ def test_one_server_receives_the_messages_that_arrive():
     for way, size in expected.items():
         np.testing.assert_array_equal(sent[way], np.where(PRESENT, size, 0), err_msg=way)
     np.testing.assert_array_equal(sent["messages"], np.stack([PRESENT, COUNTED], axis=1))
+
+
+def test_workers_that_do_not_send_count_with_zero_and_have_no_bits():
+    seen = communicated(2, (ask_server_by_some, EVERYWHERE))
+    some = np.arange(N) % 2 == 0
+    expected = each(lambda x: sign(x) * some.reshape(-1, *[1] * (x.ndim - 1)), X)
+    mean, decoded = seen.results[0]
+    close(mean, each(lambda x: x.mean(axis=0), expected))
+    close(decoded, expected)
+    (sent,) = seen.bits
+    np.testing.assert_array_equal(sent["up"], np.where(some, SIGNS, 0))
 
 
 @pytest.mark.parametrize(

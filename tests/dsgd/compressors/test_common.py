@@ -17,16 +17,19 @@ from dsgd.compressors import (
     contraction,
     correlated_quantization,
     count_sketch,
+    induced,
     perm_k,
     random_block,
     random_k,
     random_places,
+    repeated,
+    rotated,
     shared_random_k,
     top_k,
     whole_model,
     with_seed,
 )
-from dsgd.compressors.codes import draw_seed, from_seed
+from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import fixed_size
 from tests.dsgd.compressors.shared import (
     EPS,
@@ -48,6 +51,8 @@ NESTED = [
     top_k(1.0, HALF),
     random_k(1.0, HALF),
     chunked_top_k(4, 4, HALF),
+    induced(contraction(HALF), HALF),
+    repeated(contraction(shared_random_k(0.25)), 2),
 ]
 
 
@@ -111,6 +116,7 @@ def test_common_reaches_compress():
         return x.at[:2].set(jnp.stack([common.worker, common.workers]).astype(x.dtype))
 
     spy = fixed_size(compress, lambda message, d: message, "spy")
+    exchange(rotated(spy), jax.random.key(0), jnp.zeros((3, 8)))
     decoded = exchange(buckets(spy, 4), jax.random.key(0), jnp.zeros((3, 8)))
     np.testing.assert_array_equal(decoded[:, [0, 4]], [[0, 0], [1, 1], [2, 2]])
     np.testing.assert_array_equal(decoded[:, [1, 5]], 3)

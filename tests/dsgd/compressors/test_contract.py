@@ -16,8 +16,11 @@ from dsgd.compressors import (
     buckets,
     cast,
     chunked_top_k,
+    clipped_ternary,
     clipping,
     contraction,
+    correlated_quantization,
+    count_sketch,
     dct_top_k,
     drive,
     e3m0,
@@ -29,13 +32,16 @@ from dsgd.compressors import (
     natural,
     natural_dithering,
     one_bit,
+    perm_k,
     qsgd,
+    random_block,
     random_k,
     random_quantization,
     random_sparsification,
     repeated,
     rotated,
     sampled_top_k,
+    shared_random_k,
     sidco,
     sign,
     ternary,
@@ -44,6 +50,7 @@ from dsgd.compressors import (
     two_bit,
     variance_optimal,
     whole_model,
+    with_seed,
 )
 from dsgd.compressors.members import stated
 from dsgd.compressors.sizes import fixed_bits
@@ -99,6 +106,7 @@ COMPRESSORS = {
     qsgd(8): lambda d: 8 * packed_bytes(d, 5) + 32,
     qsgd(2, "linf"): lambda d: 8 * packed_bytes(d, 3) + 32,
     ternary: lambda d: 8 * -(-d // 5) + 32,
+    clipped_ternary(2.5): lambda d: 8 * -(-d // 5) + 32,
     natural: lambda d: 8 * packed_bytes(d, 9),
     sign: lambda d: 8 * -(-d // 8) + 32,
     clipping(7): lambda d: 16 * d,
@@ -134,6 +142,11 @@ COMPRESSORS = {
     random_k(0.75, natural): lambda d: (
         8 * packed_bytes(-(-3 * d // 4), 9) + 8 * packed_bytes(-(-3 * d // 4), index_bits(d))
     ),
+    shared_random_k(0.25): lambda d: -(-d // 4) * 32 + 64,
+    with_seed(random_block(0.5)): lambda d: -(-d // 2) * 32 + 64,
+    with_seed(count_sketch(3, 4)): lambda d: 3 * 4 * 32 + 64,
+    perm_k(4): lambda d: -(-d // 4) * 32 + 64 + 32,
+    correlated_quantization(3): lambda d: 8 * packed_bytes(d, 3) + 32,
     random_sparsification(0.2): None,
     threshold(0.5): None,
     sampled_top_k(0.3, 0.5): None,
@@ -163,7 +176,12 @@ COMPRESSORS = {
 }
 WHOLE = whole_model(top_k(0.1))  # otherwise the same as the compressor that it wraps
 every_compressor = pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: c.name)
-SOME = ["random_k", "random_sparsification"]  # compressors that send only some elements
+SOME = [
+    "random_k",
+    "random_block",
+    "random_sparsification",
+    "perm_k",
+]  # compressors that send only some elements
 BIASED = {
     "sign",
     "e3m0",
@@ -174,6 +192,7 @@ BIASED = {
     "eight_bit",
     "two_bit",
     "chunked_top_k",
+    "clipped_ternary",
     "clipping",
     "top_k",
     "block_top_k",
@@ -325,12 +344,17 @@ def test_names_are_all_different():
 
 # of a message for 12 elements: the number of elements of the vector, and of computed numbers
 FLOATS: dict[Compressor, tuple[int, int]] = {
+    shared_random_k(0.25): (3, 0),
+    with_seed(count_sketch(3, 2)): (0, 6),
+    perm_k(4): (3, 0),
+    correlated_quantization(3): (1, 0),
     identity: (12, 0),
     random_quantization(3): (2, 0),
     random_quantization(3, 4): (6, 0),
     qsgd(8): (0, 1),
     qsgd(2, "linf"): (1, 0),
     ternary: (1, 0),
+    clipped_ternary(2.5): (0, 1),
     natural: (0, 0),
     sign: (0, 1),
     clipping(7): (0, 0),
@@ -399,6 +423,10 @@ def test_random_sparsification_counts_elements_in_their_own_type(dtype, element)
 
 
 WHOLE_FLOATS = [
+    shared_random_k(1.0),
+    with_seed(random_block(1.0)),
+    with_seed(count_sketch(1, 12)),
+    perm_k(1),
     identity,
     top_k(1.0),
     random_sparsification(1.0),

@@ -136,7 +136,7 @@ DIVIDED: dict[str, Callable[[np.ndarray], dsgd.Algorithm]] = {
         MOMENTUM, 2, compressors.chunked_top_k(1, 3), outer=optax.sgd(0.7)
     ),
     "CSER": lambda of: algorithms.cser(
-        MOMENTUM, 2, compressors.chunked_top_k(2, 3), compressors.chunked_top_k(1, 3)
+        MOMENTUM, 2, compressors.chunked_top_k(2, 3), compressors.random_places(0.5, unbiased=False)
     ),
     "DGC": lambda of: algorithms.dgc(optax.sgd(0.1), compressors.chunked_top_k(1, 3), 0.5),
     "Fed-EF": lambda of: algorithms.fed_ef(optax.sgd(0.1), 2, compressors.chunked_top_k(1, 3)),

@@ -19,7 +19,7 @@ from theory_checks.statements.recursions.compressed import concatenate_parts
 from theory_checks.statements.recursions.shared import SIGN
 
 IN_LAYERS, WHOLE = Parts(LAYERS, N), Parts((D,), N)
-DECAYS = {"beta1": 0.8, "beta2": 0.9, "epsilon": 0.1}
+DECAYS: dict[str, Any] = {"beta1": 0.8, "beta2": 0.9, "epsilon": 0.1}
 
 
 def _voted(
@@ -81,7 +81,8 @@ def _one_bit(name: str, C: Any, c: Callable, cutting: Parts, **more: Any) -> Cas
 
 def _zero_one(name: str, C: Any, c: Callable, cutting: Parts, changing: bool) -> Case:
     """Returns a case whose step size is 0 in some rounds if `changing`."""
-    numbers, length = {"freeze": 6, "updates": 2, "stretch": 3, "longest": 4}, 24
+    numbers: dict[str, Any] = {"freeze": 6, "updates": 2, "stretch": 3, "longest": 4}
+    length = 24
 
     def schedule(gamma: Any) -> Callable:
         return lambda t: gamma * (t % 4) / 2
