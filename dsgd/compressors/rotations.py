@@ -122,9 +122,9 @@ def drive(scale: Literal["least error", "unbiased"] = "least error", rounds: int
     It is `eden` with one bit. With the scale of least error $|C(x) - x|^2 = |x|^2 - |R x|_1^2 / d$,
     and $\delta = 1/2$ for d >= 2, with equality for two equal elements in a piece: an element of Rx
     is a sum of the elements of x with random signs, so that $E|(R x)_i| \ge |x| / \sqrt{2 d}$
-    (Khintchine's inequality with Szarek's constant). For vectors without few dominating elements,
-    the errors are close to those of normal elements, $1 - 2 / \pi = 0.363$ and $\pi / 2 - 1 =
-    0.571$ times $|x|^2$.
+    (Khintchine's inequality with Szarek's constant). For vectors of many elements of similar
+    magnitude, the errors of the two scales are close to those of normal elements, $1 - 2 / \pi =
+    0.363$ and $\pi / 2 - 1 = 0.571$ times $|x|^2$.
 
     Args:
         scale, rounds: see `eden`.
