@@ -220,7 +220,7 @@ METHODS = [
 ]
 CONSTANTS = [
     Mistake(
-        "dsgd/compressors/quantization.py",
+        "dsgd/compressors/ternary.py",
         "omega=lambda d: (math.sqrt(d) - 1) / 2)",
         "omega=lambda d: (math.sqrt(d) - 1) / 2.1)",
         holds("omega of ternary"),

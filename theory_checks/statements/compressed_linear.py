@@ -564,11 +564,17 @@ def _statements(
         return [outcome for theorem in worst() for outcome in largest_step(theorem)]
 
     return [
-        Statement(f"{name}, linear, exact", reference, hypotheses, trial, (at_the_worst,)),
+        Statement(
+            f"{name}, linear, exact",
+            reference,
+            f"{hypotheses}; decrease of Psi",
+            trial,
+            (at_the_worst,),
+        ),
         Statement(
             f"{name}, largest step, exact",
             reference,
-            hypotheses,
+            f"{hypotheses}; second moments decrease",
             lambda draws: largest_step(drawn(draws)),
             (steps,),
         ),
@@ -579,20 +585,20 @@ STATEMENTS = [
     *_statements(
         "DIANA",
         "Gorbunov et al. 2020; derived",
-        "f_n convex, f strongly; Q unbiased; gamma <= 1/(L(1 + 6 omega/N))",
+        "f_n convex, f strongly; Q unbiased",
         _diana_drawn,
         lambda: [of_diana(bowls(2, 1.0, 1.0), theta) for theta in (1.0, 0.5)],
     ),
     *_statements(
         "EF-BV",
-        "Condat et al. 2022, Theorem 1",
+        "Condat et al. 2022",
         "f strongly convex; C(eta, omega)",
         _ef_bv_drawn,
         lambda: [of_ef_bv(bowls(2, 1.0, 1.0), *both) for both in ((0.1, 0.7), (0.5, 1.0))],
     ),
     *_statements(
         "EF21",
-        "Condat et al. 2022, Theorem 1",
+        "Condat et al. 2022",
         "f strongly convex; C contracts",
         _ef21_drawn,
         lambda: [of_ef21(bowls(N, 1.0, 0.5), SHRINKING) for N in (1, 2)],
