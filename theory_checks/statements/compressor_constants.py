@@ -163,18 +163,6 @@ def steps_of_dithering(d: int) -> np.ndarray:
 FP4 = compressors.cast("float4_e2m1fn", stochastic=True)
 
 
-def in_last(columns: int) -> Vector:
-    """Returns equal elements in the last row of so many columns, and zeros, the worst vector of a
-    count sketch.
-    """
-    return lambda d: np.r_[np.zeros(d - (d - 1) % columns - 1), np.ones((d - 1) % columns + 1)]
-
-
-def above_half(d: int) -> np.ndarray:
-    """Returns one element just above half of a power of two, and zeros."""
-    return np.r_[1 + 1e-6, np.zeros(d - 1)]
-
-
 WORST: dict[Compressor, Vector] = {
     compressors.random_quantization(3): extremes_and_zeros,
     compressors.qsgd(1): ones,
@@ -192,11 +180,7 @@ WORST: dict[Compressor, Vector] = {
     compressors.perm_k(4): ones,
     compressors.correlated_quantization(2): above_half,
     compressors.random_sparsification(0.2): ones,
-    compressors.shared_random_k(0.25): ones,
     compressors.with_seed(compressors.random_block(0.25, unbiased=False)): ones,
-    compressors.with_seed(compressors.count_sketch(1, 5)): in_last(5),
-    compressors.perm_k(3): ones,
-    compressors.correlated_quantization(2): above_half,
     compressors.buckets(compressors.ternary, 5): in_first(5, one_large(1)),
     compressors.sign: alone,
     compressors.clipping(3): below_a_knob(3),
@@ -217,7 +201,7 @@ WORST: dict[Compressor, Vector] = {
     compressors.variance_optimal(0.25): ones,
     compressors.rotated(compressors.random_k(0.25)): ones,
     compressors.drive(): in_first(2, ones),
-    compressors.eden(2): ones,
+    compressors.eden(2): lambda d: np.r_[1.0, np.full(d - 1, 0.03)],
     compressors.induced(compressors.top_k(0.25), compressors.random_k(0.25)): ones,
     compressors.repeated(compressors.contraction(compressors.random_k(0.25)), 2): ones,
 }
