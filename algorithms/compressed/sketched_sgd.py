@@ -14,7 +14,6 @@ from algorithms import optimizers
 from dsgd import Algorithm, Query, State, checks, communication, workers, xla
 from dsgd.base import Real
 from dsgd.compressors import count_sketch
-from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import wide
 from dsgd.compressors.sparsification import kept, placed, require_share
 
@@ -25,7 +24,7 @@ class Sketched(NamedTuple):
     Args:
         params: x.
         optimizer: the optimizer's state.
-        seed: of the hash functions, uint32 `[2]`; 0 before the first round, which draws it.
+        seed: of the hash functions, uint32 scalar; 0 before the first round, which draws it.
     """
 
     params: Any
@@ -111,7 +110,7 @@ def sketched_sgd(
 
     def init(params, N):
         v = jnp.zeros_like(wide(ravel_pytree(params)[0]))
-        x = Sketched(*optimizers.init(optimizer, params), jnp.zeros(2, jnp.uint32))
+        x = Sketched(*optimizers.init(optimizer, params), jnp.uint32(0))
         return State(x, workers.replicate(Memories(v, v), N))
 
     def update(state, gradients, round):
@@ -121,8 +120,8 @@ def sketched_sgd(
         seed = _seed(x.seed, round)
         u = jnp.asarray(momentum, u.dtype) * u + communication.flat(gradients, False)
         v = v + u
-        S = round.mean(jax.vmap(partial(sketch.encode, from_seed(seed)))(v))
-        asked = xla.largest(sketch.decode(from_seed(seed), S, d), min(candidates * k, d))
+        S = round.mean(jax.vmap(partial(sketch.encode, jax.random.key(seed)))(v))
+        asked = xla.largest(sketch.decode(jax.random.key(seed), S, d), min(candidates * k, d))
         exact = round.mean(v[:, asked])
         largest = xla.largest(exact, k)
         chosen = jnp.zeros(d, bool).at[asked[largest]].set(True)[None]
@@ -203,17 +202,17 @@ def fetch_sgd(
     def init(params, N):
         empty = jnp.zeros((rows, columns), wide(ravel_pytree(params)[0]).dtype)
         x = optimizers.init(optimizer, params)
-        return State(Fetched(*x, jnp.zeros(2, jnp.uint32), empty, empty))
+        return State(Fetched(*x, jnp.uint32(0), empty, empty))
 
     def update(state, gradients, round):
         x = state.server
         seed = _seed(x.seed, round)
-        encode = partial(sketch.encode, from_seed(seed))
+        encode = partial(sketch.encode, jax.random.key(seed))
         g = communication.flat(gradients, False)
         d = g.shape[1]
         S_u = jnp.asarray(momentum, x.S_u.dtype) * x.S_u + round.mean(jax.vmap(encode)(g))
         S_e = x.S_e + S_u
-        estimate = sketch.decode(from_seed(seed), S_e, d)
+        estimate = sketch.decode(jax.random.key(seed), S_e, d)
         largest = xla.largest(estimate, kept(fraction, d))
         delta = placed(largest, estimate[largest], d)
         sent = encode(delta)
@@ -243,7 +242,8 @@ def _sketch(method: str, fraction: float, rows: int, columns: int, momentum: Rea
 
 def _seed(seed: jax.Array, round: communication.Communicator) -> jax.Array:
     """Returns the seed that the first round draws, the same for all workers."""
-    return jnp.where(round.step == 0, draw_seed(round.next_key()), seed)
+    drawn = jax.random.bits(round.next_key(), (), jnp.uint32)
+    return jnp.where(round.step == 0, drawn, seed)
 
 
 def _step(optimizer: optax.GradientTransformation, x: Any, delta: jax.Array) -> Any:

@@ -30,6 +30,9 @@ def dct_top_k(k: int, chunk: int = 64, columns: int | None = None) -> Compressor
     transforms both dimensions. c' is the number of elements of a chunk, c or $c_1 c_2$. If
     $k \ge c'$, all coefficients are sent, and C is the identity up to rounding.
 
+    The transforms are products with matrices. An element needs c multiplications ($c_1 + c_2$ for a
+    matrix) to be encoded, and again to be decoded: for c = 64 more than 20 copies of the vector.
+
     A message has k indices of $\lceil \log_2 c' \rceil$ bits and k values for each chunk, in
     float64 for float64 vectors, else in float32.
 

@@ -101,7 +101,7 @@ def random_k(fraction: float, values: Compressor = identity) -> Compressor:
     def score(key, x):
         # The scores are 30 random bits each, converted to positive normal floats in the same order.
         drawn = (jax.random.bits(key, x.shape, jnp.uint32) >> 2) + jnp.uint32(1 << 23)
-        return jax.lax.bitcast_convert_type(drawn, jnp.float32)
+        return xla.materialize(jax.lax.bitcast_convert_type(drawn, jnp.float32))
 
     def omega(d):
         k = kept(fraction, d)

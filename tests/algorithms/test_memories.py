@@ -21,7 +21,7 @@ import algorithms
 import dsgd
 from algorithms import memories
 from algorithms.compressed.memories import Down, Up
-from dsgd import compressors, network, problems
+from dsgd import clusters, compressors, network, problems
 from tests.algorithms import quadratics
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
@@ -207,6 +207,24 @@ def test_the_servers_shift_is_the_mean_of_the_workers(name):
     shift = trajectories.rows(states.server.server.shift, 1)
     np.testing.assert_allclose(shift, mean, rtol=0, atol=1e-12)
     assert np.abs(shift[-1]).max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["EF21", "EF21-SGDM", "DIANA", "EF-BV", "EControl"])
+def test_limits_with_sampled_clients_are_exact(name):
+    """Half of the clients participate in each round; the others keep their memories."""
+    A, b, start = quadratics.arrays()
+    cluster = clusters.Cluster(clusters.constant(1.0), present=clusters.sampled(N // 2, of=N))
+    found = dsgd.run(
+        METHODS[name](Numbers(gamma=0.02, eta=0.2)),
+        problems.quadratic(A, b, start=start),
+        steps=4_000,
+        key=jax.random.key(0),
+        cluster=cluster,
+        mesh=1,
+        record_every=4_000,
+    )
+    np.testing.assert_allclose(found.params, quadratics.minimizer(), rtol=0, atol=1e-9)
+    assert found.history["present"][-1] == 0.5
 
 
 # --- Invalid arguments.

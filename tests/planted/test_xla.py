@@ -35,6 +35,12 @@ PLAIN = IN + "test_threefry.py::test_other_platforms_and_fast_compilation_use_th
 HIDDEN = IN + "test_threefry.py::test_without_private_names_of_jax_the_plain_form_runs"
 
 MISTAKES = [
+    Mistake(
+        SELECTION,
+        "above = n >= below",
+        "above = n > below",
+        f"{SORTED} -k indices_of_long",
+    ),
     Mistake(SUMS, "    m = -(-n // most)\n", "    m = n // most\n", ROWS),
     Mistake(SUMS, "new = jnp.arange(m) >= m - left", "new = jnp.arange(m) >= m - left - 1", ROWS),
     Mistake(SUMS, "blocks[1::2]), *odd]", "blocks[1::2])]", ROWS),

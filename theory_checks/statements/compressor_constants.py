@@ -34,16 +34,6 @@ def ones(d: int) -> np.ndarray:
     return np.ones(d)
 
 
-def in_last(d: int) -> np.ndarray:
-    """Returns zeros except for the last element."""
-    return (np.arange(d) == d - 1).astype(float)
-
-
-def above_half(d: int) -> np.ndarray:
-    """Returns zeros except for an element just above a power of two."""
-    return alone(d) * (0.5 + 2.0**-24)
-
-
 def alone(d: int) -> np.ndarray:
     """Returns one element among zeros, the worst vector of the scaled sign."""
     return np.eye(d)[0]
@@ -175,10 +165,6 @@ WORST: dict[Compressor, Vector] = {
     FP4: beside(6.0, lambda d: 5 / (1 + stated(FP4.omega, d))),
     compressors.cast("float8_e5m2", "power", stochastic=True): lambda d: np.full(d, 10 / 9),
     compressors.random_k(0.25): ones,
-    compressors.shared_random_k(0.25): ones,
-    compressors.with_seed(compressors.count_sketch(1, 4)): in_last,
-    compressors.perm_k(4): ones,
-    compressors.correlated_quantization(2): above_half,
     compressors.random_sparsification(0.2): ones,
     compressors.with_seed(compressors.random_block(0.25, unbiased=False)): ones,
     compressors.buckets(compressors.ternary, 5): in_first(5, one_large(1)),

@@ -86,6 +86,23 @@ def test_the_largest_are_those_of_a_sort_and_the_first_of_equal_ones(shape, dtyp
             )
 
 
+@pytest.mark.parametrize("k", [2, 31, 700])
+@pytest.mark.parametrize("vectors", [(), (3,)], ids=str)
+def test_indices_of_long_vectors_are_those_of_a_sort(k, vectors):
+    """Their length is not a multiple of 32. Some vectors have equal elements, and fewer than k
+    nonzero ones.
+    """
+    d = (1 << 14) + 5
+    indices = jax.jit(
+        jax.vmap(lambda x: xla.largest(x, k)) if vectors else lambda x: xla.largest(x, k)
+    )
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal((*vectors, d)).astype(np.float32)
+    for x in (normal, np.round(3 * normal), normal * (rng.random(normal.shape) < 20 / d)):
+        order = np.argsort(-np.abs(x), axis=-1, kind="stable")
+        np.testing.assert_array_equal(indices(x), order[..., :k])
+
+
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_indices_of_the_largest_are_in_order_and_the_first_of_equal_ones(k):
     np.testing.assert_array_equal(xla.largest(jnp.array([1.0, -3.0, 2.0, 3.0]), k), [1, 3, 2][:k])

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import algorithms
 from dsgd import compressors
-from dsgd.compressors.seeds import from_seed
 from theory_checks.machinery.cases import Case, Inputs, Symbols, on_server
 from theory_checks.machinery.trajectories import D, N, Trajectory
 from theory_checks.recursions import sketches
@@ -24,7 +22,7 @@ EXACT = 24  # at least D columns
 
 def _hashes(found: Trajectory, columns: int) -> Hashes:
     """Returns the hash functions that the method drew, read from sketches of single elements."""
-    key = from_seed(jnp.asarray(found.states.server.seed[-1]))
+    key = jax.random.key(int(found.states.server.seed[-1]))
     encode = jax.vmap(partial(compressors.count_sketch(ROWS, columns).encode, key))
     counters = np.asarray(encode(np.eye(D))).swapaxes(0, 1)  # [rows, d, columns]
     return Hashes(np.abs(counters).argmax(axis=2), counters.sum(axis=2), columns)
