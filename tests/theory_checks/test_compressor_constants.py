@@ -10,12 +10,11 @@ from dsgd import compressors
 from theory_checks.statements.compressor_constants import LENGTHS, WORST, worst
 
 WITHOUT = {
-    # linear codes, of which `with_seed` makes compressors
+    # linear codes, which with_seed makes compressors of
     "LinearCode",
     "count_sketch",
     "random_block",
     "random_places",
-    # functions
     "apply",
     "check",
     "encode",

@@ -153,6 +153,18 @@ def steps_of_dithering(d: int) -> np.ndarray:
 FP4 = compressors.cast("float4_e2m1fn", stochastic=True)
 
 
+def in_last(columns: int) -> Vector:
+    """Returns equal elements in the last row of so many columns, and zeros, the worst vector of a
+    count sketch.
+    """
+    return lambda d: np.r_[np.zeros(d - (d - 1) % columns - 1), np.ones((d - 1) % columns + 1)]
+
+
+def above_half(d: int) -> np.ndarray:
+    """Returns one element just above half of a power of two, and zeros."""
+    return np.r_[1 + 1e-6, np.zeros(d - 1)]
+
+
 WORST: dict[Compressor, Vector] = {
     compressors.random_quantization(3): extremes_and_zeros,
     compressors.qsgd(1): ones,
@@ -166,7 +178,11 @@ WORST: dict[Compressor, Vector] = {
     compressors.cast("float8_e5m2", "power", stochastic=True): lambda d: np.full(d, 10 / 9),
     compressors.random_k(0.25): ones,
     compressors.random_sparsification(0.2): ones,
+    compressors.shared_random_k(0.25): ones,
     compressors.with_seed(compressors.random_block(0.25, unbiased=False)): ones,
+    compressors.with_seed(compressors.count_sketch(1, 5)): in_last(5),
+    compressors.perm_k(3): ones,
+    compressors.correlated_quantization(2): above_half,
     compressors.buckets(compressors.ternary, 5): in_first(5, one_large(1)),
     compressors.sign: alone,
     compressors.clipping(3): below_a_knob(3),
