@@ -11,7 +11,6 @@ asynchronous method is one gradient.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -147,17 +146,15 @@ def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
     """
     at_first = [history["loss"].mean(axis=0)[:2].min() for history in histories.values()]
     ends = sorted(
-        (_rounded_up(dsgd.tail_mean(history["loss"]).mean()) for history in histories.values()),
+        (
+            statistics.rounded_up(dsgd.tail_mean(history["loss"]).mean())
+            for history in histories.values()
+        ),
         reverse=True,
     )
     return next(
         (end for end in ends if 2 * sum(loss <= end for loss in at_first) < len(ends)), ends[-1]
     )
-
-
-def _rounded_up(loss: float) -> float:
-    unit = 10.0 ** (math.floor(math.log10(loss)) - 1)
-    return math.ceil(loss / unit) * unit
 
 
 def tabulate(

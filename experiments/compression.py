@@ -8,6 +8,10 @@ both through servers, with the same compressor in both directions, applied to th
 vector. A compressor that declares no contraction for a server's shard is scaled down to one before
 it is used with a memory, which would otherwise grow. Each run has the step size with the smallest
 loss over the second half of the run.
+
+The frontier then compares pairs of many more compressors and memories at equal bits, on logistic
+regression with the most heterogeneous data: heat map, best memory of each compressor, and the pairs
+that diverge.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from dsgd import compressors, plots, problems, records
 from dsgd.base import Compressor
 from dsgd.compressors.members import stated
 from experiments.shared import commands, figures, statistics, tables, tuning
-from experiments.survey import break_even
+from experiments.survey import break_even, compression_frontier
 
 QUANTIZED = compressors.random_quantization(4)
 COMPRESSORS: dict[str, Compressor] = {
@@ -84,9 +88,15 @@ class Args(commands.Data, commands.Common):
     """Independent runs of each."""
     sizes: tuple[commands.Count, ...] = (2**16, 2**20)
     """Numbers of elements of larger models for which the break-even bandwidth is computed."""
+    frontier: tuple[str, ...] = tuple(compression_frontier.COMPRESSORS)
+    """Which compressors of the frontier, by name; those of `compressors` are not included."""
+    megabits: commands.Positive = 1.0
+    """Megabits that each worker sends in each run of the frontier."""
+    most_rounds: commands.Count = 2_000
+    """Largest number of rounds in a run of the frontier."""
     out: Path = Path("results/compression")
-    """Folder for config.json, history.csv, break_even.csv, figure.png and a figure for each
-    problem.
+    """Folder for config.json, history.csv, break_even.csv, figure.png, frontier.png and a figure
+    for each problem.
     """
 
 
@@ -108,11 +118,22 @@ Pays = dict[tuple[str, int], float]  # bits per second, by compressor and elemen
 
 def main(args: Args) -> None:
     commands.require_known("--compressors", args.compressors, COMPRESSORS)
+    commands.require_known("--frontier", args.frontier, compression_frontier.COMPRESSORS)
     tasks = {
         (model, partition): make_problem(args, model, partition)
         for model in args.models
         for partition in args.partitions
     }
+    hardest = make_problem(args, "logistic", "by-label")
+    size = tuning.elements(hardest)
+    pairs = [
+        pair
+        for pair in itertools.starmap(
+            compression_frontier.Pair,
+            itertools.product(args.frontier, compression_frontier.MEMORIES),
+        )
+        if compression_frontier.accepted(pair, size)
+    ]
     commands.begin(args)
     cases = [
         Case(*task, name, memory)
@@ -120,9 +141,15 @@ def main(args: Args) -> None:
         for name in args.compressors
         for memory in MEMORIES
     ]
-    outcomes = tuning.compare(
-        args, "training", cases, lambda case: tune(args, tasks[case.model, case.partition], case)
-    )
+
+    def train(case: Case | compression_frontier.Pair) -> tuning.Tuned | None:
+        if isinstance(case, Case):
+            return tune(args, tasks[case.model, case.partition], case)
+        return compression_frontier.run(args, hardest, case)
+
+    found = tuning.compare(args, "training", [*cases, *pairs], train)
+    outcomes = {case: outcome for case, outcome in found.items() if isinstance(case, Case)}
+    by_memory = compression_frontier.rows(found, args.frontier, size)
     models = {model: tuning.elements(problem) for (model, _), problem in tasks.items()}
     sizes = {f"{model}\n{d:,}": d for model, d in models.items()}
     sizes |= {f"d =\n{d:,}": d for d in args.sizes}
@@ -142,6 +169,9 @@ def main(args: Args) -> None:
         f"losses-{'-'.join(task)}": tabulate(args, outcomes, task, problem, pays)
         for task, problem in tasks.items()
     }
+    words = f"{hardest.name}, {args.workers} workers; {statistics.runs(args.seeds)}"
+    sheets["frontier"] = compression_frontier.draw(args, by_memory, words)
+    shown["frontier"] = compression_frontier.tabulate(args, by_memory, size)
     commands.finish(args, sheets, {**shown, "pays": break_even.tabulate(sizes, pays, args.workers)})
 
 

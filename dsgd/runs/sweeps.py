@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dsgd import array_likes, checks, modes, sameness
-from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
+from dsgd.base import Algorithm, Key, Params, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
 from dsgd.machines import arrays, forks
 from dsgd.runs import chunks, plans, traced
@@ -123,6 +123,18 @@ class Sweep(NamedTuple):
             name: np.array(values if name == "step" else values[index])
             for name, values in self.history.items()
         }
+
+    @checks.arguments
+    def result(self, index: tuple[int, ...]) -> Result:
+        """Returns the result of the grid point with this index, with all seeds.
+
+        Raises:
+            ValueError: if the index is not in the grid.
+        """
+        history = self.at(index)
+        state, params = jax.tree.map(lambda leaf: leaf[index], (self.state, self.params))
+        tape = self.tape and self.tape.at(index)
+        return Result(state, history, params, tape)
 
     def _check(self, index: tuple[int, ...]) -> None:
         shape = tuple(map(len, self.grid.values()))

@@ -50,6 +50,12 @@ def errors(what: str, seeds: int) -> str:
     return f"{what}: standard error over {seeds} seeds" if seeds > 1 else runs(seeds)
 
 
+def rounded_up(loss: float) -> float:
+    """Rounds a positive number up to two digits."""
+    unit = 10.0 ** (math.floor(math.log10(loss)) - 1)
+    return math.ceil(loss / unit) * unit
+
+
 def first_reaching(values: np.ndarray, target: float) -> int | None:
     """Returns the index of the first record whose mean over seeds is at most the target; None if it
     is never reached.

@@ -218,6 +218,8 @@ FEW: dict[str, Callable[[int], int]] = {
     "asgd": lambda N: 1,
     "ad-psgd": lambda N: 2,
     "noloco": lambda N: N // 2 * 2,
+    # later only those whose gradients have changed
+    **dict.fromkeys(("lag", "clag"), lambda N: N),
 }
 BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether all send
 # One draw of each round decides whether whole gradients are sent, as in the first round.

@@ -241,7 +241,7 @@ def _error(point: three_points.ThreePoint, x: Any, h: Any, y: Any) -> np.ndarray
         return decoded if senders is None else jnp.where(senders[:, None], decoded, 0)
 
     def of(key):
-        now = dsgd.Round(np.int32(1), len(x), key)
+        now = dsgd.Round(jnp.int32(1), len(x), key)
         return np.sum((np.asarray(point.apply(send, x, h, y, now)) - x) ** 2, axis=1)
 
     coins = {bool(jax.random.bernoulli(jax.random.key(i), P)): jax.random.key(i) for i in range(20)}

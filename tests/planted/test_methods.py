@@ -105,10 +105,9 @@ MISTAKES = [
         "algorithms/variance_reduction.py",
         "return coin | (round.step == 0)",
         "return coin",
-        of(
-            "algorithms/test_variance_reduction",
-            "the_first_round_is_that_of_gradient_descent[page]",
-        ),
+        of(VARIANCE_REDUCTION, "the_first_round_is_that_of_gradient_descent[page]"),
+    ),
+    Mistake(
         "algorithms/compressed/votes.py",
         "negative = x < 0",
         "negative = x <= 0",

@@ -116,6 +116,8 @@ def test_a_sweep_on_many_clusters_is_each_run_on_each_cluster():
     for i, period in enumerate(periods):
         alone = clock_of(method(period), cluster(mbit[1], latencies[1]), seeds=2)
         np.testing.assert_allclose(found[1, 1, i], alone, 1e-6)
+        of_point = dsgd.replay(swept.result((i,)), cluster(mbit[1], latencies[1]))
+        np.testing.assert_array_equal(of_point, found[1, 1, i])
     rounds = np.array([[3, 8], [0, 5]])
     at = dsgd.replay(swept, cluster, up=mbit, latency=latencies, rounds=rounds)
     for index in np.ndindex(at.shape):
