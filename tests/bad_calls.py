@@ -310,6 +310,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     problems.neural_network: {"data": ARRAYS, "workers": 3, "batch_size": 2},
     problems.split: {"workers": 3},
     compressors.apply: {"x": np.ones(3)},
+    compressors.cast: {"dtype": "float16"},
     compressors.contraction: {"compressor": compressors.natural},
     compressors.count_sketch: {"rows": 3},
     compressors.with_seed: {"code": compressors.random_places(0.5)},
