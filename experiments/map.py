@@ -259,7 +259,8 @@ def describe(panel: Panel) -> str:
 
 def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
     """Draws the winners as colours, the speedups as contours, and undecided networks hatched."""
-    count = sum((winners(panel.best)[0][..., None] == np.arange(len(methods))) for panel in panels)
+    won = np.stack([winners(panel.best)[0] for panel in panels])
+    count = np.sum(won[..., None] == np.arange(len(methods)), axis=0)
     shown = [i for i in np.argsort(-count.sum(axis=(0, 1))) if count[..., i].any()]
     rows, columns = len(args.partitions), len(args.delays)
     sheet, every = plots.figure(columns, rows, width=figures.WIDTH / columns, height=3.2)

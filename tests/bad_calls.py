@@ -66,6 +66,7 @@ SWEEP = dsgd.Sweep(
     dsgd.State(jnp.int32(0)),
     (),
 )
+TAPED = dsgd.run(METHOD, QUADRATIC, steps=1, key=KEY, mesh=1, taped=True)
 
 
 SHEET = Figure()
@@ -245,6 +246,14 @@ BY_NAME: dict[str, Any] = {
     "work": work.micro_batches(np.eye(4, 2) > 0),
     "total_batches": [8, 16],
     "initial_batch": 8,
+    "block": 4,
+    "dtype": "float8_e4m3fn",
+    "times": 2,
+    "v": 0.5,
+    "biased": SIGN,
+    "unbiased": compressors.natural,
+    "reset": SIGN,
+    "point": algorithms.three_points.ef21(SIGN),
     "noise": cannikin.NoiseScale(100.0, 1.0),
     "total_batch": 16,
     "noise_scale": 100.0,
@@ -292,6 +301,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.run: {"steps": 1, "mesh": 1},
     dsgd.check: {"problem": problems.random_quadratic(1, 2, heterogeneity=0.0)},
     dsgd.compile_round: {"mesh": 1},
+    dsgd.replay: {"result": TAPED},
     dsgd.sweep: {"factory": lambda x: METHOD, "steps": 1, "mesh": 1, "x": [0.1, 0.2]},
     dsgd.Sweep.best: {"self": SWEEP},
     dsgd.Sweep.point: {"self": SWEEP},
@@ -358,6 +368,10 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
             algorithms.lead,
             algorithms.dcd_sgd,
             algorithms.ecd_sgd,
+            algorithms.fed_comgate,
+            algorithms.fed_paq,
+            algorithms.marina,
+            algorithms.vr_marina,
         )
     },
     algorithms.ab: {"pull": RING, "push": RING},

@@ -37,7 +37,6 @@ def train(args: Any, problem: dsgd.Problem, candidate: Candidate) -> dsgd.Sweep:
     def build(learning_rate, **swept):
         return candidate.build(optax.sgd(learning_rate), problem.workers, **swept)
 
-    swept: dict[str, Any] = dict(candidate.swept)
     return dsgd.sweep(
         build,
         problem,
@@ -48,7 +47,7 @@ def train(args: Any, problem: dsgd.Problem, candidate: Candidate) -> dsgd.Sweep:
         mesh=tuning.devices_for(problem.workers),
         taped=True,
         learning_rate=args.learning_rates,
-        **swept,
+        **dict[str, Any](candidate.swept),
     )
 
 
