@@ -253,18 +253,17 @@ def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:
 
 def describe(panel: Panel) -> str:
     """Describes the data and the delays."""
-    delays = f"delays of {panel.delay:g} gradients" if panel.delay else "equal workers"
+    delays = f"random delays ({panel.delay:g} of a gradient)" if panel.delay else "equal workers"
     return f"{panel.partition}, {delays}"
 
 
 def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
     """Draws the winners as colours, the speedups as contours, and undecided networks hatched."""
-    count = sum((winners(panel.best)[0][..., None] == np.arange(len(methods))) for panel in panels)
+    won = np.stack([winners(panel.best)[0] for panel in panels])
+    count = np.sum(won[..., None] == np.arange(len(methods)), axis=0)
     shown = [i for i in np.argsort(-count.sum(axis=(0, 1))) if count[..., i].any()]
     rows, columns = len(args.partitions), len(args.delays)
-    sheet, every = plots.figure(
-        columns, rows, width=figures.WIDTH / columns, height=0.9 + 3.1 * rows / columns * 1.2
-    )
+    sheet, every = plots.figure(columns, rows, width=figures.WIDTH / columns, height=3.2)
     for axes, panel in zip(every, panels, strict=True):
         draw_panel(args, axes, panel, shown)
     for i, axes in enumerate(every):

@@ -66,6 +66,7 @@ SWEEP = dsgd.Sweep(
     dsgd.State(jnp.int32(0)),
     (),
 )
+TAPED = dsgd.run(METHOD, QUADRATIC, steps=1, key=KEY, mesh=1, taped=True)
 
 
 SHEET = Figure()
@@ -245,6 +246,14 @@ BY_NAME: dict[str, Any] = {
     "work": work.micro_batches(np.eye(4, 2) > 0),
     "total_batches": [8, 16],
     "initial_batch": 8,
+    "block": 4,
+    "dtype": "float8_e4m3fn",
+    "times": 2,
+    "v": 0.5,
+    "biased": SIGN,
+    "unbiased": compressors.natural,
+    "reset": SIGN,
+    "point": algorithms.three_points.ef21(SIGN),
     "noise": cannikin.NoiseScale(100.0, 1.0),
     "total_batch": 16,
     "noise_scale": 100.0,
@@ -292,6 +301,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.run: {"steps": 1, "mesh": 1},
     dsgd.check: {"problem": problems.random_quadratic(1, 2, heterogeneity=0.0)},
     dsgd.compile_round: {"mesh": 1},
+    dsgd.replay: {"result": TAPED},
     dsgd.sweep: {"factory": lambda x: METHOD, "steps": 1, "mesh": 1, "x": [0.1, 0.2]},
     dsgd.Sweep.best: {"self": SWEEP},
     dsgd.Sweep.point: {"self": SWEEP},
@@ -310,7 +320,10 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     problems.neural_network: {"data": ARRAYS, "workers": 3, "batch_size": 2},
     problems.split: {"workers": 3},
     compressors.apply: {"x": np.ones(3)},
+    compressors.cast: {"dtype": "float16"},
     compressors.contraction: {"compressor": compressors.natural},
+    compressors.count_sketch: {"rows": 3},
+    compressors.with_seed: {"code": compressors.random_places(0.5)},
     compressors.encode: {"x": jnp.ones(3)},
     compressors.fixed_size: {
         "compress": compressors.identity.compress,
@@ -343,8 +356,8 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     topologies.pull: {"adjacency": ADJACENCY},
     topologies.push: {"adjacency": ADJACENCY},
     algorithms.powersgd_momentum: {"learning_rate": 0.1},
-    algorithms.sketched_sgd: {"fraction": 0.5, "columns": 4},
-    algorithms.fetch_sgd: {"fraction": 0.5, "columns": 4},
+    algorithms.sketched_sgd: {"fraction": 0.5, "columns": 4, "rows": 3},
+    algorithms.fetch_sgd: {"fraction": 0.5, "columns": 4, "rows": 3},
     algorithms.zero_one_adam: {"learning_rate": 0.1},
     algorithms.asynchronous_server: {"step": lambda model, gradient, arrival, read: model},
     **{
@@ -355,6 +368,10 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
             algorithms.lead,
             algorithms.dcd_sgd,
             algorithms.ecd_sgd,
+            algorithms.fed_comgate,
+            algorithms.fed_paq,
+            algorithms.marina,
+            algorithms.vr_marina,
         )
     },
     algorithms.ab: {"pull": RING, "push": RING},
@@ -439,6 +456,9 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "algorithms.fed_avg(SGD, 2, inclusion=[0.5, 2.0])": "fed_avg: inclusion = 2.0; expected a num",
     "algorithms.fed_dyn(SGD, 2, 0)": "fed_dyn: regularization = 0; expected a number in (0, inf)",
     "algorithms.scaffnew(SGD, 1.5)": "scaffnew: probability = 1.5; expected a number in (0, 1]",
+    "algorithms.fetch_sgd(SGD, 0.1, 4, error='add')": "fetch_sgd: error = 'add'; expected 'zero'",
+    "algorithms.fetch_sgd(SGD, 0.1, 4, momentum=1.0)": "fetch_sgd: momentum = 1.0; expected",
+    "algorithms.sketched_sgd(SGD, 2.0, 4)": "sketched_sgd: fraction = 2.0; expected",
     "algorithms.diana(SGD, compressors.random_k(0.5), 2.0)": "diana: alpha = 2.0; expected",
     "algorithms.diana(SGD, compressors.sign)": "diana: the compressor sign is biased; expected an",
     "algorithms.ef_bv(SGD, compressors.sign, nu=0)": "ef_bv: nu = 0; expected a number in (0, inf)",

@@ -126,10 +126,9 @@ def train(
             "cluster": cluster,
             "mesh": mesh,
         }
-        state, history, params = dsgd.run(
-            running, problem, start=with_batches(state, sizes, factor), **stage
-        )
-        return _ran(history)
+        result = dsgd.run(running, problem, start=with_batches(state, sizes, factor), **stage)
+        state, params = result.state, result.params
+        return _ran(result.history)
 
     found = own.run_epochs(plan, run)
     return Training(found, state._replace(server=state.server.method), params)

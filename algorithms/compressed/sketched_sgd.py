@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from algorithms import optimizers
 from dsgd import Algorithm, Query, State, checks, communication, workers, xla
 from dsgd.base import Real
-from dsgd.compressors import count_sketch
+from dsgd.compressors import LinearCode, count_sketch
 from dsgd.compressors.sizes import wide
 from dsgd.compressors.sparsification import kept, placed, require_share
 
@@ -233,7 +233,7 @@ def fetch_sgd(
     )
 
 
-def _sketch(method: str, fraction: float, rows: int, columns: int, momentum: Real):
+def _sketch(method: str, fraction: float, rows: int, columns: int, momentum: Real) -> LinearCode:
     """Validates the arguments that both methods have, and returns their sketch."""
     require_share(method, "fraction", fraction)
     checks.within(f"{method}: momentum", momentum, "[0, 1)")

@@ -29,7 +29,6 @@ from dsgd.wire import codecs
 
 SEED_BITS = 64
 _WORD = 32  # random bits in a word
-_NEIGHBOURS = 16  # neighbouring elements that are transformed by a product with a matrix
 # Bounds of E(y - c)^2 for 1, ..., 4 bits, where y is any sum of fixed numbers with random signs and
 # E y^2 = 1, and c is the nearest centroid.
 _LARGEST_ERRORS = 0.5083, 0.324, 0.109, 0.0397
@@ -123,9 +122,9 @@ def drive(scale: Literal["least error", "unbiased"] = "least error", rounds: int
     It is `eden` with one bit. With the scale of least error $|C(x) - x|^2 = |x|^2 - |R x|_1^2 / d$,
     and $\delta = 1/2$ for d >= 2, with equality for two equal elements in a piece: an element of Rx
     is a sum of the elements of x with random signs, so that $E|(R x)_i| \ge |x| / \sqrt{2 d}$
-    (Khintchine's inequality with Szarek's constant). For vectors without few dominating elements,
-    the errors are close to those of normal elements, $1 - 2 / \pi = 0.363$ and $\pi / 2 - 1 =
-    0.571$ times $|x|^2$.
+    (Khintchine's inequality with Szarek's constant). For vectors of many elements of similar
+    magnitude, the errors of the two scales are close to those of normal elements, $1 - 2 / \pi =
+    0.363$ and $\pi / 2 - 1 = 0.571$ times $|x|^2$.
 
     Args:
         scale, rounds: see `eden`.
@@ -289,11 +288,9 @@ def _hadamard(x: jax.Array) -> jax.Array:
         # and receivers round equally.
         p = part.shape[0]
         part = xla.materialize(part * (1 / math.sqrt(p)))
-        # Sums of neighbours would not be vectorised on CPUs. Four terms need fewer passes than two.
-        done = min(_NEIGHBOURS, p)
-        part = jnp.matmul(
-            part.reshape(-1, done), _matrix(done).astype(part.dtype), precision="highest"
-        )
+        # Sums of four terms need half as many passes as those of two. A product with a matrix would
+        # be faster for neighbours, but its rounding depends on the number of vectors.
+        done = 1
         while done < p:
             k = min(4, p // done)
             terms = jnp.unstack(part.reshape(-1, k, done), axis=1)

@@ -60,7 +60,7 @@ CANDIDATES = (
     ),
     *(
         _both_ways("EC-SGD", algorithms.error_compensated_sgd, compressor)
-        for compressor in (compressors.sign, compressors.top_k(0.1), compressors.top_k(0.01))
+        for compressor in (compressors.sign, compressors.top_k(0.1), compressors.top_k(0.03))
     ),
     _both_ways("EF21", algorithms.ef21, compressors.top_k(0.1)),
     *(

@@ -47,7 +47,7 @@ def train(args: Any, problem: dsgd.Problem, candidate: Candidate) -> dsgd.Sweep:
         mesh=tuning.devices_for(problem.workers),
         taped=True,
         learning_rate=args.learning_rates,
-        **dict(candidate.swept),
+        **dict[str, Any](candidate.swept),
     )
 
 

@@ -71,7 +71,8 @@ COMMANDS = {
         SURVEY,
         "sections 3.1 to 3.3",
         "--models logistic --partitions by-label --compressors identity sign"
-        " --workers 4 --steps 100 --seeds 1 --learning-rates 1 3 --sizes 65536",
+        " --workers 4 --steps 100 --seeds 1 --learning-rates 1 3 --sizes 65536"
+        " --frontier identity sign random_k(0.1) --megabits 0.2",
     ),
     "asynchrony": Command(
         SURVEY,
@@ -157,6 +158,12 @@ COMMANDS = {
         "-",
         "--clients 20 --sampled 5 --batch-size 40 --rounds 10 --seeds 1 --learning-rates 0.3 1",
     ),
+    "map": Command(
+        BEYOND,
+        "-",
+        "--methods EC-SGD DiLoCo --partitions by-label --workers 8 --points 9 --steps 100"
+        " --seeds 2 --learning-rates 1 3",
+    ),
     "worst_case": Command(BEYOND, "-", "--workers 4 --steps 4 --rates 0.05 0.3 1.0 --rounds 1 2 4"),
     "benchmark": Command(
         NO_PAPER,
@@ -202,6 +209,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "kimad_deep": "kimad_deep",
     "kimad_quadratic": "kimad_quadratic",
     "kimad_variability": "kimad_variability",
+    "map": "map",
     "real_asynchrony": "real_asynchrony",
     "slow_links": "slow_links",
     "stragglers": "stragglers",

@@ -110,7 +110,9 @@ def test_the_limit_is_the_minimizer(name, momentum):
 
 
 def test_short_sketches_of_dense_gradients_fail_as_documented():
-    """The gradient has 22 elements of similar size and a row of the sketch eight counters."""
+    """The gradient has 22 elements of similar size and a row of the sketch eight counters.
+    Subtracting, the distance grows linearly or exponentially, depending on the hash functions.
+    """
     zero, subtract = (
         np.linalg.norm(models.home - quadratics.minimizer(), axis=1)
         for models in (
@@ -119,4 +121,4 @@ def test_short_sketches_of_dense_gradients_fail_as_documented():
     )
     assert zero.max() < 2 * zero[0]
     assert zero[T // 2 :].min() > 1e-3
-    assert not subtract[-1] < 100 * subtract[0]
+    assert not subtract[-1] < 1.8 * subtract[T // 2]

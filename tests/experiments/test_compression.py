@@ -23,6 +23,8 @@ def compressed(tmp_path_factory, long):
         seeds=2,
         learning_rates=(0.1, 1.0),
         sizes=(1000,),
+        frontier=("identity", "sign", "random_k(0.1)"),
+        megabits=1.0,
         out=tmp_path_factory.mktemp("compression"),
         progress=False,
     )
@@ -32,7 +34,7 @@ def compressed(tmp_path_factory, long):
 
 def test_it_writes_its_histories_break_even_and_figures(compressed):
     args = compressed
-    assert scripts.figures(args.out) == {"figure", "logistic-by-label"}
+    assert scripts.figures(args.out) == {"figure", "frontier", "logistic-by-label"}
     pays = {
         (row["compressor"], int(row["dimension"])): float(row["bits_per_second"])
         for row in scripts.rows(args.out / "break_even.csv")
@@ -46,7 +48,11 @@ def test_memory_makes_sign_learn(compressed):
     decrease.
     """
     args = compressed
-    last = {row["method"]: float(row["loss"]) for row in scripts.rows(args.out / "history.csv")}
+    last = {
+        row["method"]: float(row["loss"])
+        for row in scripts.rows(args.out / "history.csv")
+        if row["method"].startswith("logistic")
+    }
     assert len(last) == 2 * len(args.compressors)
     with_memory, without = (
         last[f"logistic, by-label, sign, {memory}"]
@@ -72,6 +78,26 @@ def test_its_tables_have_bits_and_bandwidths(compressed):
     assert [row["compressor"] for row in scripts.rows(args.out / "pays.csv")] == list(
         args.compressors
     )
+
+
+def test_unbiased_elements_diverge_with_error_memory_and_identity_has_the_same_loss_with_both(
+    compressed,
+):
+    """random_k without scaling is no contraction, which error memories and shifts of step 1 need;
+    EF-BV scales it. Each worker sends 1 Mbit, in at most 2,000 rounds.
+    """
+    table = {row["compressor"]: row for row in scripts.rows(compressed.out / "frontier.csv")}
+    diverging = table["random_k(0.1)"]["diverges with"].split()
+    assert diverging == ["EC-SGD", "EF21", "EF21-SGDM", "EControl"]
+    assert table["identity"]["diverges with"] == ""
+    assert float(table["sign"]["best"]) < float(table["identity"]["best"])
+    assert float(table["sign"]["without memory"]) > 3 * float(table["sign"]["best"])
+    steps = {}
+    for row in scripts.rows(compressed.out / "history.csv"):
+        steps[row["method"]] = int(row["step"])
+    bits = {"identity": 650 * 32, "sign": 8 * -(-650 // 8) + 32, "random_k(0.1)": 65 * 32 + 656}
+    for name, each in bits.items():
+        assert steps[f"frontier, {name}, none"] == 1_000_000 // each
 
 
 def test_at_break_even_the_saved_bits_take_as_long_as_the_codec(monkeypatch):

@@ -10,6 +10,7 @@ CONTRACT, COMBINATORS, SPARSE, QUANTIZATION, LOW_RANK = (
     f"{HERE}test_{name}.py"
     for name in ("contract", "combinators", "sparsification", "quantization", "low_rank")
 )
+THRESHOLDS, ROTATIONS = (f"{HERE}test_{name}.py" for name in ("thresholds", "rotations"))
 QUANTIZERS, SPARSIFIERS = "dsgd/compressors/quantization.py", "dsgd/compressors/sparsification.py"
 
 TERNARY = "dsgd/compressors/ternary.py"
@@ -96,7 +97,7 @@ MISTAKES = [
         "dsgd/compressors/floats.py",
         "(1 << (cut - 1)) - 1 + (significand >> cut & 1)",
         "1 << (cut - 1)",
-        f"{HERE}test_floats.py -k bit_for_bit",
+        f"{HERE}test_floats.py -k ties",
     ),
     Mistake(
         "dsgd/compressors/floats.py",
@@ -121,6 +122,72 @@ MISTAKES = [
         "jnp.floor(part)",
         "jnp.round(part)",
         f"{HERE}test_codebooks.py -k finds_the_nearest",
+    ),
+    Mistake(
+        "dsgd/compressors/thresholds.py",
+        "~(jnp.abs(x) <= v)",
+        "~(jnp.abs(x) < v)",
+        f"{THRESHOLDS} -k a_threshold",
+    ),
+    Mistake(
+        "dsgd/compressors/thresholds.py",
+        "lambda: xla.among_largest(x, k), lambda:",
+        "lambda: jnp.zeros_like(reached), lambda:",
+        f"{THRESHOLDS} -k 'sampled and equal'",
+    ),
+    Mistake(
+        "dsgd/compressors/thresholds.py",
+        "magnitude < least + factor",
+        "magnitude < factor",
+        f"{THRESHOLDS} -k estimated_threshold",
+    ),
+    Mistake(
+        "dsgd/compressors/places.py",
+        "place + half * W",
+        "place + half",
+        f"{THRESHOLDS} -k places_of_a_mask",
+    ),
+    Mistake(
+        "dsgd/compressors/variance_optimal.py",
+        "(k - new) /",
+        "k /",
+        f"{THRESHOLDS} -k optimal_probabilities",
+    ),
+    Mistake(
+        "dsgd/compressors/chunks.py",
+        "jnp.sum(relative**2, axis=1)",
+        "jnp.sum(relative, axis=1)",
+        f"{SPARSE} -k block_top_k",
+    ),
+    Mistake(
+        "dsgd/compressors/rotations.py",
+        "for i in reversed(range(rounds)):",
+        "for i in range(rounds):",
+        f"{ROTATIONS} -k undone",
+    ),
+    Mistake(
+        "dsgd/compressors/rotations.py",
+        "scales = along / _sums(c * c)",
+        "scales = along / _sums(y * y)",
+        f"{ROTATIONS} -k its_equations",
+    ),
+    Mistake(
+        "dsgd/compressors/rotations.py",
+        "0.324, 0.109",
+        "0.32, 0.109",
+        f"{ROTATIONS} -k three_moments",
+    ),
+    Mistake(
+        "dsgd/compressors/combinators.py",
+        "variance * (1 - left)",
+        "variance",
+        f"{COMBINATORS} -k compressed_error",
+    ),
+    Mistake(
+        "dsgd/compressors/combinators.py",
+        "inner**times",
+        "inner",
+        f"{COMBINATORS} -k remaining_error",
     ),
     Mistake(
         "dsgd/compressors/check.py",

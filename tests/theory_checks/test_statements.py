@@ -70,6 +70,7 @@ Reasons for factors below 0.9 are given above.
 
 REACHED = {
     "delta of two_bit": 0.5,
+    "delta of eden(2)": 0.6,
     "DIANA, largest step, exact": 0.45,
     "EF-BV, linear, exact": 0.7,
     "EF-BV, largest step, exact": 0.23,

@@ -203,7 +203,7 @@ WORST: dict[Compressor, Vector] = {
     compressors.variance_optimal(0.25): ones,
     compressors.rotated(compressors.random_k(0.25)): ones,
     compressors.drive(): in_first(2, ones),
-    compressors.eden(2): ones,
+    compressors.eden(2): lambda d: np.r_[1.0, np.full(d - 1, 0.03)],
     compressors.induced(compressors.top_k(0.25), compressors.random_k(0.25)): ones,
     compressors.repeated(compressors.contraction(compressors.random_k(0.25)), 2): ones,
 }

@@ -292,9 +292,10 @@ def test_messages_are_arrays_with_enough_bits_that_all_decode_equally(compressor
 def test_half_precision_is_decoded_as_float32(compressor):
     draw = run(compressor)[1]
     assert draw.dtype == (jnp.bfloat16 if compressor is identity else jnp.float32)
-    np.testing.assert_allclose(
-        draw.astype(jnp.float32), run(compressor)[0][HALVES][1][ROW["halves"]], rtol=1e-6
-    )
+    expected = np.asarray(run(compressor)[0][HALVES][1][ROW["halves"]])
+    # The sums of a rotation cancel up to rounding, so that an element may be 0 in one program only.
+    cancelled = 4 * EPS * np.abs(expected).max()
+    np.testing.assert_allclose(draw.astype(jnp.float32), expected, rtol=1e-6, atol=cancelled)
 
 
 @every_compressor

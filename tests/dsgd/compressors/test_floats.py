@@ -7,10 +7,14 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import algorithms
+import dsgd
+from dsgd import problems
 from dsgd.compressors import buckets, cast, mean_bits, natural_dithering
 from tests.dsgd.compressors.shared import (
     EPS,
@@ -154,6 +158,19 @@ def test_an_mx_block_has_a_shared_power_of_two_in_8_bits():
     assert mean_bits(natural_dithering(8), 9) == 8 * packed_bytes(9, 5) + 32
     x = np.concatenate([np.array([6, 0.5, -3, 1.5] * 8), 2.0**-20 * np.array([4, 1, -2, 0] * 8)])
     np.testing.assert_array_equal(np.asarray(seen(block)(KEY, x.astype(np.float32))), x)
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [cast("bfloat16", stochastic=True), cast("float8_e4m3fn", "power", stochastic=True)],
+    ids=lambda c: c.name,
+)
+def test_a_run_of_which_the_model_leaves_the_range_is_reported_as_diverged(compressor, key, mesh):
+    """Numbers that are not finite are decoded as NaN, not replaced by finite ones."""
+    method = algorithms.compressed_sgd(optax.sgd(1e4), compressor)
+    problem = problems.random_quadratic(2, 8, seed=0)
+    with pytest.raises(dsgd.Diverged, match="the loss"):
+        dsgd.run(method, problem, steps=20, key=key, mesh=mesh)
 
 
 REFUSED = {

@@ -80,12 +80,16 @@ def _one_bit(name: str, C: Any, c: Callable, cutting: Parts, **more: Any) -> Cas
 
 
 def _zero_one(name: str, C: Any, c: Callable, cutting: Parts, changing: bool) -> Case:
-    """Returns a case whose step size is 0 in some rounds if `changing`."""
+    """Returns a case whose step size is 0 in the first round, and then decreases, if `changing`.
+
+    A later round with step size 0 would send only errors. In parts of two elements these have equal
+    magnitudes, so that rounding errors remain, and their signs decide about the next messages.
+    """
     numbers: dict[str, Any] = {"freeze": 6, "updates": 2, "stretch": 3, "longest": 4}
     length = 24
 
     def schedule(gamma: Any) -> Callable:
-        return lambda t: gamma * (t % 4) / 2
+        return lambda t: gamma * (t > 0) / (1 + t / 4)
 
     def method(optimizer, of):
         gamma = schedule(of.learning_rate) if changing else of.learning_rate

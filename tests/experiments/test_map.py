@@ -1,0 +1,95 @@
+"""`python -m experiments.map` with a tiny budget: its seconds, its winners and its files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scripts
+
+from dsgd import network
+from experiments import map as the_map
+from experiments.planning import plane
+from experiments.planning.plane import Best
+from experiments.shared import tuning
+
+
+@pytest.fixture(scope="module")
+def mapped(tmp_path_factory, long):
+    args = the_map.Args(
+        methods=("local SGD", "EC-SGD"),
+        partitions=("by-label",),
+        delays=(0.0,),
+        workers=4,
+        points=3,
+        steps=64,
+        seeds=2,
+        learning_rates=(0.3, 1.0),
+        out=tmp_path_factory.mktemp("map"),
+        progress=False,
+    )
+    scripts.ran(the_map.main, args)
+    return args
+
+
+def test_it_writes_the_winner_on_each_network(mapped):
+    rows = scripts.rows(mapped.out / "map.csv")
+    assert len(rows) == 9
+    assert scripts.figures(mapped.out) == {"figure"}
+    assert all(float(row["speedup"]) >= 1 for row in rows)
+    slowest, fastest = rows[0], rows[2]  # of the smallest latency: 1 Mbit/s and 10 Gbit/s
+    assert slowest["method"] == "EC-SGD"
+    assert float(slowest["speedup"]) > 4 > float(fastest["speedup"])
+
+
+def test_seconds_of_minibatch_sgd_are_those_of_the_all_reduce():
+    """Its rounds to the target times the seconds of a gradient and of the closed form, of 650
+    elements on a link that is slower by 650 / size.
+    """
+    args = the_map.Args(
+        workers=4, points=2, steps=40, seeds=2, learning_rates=(1.0,), compute=0.1, size=65_000
+    )
+    problem = tuning.logistic_regression(args, 4, "iid")
+    baseline = the_map.CANDIDATES[0]
+    sweep = plane.train(args, problem, baseline)
+    (chosen,) = plane.choose(baseline, sweep, 0.8)
+    assert (chosen.rounds > 0).all()
+    best = the_map.locate(args, problem, 0.0, [baseline.method], [chosen])
+    for i, latency in enumerate(the_map.axis(args, args.latencies)):
+        for j, bandwidth in enumerate(the_map.axis(args, args.bandwidths)):
+            transfer = 32 * 65_000 / bandwidth
+            exchange = network.cost(network.ring_all_reduce, 4, latency, transfer)
+            expected = chosen.rounds * (0.1 + exchange)
+            np.testing.assert_allclose(best.mean[0, i, j], expected.mean(), 1e-3)
+
+
+def test_a_network_is_undecided_within_two_standard_errors_of_the_difference():
+    mean = np.array([[4.0, 4.0, 4.0], [2.0, 3.5, np.inf], [3.0, 3.4, 1.0]])[..., None]
+    error = np.array([[0.1, 0.1, 0.1], [0.3, 0.06, 0.0], [0.4, 0.08, 0.0]])[..., None]
+    best = Best(mean, error, np.zeros(mean.shape, int))
+    first, speedup, undecided = (each[:, 0] for each in the_map.winners(best))
+    np.testing.assert_array_equal(first, [1, 2, 2])
+    np.testing.assert_allclose(speedup, [2.0, 4 / 3.4, 4.0])
+    np.testing.assert_array_equal(undecided, [False, True, False])
+
+
+def test_each_network_has_the_settings_with_the_fewest_seconds():
+    """Of a method that reaches the target only with one of its settings, and of one with two."""
+
+    def settings(method):
+        candidate = the_map.CANDIDATES[0]._replace(method=method)
+        return plane.Chosen(candidate, {}, None, np.zeros(2))  # pyright: ignore[reportArgumentType] (no result)
+
+    chosen = [settings("one"), settings("two"), settings("two")]
+    found = [np.array([[[1.0, 3.0]]]), np.array([[[5.0, 7.0]]]), np.array([[[4.0, 4.0]]])]
+    best = plane.best_of_each(["none", "one", "two"], chosen, found)
+    np.testing.assert_array_equal(best.mean[:, 0, 0], [np.inf, 2.0, 4.0])
+    np.testing.assert_array_equal(best.error[:, 0, 0], [0.0, 1.0, 0.0])
+    np.testing.assert_array_equal(best.choice[:, 0, 0], [-1, 0, 2])
+
+
+def test_rounds_to_a_target_are_those_of_the_first_loss_below():
+    history = {
+        "step": np.array([0, 4, 8]),
+        "loss": np.array([[3.0, 2.0, 1.0], [3.0, np.nan, 2.5], [1.0, 4.0, 0.5]]),
+    }
+    np.testing.assert_array_equal(plane.rounds_to(history, 2.0), [4, np.inf, 0])
