@@ -260,14 +260,18 @@ def repeated(compressor: Compressor, times: int) -> Compressor:
     require_cold(name, compressor)
 
     def compress(key, x, common=None):
-        def step(v, numbered):
-            number, key = numbered
+        def send(v, number, key):
             part = common and common.fold_in(number)
-            message, decoded = encode(compressor, key, wide(x) - v, common=part)
+            return encode(compressor, key, wide(x) - v, common=part)
+
+        def step(v, numbered):
+            message, decoded = send(v, *numbered)
             return v + decoded, message
 
-        keys = jax.random.split(key, times)
-        v, messages = lax.scan(step, jnp.zeros_like(wide(x)), (jnp.arange(times), keys))
+        # The sum has the type of its terms, as that of the receivers.
+        term = jax.eval_shape(send, wide(x), 0, key).decoded
+        numbers, keys = jnp.arange(times), jax.random.split(key, times)
+        v, messages = lax.scan(step, jnp.zeros_like(term), (numbers, keys))
         return Encoded(messages, v)
 
     def decompress(messages, d):

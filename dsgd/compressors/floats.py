@@ -67,21 +67,22 @@ def cast(
     Rounding to the nearest number, of two the one with an even code, is biased. Stochastic rounding
     to one of the two neighbours is unbiased. For "largest", the largest element is exact, and the
     largest errors have elements above $\alpha F$, or near $\frac12 \eta F$. With $p = (d - 1)
-    \alpha^2$, $q = (d - 1) \eta^2$, exactly,
+    \alpha^2$, $q = (d - 1) \eta^2$, exactly, if $|x|_\infty \ge 2^{-126} F$,
 
     $$ 1 - \delta = \max\Big(\frac{\epsilon^2 p}{4 + (2 + \epsilon)^2 p}, \frac q{4 + q}\Big),
     \qquad \omega = \max\Big(w, \frac{\sqrt{1 + q} - 1}2\Big), \quad w^2 + (1 + p + \epsilon p)\,
     w = \frac{\epsilon^2 p}4 $$
 
     For "power", with the largest relative errors of normal numbers, $\rho^2 = \epsilon^2 / (2 +
-    \epsilon)^2$ and $\theta = \epsilon^2 / (4 + 4 \epsilon)$, and if $|x|_\infty \ge 2^{-126} F$,
+    \epsilon)^2$ and $\theta = \epsilon^2 / (4 + 4 \epsilon)$, under the same condition,
 
     $$ 1 - \delta = \frac{\rho^2 + q}{1 + q}, \qquad \omega = \frac{\theta - 1 + \sqrt{(1 +
     \theta)^2 + 4q}}2 $$
 
     Without a scale, elements beyond F are rounded to F, elements that are not finite to NaN, and
     all elements may be rounded to 0, so that there is no $\delta$. bfloat16 needs no scale, since
-    it has the range of float32; its constants are those for "power" with q = 0, for normal numbers.
+    it has the range of float32; its constants are those for "power" with q = 0, for normal numbers
+    up to its largest one.
     float64 elements are coded as float32, relative to their scale for "largest".
 
     Args:
@@ -264,11 +265,11 @@ def natural_dithering(levels: int, norm: Literal["l2", "linf"] = "l2") -> Compre
     $$ \omega = \begin{cases} \sqrt d\, u - 1 & \text{if } s = 1 \text{ or } \sqrt d\, u \ge \frac94
     \\ \frac18 + \frac29 d u^2 & \text{otherwise} \end{cases} $$
 
-    for the Euclidean norm. Equal elements have the first value, elements of 4u/9 and some of 2/3,
-    1/3, ..., times the norm the second one. For the maximum norm, $\omega$ is the larger one of
-    $\frac12 (\sqrt{1 + (d - 1) u^2} - 1)$ and, if s > 1, of $\frac14 (\sqrt{(d + 1)^2 + d - 1} - d
-    - 1) < \frac18$, with equality for one large element among equal ones. For a single element it
-    is 0.
+    for the Euclidean norm. Equal elements have the first value. The second one is approached in
+    high dimensions, by elements of 4u/9 and some of 2/3, 1/3, ..., times the norm. For the maximum
+    norm, $\omega$ is the larger one of $\frac12 (\sqrt{1 + (d - 1) u^2} - 1)$ and, if s > 1, of
+    $\frac14 (\sqrt{(d + 1)^2 + d - 1} - d - 1) < \frac18$, with equality for one large element
+    among equal ones. For a single element it is 0.
 
     A norm outside the range of float32 is decoded as NaN. Elements relative to the norm are rounded
     to float32.

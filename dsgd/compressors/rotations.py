@@ -79,7 +79,8 @@ def rotated(compressor: Compressor, rounds: int = 1, seed: int | None = None) ->
         compressor: Q.
         rounds: r, number of Hadamard transforms with independent signs.
         seed: seed of a rotation that all workers know and use in every round; it is not sent. None:
-            each message has its own.
+            each message has its own; if Q draws the same for all senders of an exchange, such as
+            `perm_k`, their messages have the same one.
 
     Raises:
         ValueError: if rounds < 1, or the compressor has a warm start.
@@ -97,6 +98,8 @@ def rotated(compressor: Compressor, rounds: int = 1, seed: int | None = None) ->
 
     def compress(key, x, common=None):
         seed_key, inner_key = jax.random.split(key)
+        if common is not None and compressor.shares:
+            seed_key, common = common.fold_in(0).key, common.fold_in(1)
         drawn = draw_seed(seed_key) if seed is None else None
         y = rotate(rotation(drawn), wide(x), rounds)
         message, decoded = encode(compressor, inner_key, y, common=common)

@@ -190,6 +190,18 @@ MISTAKES = [
         f"{COMBINATORS} -k remaining_error",
     ),
     Mistake(
+        "dsgd/compressors/combinators.py",
+        "jnp.zeros_like(term)",
+        "jnp.zeros_like(wide(x))",
+        f"{COMBINATORS} -k float64_terms",
+    ),
+    Mistake(
+        "dsgd/compressors/rotations.py",
+        "seed_key, common = common.fold_in(0).key, common.fold_in(1)",
+        "common = common.fold_in(1)",
+        f"{HERE}test_common.py -k rotated_basis",
+    ),
+    Mistake(
         "dsgd/compressors/check.py",
         "int(counted[0]) == capacity",
         "int(counted[0]) <= capacity",

@@ -301,7 +301,10 @@ BOUNDS = [
         holds("consensus, by gradients at the mean"),
     ),
     Mistake(
-        f"{M}/ranges.py", "lambda x: 0 <= x < 1", "lambda x: 0 <= x <= 1", f"{TESTS}/test_bounds.py"
+        f"{M}/ranges.py",
+        '"rho": _numbers(lambda x: 0 <= x < 1',
+        '"rho": _numbers(lambda x: 0 <= x <= 1',
+        f"{TESTS}/test_bounds.py",
     ),
 ]
 MACHINERY = [

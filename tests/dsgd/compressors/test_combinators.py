@@ -126,6 +126,16 @@ def test_repeated_compresses_the_remaining_error(key, inner):
         assert compressor.delta(d) is None
 
 
+def test_sender_and_receivers_add_float64_terms_equally(key):
+    """Also if each message decodes to float32: otherwise, copies of a model would drift apart."""
+    compressor, x = compressors.repeated(compressors.cast("float16", "none"), 2), normal(9) * np.pi
+    with jax.enable_x64(True):
+        message, decoded = compressors.encode(compressor, key, jnp.asarray(x, np.float64))
+        received = compressor.decompress(message, 9)
+    assert decoded.dtype == received.dtype
+    np.testing.assert_array_equal(decoded, received)
+
+
 def test_repeated_top_k_sends_the_next_largest_elements(key):
     x = jnp.asarray(normal(20))
     np.testing.assert_array_equal(

@@ -314,6 +314,19 @@ def test_perm_k_has_no_error_for_equal_vectors(N, d):
     np.testing.assert_allclose(mean, np.tile(x, (DRAWS, 1)), rtol=4 * EPS)
 
 
+def test_the_errors_of_workers_also_cancel_in_a_rotated_basis():
+    """All senders of an exchange have the same rotation, which is another one in the next."""
+    x, key = np.tile(normal(10), (4, 1)).astype(np.float32), jax.random.key(0)
+    decoded = exchange(rotated(perm_k(4)), key, x)
+    assert np.abs(decoded - x).max() > 0.1
+    np.testing.assert_allclose(decoded.mean(axis=0), x[0], rtol=1e-5, atol=1e-6)
+    seeds = [
+        compressors.encode(rotated(perm_k(4)), key, jnp.asarray(x[0]), None, common).message.seed
+        for common in (Common.of_exchange(jax.random.key(i), jnp.int32(0), 4) for i in range(2))
+    ]
+    assert (seeds[0] != seeds[1]).any()
+
+
 def test_perm_k_on_the_same_draws():
     N, d, key = 3, 8, jax.random.key(5)
     x = normal(d)
