@@ -146,7 +146,7 @@ ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] 
         optimizer, three_points.v2(whole_model(top_k(0.1)), whole_model(random_k(0.25)))
     ),
     "lag": lambda optimizer, workers: lag(optimizer, 4.0),
-    "clag": lambda optimizer, workers: clag(optimizer, whole_model(top_k(0.1)), 1.0),
+    "clag": lambda optimizer, workers: clag(optimizer, whole_model(top_k(0.1)), 0.9),
     "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
     "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
     "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
