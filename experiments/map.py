@@ -253,7 +253,7 @@ def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:
 
 def describe(panel: Panel) -> str:
     """Describes the data and the delays."""
-    delays = f"random delays ({panel.delay:g} of a gradient)" if panel.delay else "equal workers"
+    delays = f"random delays, mean {panel.delay:g} gradient" if panel.delay else "equal workers"
     return f"{panel.partition}, {delays}"
 
 

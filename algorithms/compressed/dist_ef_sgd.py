@@ -36,7 +36,7 @@ def dist_ef_sgd(
     Each worker sends one message, and receives one; all must participate.
 
     Args:
-        optimizer: each worker's step, whose state stays local; `optax.sgd(schedule)` gives the
+        optimizer: each worker's step; its state stays local; `optax.sgd(schedule)` gives the
             equation, and `optax.sgd(schedule, momentum=0.9, nesterov=True)` the paper's momentum.
         compressor: C, a contraction. `compressors.sign` has one scale for each leaf,
             `compressors.buckets(compressors.sign, size)` one for each block of `size` elements.

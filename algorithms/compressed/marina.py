@@ -99,7 +99,7 @@ def vr_marina(
     clients: int | None = None,
     via: Pattern = network.star,
 ) -> Algorithm:
-    r"""VR-MARINA: MARINA whose differences are those of gradients of the same samples.
+    r"""VR-MARINA: MARINA with differences of gradients of the same samples.
 
     $$ g_t = \begin{cases} \frac1N \sum_n f_n'(x_t) & \text{with probability } p \\ g_{t-1} +
        \frac1r \sum_{n \in S_t} Q(g_n(x_t; \xi) - g_n(x_{t-1}; \xi)) & \text{otherwise}

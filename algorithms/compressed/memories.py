@@ -120,7 +120,7 @@ def steps(optimizer: optax.GradientTransformation) -> Vector:
     $C(a x) = a C(x)$ for a > 0; with a schedule they differ.
 
     Args:
-        optimizer: each worker's, whose state stays local.
+        optimizer: each worker's; its state stays local.
     """
 
     def step(memory, g, x):

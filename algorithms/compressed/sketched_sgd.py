@@ -1,4 +1,4 @@
-"""Methods whose workers send count sketches, which all-reduces add up: SketchedSGD and FetchSGD."""
+"""Methods that add up count sketches by all-reduces: SketchedSGD and FetchSGD."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def fetch_sgd(
     that also have other elements.
 
     Sends the rc elements of the sketch by an all-reduce, from which every worker computes $\Delta$.
-    The mean is over the workers that participate and whose messages arrive.
+    The mean is over the messages that arrive.
 
     Args:
         optimizer: the step along $\Delta$; `optax.sgd(gamma)` gives the equation.

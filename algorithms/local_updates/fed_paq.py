@@ -98,7 +98,7 @@ def fed_comgate(
     is `scaffold`.
 
     Messages, participation and weights are those of `fed_paq`; a client that does not participate,
-    or whose message is lost, keeps its correction.
+    or has its message lost, keeps its correction.
 
     Args:
         step_size: $\gamma$, positive. It may be swept.

@@ -75,7 +75,7 @@ def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
 def averaged_gradients(
     name: str, optimizer: optax.GradientTransformation, via: Pattern
 ) -> Algorithm:
-    """Returns mini-batch SGD whose gradients are averaged by this communication pattern."""
+    """Returns mini-batch SGD with means by this communication pattern."""
 
     def update(x, gradients, round):
         return optimizers.server_step(optimizer, x, round.mean(gradients, via))

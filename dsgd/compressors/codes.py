@@ -262,7 +262,7 @@ def count_sketch(rows: int, columns: int) -> LinearCode:
 def _of_elements(
     kind: str, fraction: float, unbiased: bool, encode: Callable, decode: Callable
 ) -> LinearCode:
-    """Returns a code that consists of k elements, each of which is chosen with probability k/d."""
+    """Returns a code of k elements; each element is chosen with probability k/d."""
     require_share(kind, "fraction", fraction)
 
     def share(d):

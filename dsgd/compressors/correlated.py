@@ -73,7 +73,7 @@ def perm_k(workers: int) -> Compressor:
     N = checks.positive_int("perm_k: workers", workers)
 
     def width(d):
-        """Returns the number of elements of a group, of which a worker sends one."""
+        """Returns the number of elements of a group; a worker sends one of them."""
         return N if d > N else next(width for width in range(d, N + 1) if N % width == 0)
 
     def places(seed, rank, d):

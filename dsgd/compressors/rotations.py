@@ -275,7 +275,7 @@ def rotate_back(key: jax.Array, y: jax.Array, rounds: int) -> jax.Array:
 
 
 def pieces(d: int) -> list[int]:
-    """Returns the powers of two of which d is the sum, in decreasing order."""
+    """Returns the powers of two that add up to d, in decreasing order."""
     return [1 << i for i in reversed(range(d.bit_length())) if d >> i & 1]
 
 

@@ -120,7 +120,7 @@ def _all_clocks(
     Args:
         plan: static.
         clusters: numbers by name, `[clusters]` each; {} for a single cluster.
-        points: hyperparameters of the runs, of which only the types are read.
+        points: hyperparameters of the runs; only their types are read.
         keys: one key for each run, `[runs]`.
         series: those of the tape, `[runs, steps, ...]`.
         before: number of rounds before the run.

@@ -38,7 +38,7 @@ def _local(method: str, make: Callable[..., Algorithm]) -> Candidate:
 
 
 def _both_ways(method: str, make: Callable[..., Algorithm], compressor: Compressor) -> Candidate:
-    """Returns a method whose workers and servers send compressed messages."""
+    """Returns a method with compressed messages in both directions."""
     whole = compressors.whole_model(compressor)
     return Candidate(
         method, compressor.name, lambda optimizer, workers: make(optimizer, whole, whole)
@@ -118,5 +118,5 @@ CANDIDATES = (
         ),
     ),
 )
-"""The synchronous baseline first. Methods of all families whose iterates do not depend on the
-clock: asynchronous methods would need a run on every cluster."""
+"""The synchronous baseline first. Methods of all families: their iterates do not depend
+on the clock. Asynchronous methods would need a run on every cluster."""

@@ -99,7 +99,7 @@ MEMORIES: dict[str, Build] = {
     "shift,\nerror\n(EControl)": _of(error=0.1, shift=1.0),
 }
 """By name: (optimizer, compressor) -> method. They accept compressors for which they are not meant,
-except DIANA and EF-BV, whose steps follow from the compressor's constants."""
+except DIANA and EF-BV: their steps follow from the compressor's constants."""
 
 
 class Pair(NamedTuple):

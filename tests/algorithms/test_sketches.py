@@ -1,4 +1,4 @@
-"""Methods whose workers send count sketches: methods that equal others, and their limits.
+"""Methods that send count sketches: methods that equal others, and their limits.
 
 All runs have six workers, in float64. Each method has one program, whose arguments are the
 method's hyperparameters (`theory_checks.machinery.trajectories`).

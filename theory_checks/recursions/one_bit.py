@@ -1,4 +1,4 @@
-"""Methods whose messages have one bit per element: votes on signs, and compressed momenta."""
+"""Methods with messages of one bit per element: votes on signs, and compressed momenta."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def zero_one_adam(
     beta2: float,
     epsilon: float,
 ) -> Rounds:
-    """0/1 Adam, whose step uses the momentum and the second moment after their updates.
+    """0/1 Adam; its step uses the momentum and the second moment after their updates.
 
     Args:
         X: the start, `[N, d]`.

@@ -1,4 +1,4 @@
-"""Methods whose workers send count sketches."""
+"""Methods that send count sketches."""
 
 from __future__ import annotations
 

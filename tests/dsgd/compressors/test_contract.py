@@ -88,7 +88,7 @@ def chunk(d: int) -> int:
 
 
 def powers(d: int) -> list[int]:
-    """The powers of two of which d is the sum."""
+    """The powers of two that add up to d."""
     return [1 << i for i in range(d.bit_length()) if d >> i & 1]
 
 

@@ -1,4 +1,4 @@
-"""Methods whose messages have one bit per element, compared with their recursions."""
+"""Methods with messages of one bit per element, compared with their recursions."""
 
 from __future__ import annotations
 

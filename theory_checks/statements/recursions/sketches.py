@@ -1,4 +1,4 @@
-"""Methods whose workers send count sketches, compared with their recursions."""
+"""Methods that send count sketches, compared with their recursions."""
 
 from __future__ import annotations
 
