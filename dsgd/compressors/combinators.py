@@ -193,8 +193,8 @@ def induced(biased: Compressor, unbiased: Compressor) -> Compressor:
 
     $$ Q'(x) = C(x) + Q(x - C(x)), \qquad E|Q'(x) - x|^2 \le \omega (1 - \delta) |x|^2 $$
 
-    A message consists of one of C and one of Q, and takes the time of both. The error of C is computed in float64 for float64
-    vectors, else in float32.
+    A message consists of one of C and one of Q, and takes the time of both. The error of C is
+    computed in float64 for float64 vectors, else in float32.
 
     Args:
         biased: C, a contraction with constant $\delta$; without one, no omega is stated.
