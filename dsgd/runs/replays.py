@@ -84,7 +84,7 @@ def replay(
     )
     seconds = clock.to_seconds(np.asarray(jax.device_get(found)))
     shape = (*map(len, values.values()), *of.shape)
-    return seconds.reshape(*shape, *seconds.shape[2:])
+    return seconds.reshape((*shape, *seconds.shape[2:]))
 
 
 class _Replay(NamedTuple):

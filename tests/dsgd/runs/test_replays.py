@@ -127,6 +127,7 @@ def test_a_sweep_on_many_clusters_is_each_run_on_each_cluster():
 def test_a_run_that_continues_has_the_draws_of_its_rounds():
     method = algorithms.make("mb-sgd", references.MOMENTUM, N)
     whole, first = dsgd.replay(taped(method), CHANGING), taped(method, steps=3)
+    np.testing.assert_allclose(dsgd.replay(first, CHANGING, rounds=2), whole[2], 1e-6)
     second = taped(method, steps=STEPS - 3, start=first)
     assert dsgd.replay(second, BLOCKING).shape == (STEPS - 2,)
     drawn = replace(BLOCKING, compute=clusters.lognormal(0.0, 1.0))
