@@ -131,8 +131,7 @@ def correlated_quantization(bits: int) -> Compressor:
     \frac{4d}{k^2 - 4d} $$
 
     which is approached by one element just above R/2 and zeros, or by a single element. An element
-    costs two random numbers, one of them once for all workers on a device, and a division. That
-    takes longer than 20 copies of the vector.
+    costs two random numbers, one of them once for all workers on a device, and a division.
 
     Args:
         bits: b, 1 to 8.

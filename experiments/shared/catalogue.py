@@ -182,7 +182,7 @@ SIZES = "1024 4096 16384 65536 262144 1048576"
 DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "asynchrony": "asynchrony",
     "availability": "availability",
-    "benchmark_compression": "benchmark compression",
+    "benchmark_compression": "benchmark compression --dimensions 1048576",
     "benchmark_mixing": "benchmark mixing",
     "benchmark_peers": "benchmark peers --repeats 2 --seconds 0.3",
     "benchmark_rounds": "benchmark rounds --seconds 0.3",
