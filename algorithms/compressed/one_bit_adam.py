@@ -20,7 +20,7 @@ from dsgd.base import Params, Period, PyTree, Real
 from dsgd.compressors.sizes import wide
 
 
-class Common(NamedTuple):
+class Shared(NamedTuple):
     """State that all workers of `one_bit_adam` share.
 
     Args:
@@ -67,9 +67,8 @@ def one_bit_adam(
     the steps of the exact mean of $m_n$, for any C.
 
     Sends one all-reduce of the gradients in each of the first $T_w$ rounds. Afterwards workers
-    send compressed momenta to N servers, each of which has one part of the vector, and the servers
-    send compressed means back: one bit per element and one scale per part and layer in each
-    direction.
+    send compressed momenta to N servers with one part of the vector each, and the servers send
+    compressed means back: one bit per element and one scale per part and layer in each direction.
 
     Args:
         optimizer: the step along $m / (\sqrt v + \epsilon)$; `optax.sgd(gamma)` gives the equation.
@@ -95,7 +94,7 @@ def one_bit_adam(
     def init(params, N):
         zeros = _zeros(params)
         x = optimizers.init(optimizer, params)
-        return State(Common(*x, zeros, zeros), start("one_bit_adam", zeros, N, compressor))
+        return State(Shared(*x, zeros, zeros), start("one_bit_adam", zeros, N, compressor))
 
     def update(state, gradients, round):
         x, m, v, memory = state.server, state.server.m, state.server.v, state.workers
@@ -105,14 +104,14 @@ def one_bit_adam(
             return moved(beta1, m, mean), moved(beta2, v, _squares(mean))
 
         def compressed(m, memory):
-            m_n = moved(beta1, _row(m), gradients)
+            m_n = moved(beta1, workers.replicate(m, 1), gradients)
             return exchange(compressor, m_n, memory, round)
 
         m, v = round.when(round.step < warm_up, adam, m, v)
         m, memory = round.when(round.step >= warm_up, compressed, m, memory)
         model = optimizers.Model(x.params, x.optimizer)
         model = optimizers.step(optimizer, model, _direction(m, v, epsilon, x.params))
-        return State(Common(*model, m, v), memory)
+        return State(Shared(*model, m, v), memory)
 
     return Algorithm(
         f"one_bit_adam({warm_up}, {compressor.name}, {beta1}, {beta2})",
@@ -245,7 +244,9 @@ def zero_one_adam(
         )
         m = moved(beta1, y.m, gradients)
         step = scaled(gamma, m)
-        params = optax.tree.sub(y.params, _direction(step, _row(v), epsilon, y.params))
+        params = optax.tree.sub(
+            y.params, _direction(step, workers.replicate(v, 1), epsilon, y.params)
+        )
         u = optax.tree.add(y.u, step)
 
         def exchanged(x, y):
@@ -284,11 +285,6 @@ def _direction(m: PyTree, v: PyTree, epsilon: Real, like: Params) -> Params:
         return jnp.where(v == 0, 0, m / size).astype(x.dtype)
 
     return jax.tree.map(ratio, m, v, like)
-
-
-def _row(tree: PyTree) -> PyTree:
-    """Adds a worker axis to leaves `[...]`."""
-    return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
 def _squares(tree: PyTree) -> PyTree:

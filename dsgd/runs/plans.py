@@ -28,15 +28,15 @@ MOST_IN_CHUNK = 1 << 30  # rounds; the sum of two such numbers still fits int32
 
 @dataclass(frozen=True, eq=False)
 class ConstantFactory(sameness.Compared):
-    """A factory without hyperparameters.
+    """A factory without hyperparameters, of an algorithm or a cluster.
 
-    Factories of equal algorithms are equal, so a second run does not compile again.
+    Factories of equal values are equal, so a second run does not compile again.
     """
 
-    algorithm: Algorithm
+    value: Any
 
-    def __call__(self, point: dict[str, jax.Array]) -> Algorithm:
-        return self.algorithm
+    def __call__(self, point: dict[str, jax.Array]) -> Any:
+        return self.value
 
 
 def make_plan(
@@ -129,11 +129,13 @@ def _require_replayable(plan: loop.Plan, method: Algorithm) -> None:
             f"run: taped, with record_every = {plan.record_every}; expected record_every = 1, "
             "since the tape has every round; pass evaluate_every to evaluate the problem less often"
         )
-    if cluster and cluster.present is not None and not cluster.present.time_invariant:
-        raise ValueError(
-            f"run: taped, but participation, {cluster.present.name}, depends on the clock; "
-            "expected a quantity that does not, such as clusters.sampled"
-        )
+    for quantity in (cluster.present, cluster.delivered) if cluster else ():
+        if quantity is not None and not quantity.time_invariant:
+            raise ValueError(
+                f"run: taped, but participation or message loss, {quantity.name}, depends on the "
+                "clock; expected a quantity that does not, such as clusters.sampled or "
+                "clusters.bernoulli"
+            )
     if loop.reads_cluster(plan, method):
         raise ValueError(
             f"run: taped, but {method.name} reads the cluster, its clock or measured times, on "

@@ -12,12 +12,15 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from dsgd import checks, modes, sameness
+from dsgd import checks, modes
 from dsgd.base import Result
 from dsgd.clusters import Cluster
 from dsgd.engine import clock, loop, programs, queries, tape
+from dsgd.runs.plans import ConstantFactory
 from dsgd.runs.run_spec import Tape
-from dsgd.runs.sweeps import FromPoint, Sweep, grid_values
+from dsgd.runs.sweeps import FromPoint, Sweep, all_points, examples, grid_values
+
+_ALL_PARTICIPATE = (None, 1, None)
 
 
 @checks.arguments
@@ -73,10 +76,7 @@ def replay(
         )
     values = {name: grid_values(name, each) for name, each in grids.items()}
     build = _factory(cluster, values, of)
-    points = {
-        name: jnp.asarray(axis.ravel())
-        for name, axis in zip(values, np.meshgrid(*values.values(), indexing="ij"), strict=True)
-    }
+    points = jax.tree.map(jnp.asarray, all_points(values))
     ends = None if rounds is None else _ends(rounds, of)
     plan = _Replay(of.plan, build, of.steps)
     found = programs.call(
@@ -174,7 +174,7 @@ def _factory(cluster: Any, values: dict[str, np.ndarray], of: Tape) -> Any:
                 f"replay: cluster is a Cluster, with values for {', '.join(values)}; expected a "
                 "function of these numbers that returns a cluster"
             )
-        examples, build = [cluster], _Same(cluster)
+        all_clusters, build = (cluster,), ConstantFactory(cluster)
     else:
         if not values:
             raise ValueError(
@@ -182,24 +182,10 @@ def _factory(cluster: Any, values: dict[str, np.ndarray], of: Tape) -> Any:
                 "expected at least one, such as latency=[1e-4, 1e-3]"
             )
         checks.require_call("replay: cluster", cluster, keywords=list(values))
-        first = {name: each[0].item() for name, each in values.items()}
-        points = [first] + [
-            {**first, name: value} for name, each in values.items() for value in each[1:].tolist()
-        ]
-        examples, build = [cluster(**point) for point in points], FromPoint(cluster)
-    for example in examples:
+        all_clusters, build = examples(cluster, values), FromPoint(cluster)
+    for example in all_clusters:
         _require_replays(example, of)
     return build
-
-
-class _Same(sameness.Compared):
-    """A function that always returns the same cluster."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-
-    def __call__(self, numbers: dict[str, jax.Array]) -> Cluster:
-        return self.cluster
 
 
 def _require_replays(cluster: Any, of: Tape) -> None:
@@ -211,15 +197,12 @@ def _require_replays(cluster: Any, of: Tape) -> None:
     cluster.require_workers(of.plan.N)
     taped = of.plan.cluster
     of_run = None if taped is None else _participation(taped)
-    if (of_run or _NOBODY_MISSES) != _participation(cluster):
+    if (of_run or _ALL_PARTICIPATE) != _participation(cluster):
         raise ValueError(
             f"replay: the cluster ({cluster.name}) has another participation or message loss than "
             f"that of the run ({'no cluster' if taped is None else taped.name}), on which its "
             "iterates depend; expected the same: pass it to dsgd.run(..., cluster=..., taped=True)"
         )
-
-
-_NOBODY_MISSES = (None, 1, None)
 
 
 def _participation(cluster: Cluster) -> tuple[Any, ...]:

@@ -300,10 +300,7 @@ def sweep(
     steps, seeds = plans.check_steps(steps), checks.positive_int("seeds", seeds)
     methods = _built(factory, grid)
     shape = tuple(len(values) for values in grid.values())
-    points = {
-        name: arrays.from_host(axis.ravel())
-        for name, axis in zip(grid, np.meshgrid(*grid.values(), indexing="ij"), strict=True)
-    }
+    points = jax.tree.map(arrays.from_host, all_points(grid))
     size = int(np.prod(shape)) * seeds
     options: dict[str, Any] = {
         "record_every": record_every,
@@ -352,17 +349,9 @@ def sweep(
 
 
 def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> tuple[Algorithm, ...]:
-    """Returns the method of the first grid point, and one method for each other value, varied one
-    at a time.
-
-    Inside the trace the values are unknown, so a factory could not reject any of them there.
-    """
+    """Returns the methods of `examples`."""
     checks.require_call("sweep: factory", factory, keywords=list(grid))
-    first = {name: values[0].item() for name, values in grid.items()}
-    others = [
-        {**first, name: value} for name, values in grid.items() for value in values[1:].tolist()
-    ]
-    methods = tuple(factory(**point) for point in (first, *others))
+    methods = examples(factory, grid)
     for method in methods:
         if not isinstance(method, Algorithm):
             raise ValueError(
@@ -370,6 +359,25 @@ def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> tu
                 "a dsgd.Algorithm"
             )
     return methods
+
+
+def examples(factory: Callable[..., Any], grid: dict[str, np.ndarray]) -> tuple[Any, ...]:
+    """Returns the factory's result for the first grid point, and one for each other value, varied
+    one at a time.
+
+    Inside the trace the values are unknown, so a factory could not reject any of them there.
+    """
+    first = {name: values[0].item() for name, values in grid.items()}
+    others = [
+        {**first, name: value} for name, values in grid.items() for value in values[1:].tolist()
+    ]
+    return tuple(factory(**point) for point in (first, *others))
+
+
+def all_points(grid: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the values of every grid point along one axis, by name."""
+    axes = np.meshgrid(*grid.values(), indexing="ij")
+    return {name: axis.ravel() for name, axis in zip(grid, axes, strict=True)}
 
 
 @dataclass(frozen=True, eq=False)

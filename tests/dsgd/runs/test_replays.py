@@ -151,7 +151,13 @@ def test_the_tape_is_the_same_on_several_devices():
     ("call", "message"),
     [
         (lambda: taped(SGD, record_every=2), "run: taped, with record_every = 2; expected"),
-        (lambda: taped(SGD, cluster=CLUSTERS["partly"]), "run: taped, but participation, trace"),
+        (lambda: taped(SGD, cluster=CLUSTERS["partly"]), "run: taped, but participation or"),
+        (
+            lambda: taped(
+                SGD, cluster=replace(BLOCKING, delivered=clusters.sinusoid(1.0, 1.0, 0.1))
+            ),
+            "run: taped, but participation or message loss, sinusoid",
+        ),
         (
             lambda: dsgd.replay(taped(SGD, taped=False), BLOCKING),
             "replay: the result has no tape; expected one of dsgd.run(..., taped=True)",
