@@ -212,8 +212,8 @@ def error_feedback(
     vector: Vector = gradient,
     via: Pattern = network.star,
 ) -> Algorithm:
-    r"""Gradients that are compressed with any combination of memories: the method of which EC-SGD,
-    EF21, EF21-SGDM, EControl, DIANA and EF-BV are special cases.
+    r"""Gradients that are compressed with any combination of memories. EC-SGD, EF21,
+    EF21-SGDM, EControl, DIANA and EF-BV are special cases.
 
     $$ m_n = C(\eta e_n + v_n - h_n), \qquad \hat g = \bar h + \nu \frac1N \sum_n m_n, \qquad
        x \leftarrow \mathrm{prox}_{\gamma r}(x - \gamma \hat g) $$
@@ -228,7 +228,7 @@ def error_feedback(
     Through one server, it replies with $\hat g$ or, with `down`, compressed. Workers may be absent
     and messages to it may be lost if it replies uncompressed: sums are over the messages that
     arrive, and the other workers keep $h_n$ and $e_n$. Through N servers, `network.multi_server`,
-    each of which owns one shard of the vector, all must participate.
+    with one shard of the vector each, all must participate.
 
     Args:
         optimizer: the step along $\hat g$; `optax.sgd(gamma)` gives the equation. On problems with

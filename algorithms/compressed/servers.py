@@ -1,4 +1,4 @@
-"""Two routes of compressed vectors: through N servers on the workers, each of which owns a shard,
+"""Two routes of compressed vectors: through N servers on the workers, with a shard each,
 or through one server, which is no worker and tolerates workers that do not participate.
 
 The functions of a route have the same meaning for both:

@@ -87,8 +87,8 @@ def sketched_sgd(
     to a stationary point of the mean objective for any data of the workers.
 
     Sends the rc elements of the sketch, and then the Pk elements at I, which all workers know, by
-    two all-reduces. The mean is over the workers that participate and whose messages arrive; the
-    others keep their memories, and their gradients are lost.
+    two all-reduces. The mean is over the messages that arrive; the other workers keep their
+    memories, and their gradients are lost.
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` gives the equation.

@@ -54,7 +54,7 @@ def three_point(
     Each worker sends the compressed messages of $\mathcal C$, possibly none, to a server, which
     keeps the mean of all $h_n$ and sends x to all workers. $h_n$ starts at 0, and $y_n$ is
     $g_n(x_0)$ in the first round. With exact gradients the limit is the optimum for any data. A
-    worker that does not participate, or whose message is lost, keeps $h_n$ and $y_n$, which still
+    worker that does not participate, or loses its message, keeps $h_n$ and $y_n$, which still
     count in the mean; a worker that computes nothing uses its last gradient. The server makes its
     step in every round in which a worker participates, even if no message arrives.
 

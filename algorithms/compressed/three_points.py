@@ -210,7 +210,7 @@ def v4(C1: Compressor, C2: Compressor) -> ThreePoint:
 @checks.arguments
 def v5(Q: Compressor, probability: Real) -> ThreePoint:
     r"""3PCv5: $\mathcal C_{h,y}(x)$ is x with probability p, else $h + Q(x - y)$. This is `marina`,
-    whose server does without the workers' h.
+    which does without the workers' h.
 
     $A = p$, $B = (1 - p) \omega$. One coin is drawn for all workers; the first round sends x.
 

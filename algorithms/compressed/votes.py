@@ -19,8 +19,7 @@ from dsgd.wire import codecs
 def counted(up: Compressor, down: Compressor, vectors: PyTree, round: Communicator) -> PyTree:
     r"""Returns $C_{down}(\frac1N \sum_n C_{up}(x_n))$, leaves `[...]`.
 
-    The mean is over the workers that participate and whose messages arrive; it is 0 if there are
-    none.
+    The mean is over the messages that arrive; it is 0 if there are none.
 
     Args:
         up, down: the voters' and the server's compressors.

@@ -53,9 +53,9 @@ def cser(
     $C_1$ and no messages between resets it is local SGD with period H. The limit is biased, as
     that of local SGD.
 
-    Linear codes, such as `compressors.random_block(k / d, unbiased=False)`, whose k
-    elements are the same for all workers, are averaged by an all-reduce. A worker that does not
-    participate, or whose message is lost, keeps its error: when it returns, its model is the common
+    Linear codes, such as `compressors.random_block(k / d, unbiased=False)` with the same k elements
+    for all workers, are averaged by an all-reduce. A worker that does not
+    participate, or loses its message, keeps its error: when it returns, its model is the common
     $\hat x$ at that time plus this error. With other compressors all workers gather the messages of
     all others, so that all must participate. Means are weighted by the problem's worker weights.
 

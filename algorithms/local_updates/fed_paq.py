@@ -159,8 +159,8 @@ def fed_ef(
     $$ v_n = e_n + x_t - y_H^{(n)}, \qquad m_n = C(v_n), \qquad e_n \leftarrow v_n - m_n, \qquad
        x_{t+1} = x_t - \eta \frac{\sum_{n \in S_t} p_n m_n}{\sum_{n \in S_t} p_n} $$
 
-    A client that does not participate, or whose message is lost, keeps its memory, which belongs to
-    an older model when it returns. Messages, participation and weights are those of `fed_paq`. If
+    A client that does not participate, or loses its message, keeps its memory, which belongs to an
+    older model when it returns. Messages, participation and weights are those of `fed_paq`. If
     all clients participate, the method makes the steps of `qsparse_local_sgd`. The limit is biased,
     as that of FedAvg.
 

@@ -91,7 +91,7 @@ def mean_of_messages(
     compressor: Compressor, tree: PyTree, round: Communicator, via: Pattern
 ) -> Delivery:
     """Returns the weighted mean of the workers' compressed vectors, leaves `[n, ...]`, as a
-    `Delivery` whose `received` has leaves `[...]`.
+    `Delivery`; its `received` has leaves `[...]`.
 
     Args:
         via: `network.all_gather`, by which all workers receive all messages, or `network.star` or

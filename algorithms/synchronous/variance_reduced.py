@@ -41,7 +41,7 @@ def page(
 
     Source: Li, Bao, Zhang and Richtarik, "PAGE: a simple and optimal probabilistic gradient
     estimator for nonconvex optimization", 2021. Departure: all samples are distributed over
-    workers, each of which has an estimate.
+    workers, and each worker has an estimate.
     """
     checks.within("page: probability", probability, "(0, 1]")
     inner = averaged_gradients("minibatch_sgd", optimizer, via)

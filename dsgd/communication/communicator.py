@@ -195,7 +195,7 @@ class Communicator(Round):
                 $f_n$.
 
         Returns:
-            A `Delivery` whose `received` has leaves `[...]` and whose `decoded` has the vectors
+            A `Delivery`: `received` has leaves `[...]`, and `decoded` the vectors
             that the workers' own codes decode to, $D(E(x_n))$, leaves `[n, ...]`.
         """
         leaves, treedef = jax.tree.flatten(tree)
@@ -439,9 +439,9 @@ class Communicator(Round):
         r"""Sends one compressed message from every worker to one server, which is no worker. The
         server receives their mean, $\frac1N \sum_n C(x_n)$.
 
-        The mean is over the workers that participate and whose messages arrive; it is 0 if there
-        are none. `workers.share_delivered` is their share of the N workers. Memories of workers
-        whose messages do not arrive are kept by `workers.where_delivered`. The server replies with
+        The mean is over the messages that arrive; it is 0 if there are none.
+        `workers.share_delivered` is their share of the N workers. Memories of workers
+        without a delivered message are kept by `workers.where_delivered`. The server replies with
         `from_server`; the two calls are recorded as one exchange. On several devices they are
         simulated by sums over devices.
 
@@ -456,7 +456,7 @@ class Communicator(Round):
                 send no bits, and count in the mean with a vector of 0.
 
         Returns:
-            A `Delivery` whose `received` has leaves `[...]`; `decoded` is 0 for workers that send
+            A `Delivery`: `received` has leaves `[...]`, and `decoded` is 0 for workers that send
             nothing.
 
         Raises:
@@ -496,7 +496,7 @@ class Communicator(Round):
             last: as in `all_gather`.
 
         Returns:
-            A `Delivery` whose `received` and `decoded` have leaves `[...]`.
+            A `Delivery`: `received` and `decoded` have leaves `[...]`.
 
         Raises:
             ValueError: if no `to_server` of this round is left to reply to.

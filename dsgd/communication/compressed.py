@@ -158,7 +158,7 @@ def to_one_server(
             decode to 0.
 
     Returns:
-        A `Delivery` whose `received` has leaves `[d]`.
+        A `Delivery`: `received` has leaves `[d]`.
     """
     messages, decoded = _compress_rows(compressor, key, vectors, N, last)
     sent = bits.to_server(_sizes(compressor, messages, 1), N)
@@ -180,7 +180,7 @@ def from_one_server(
         last: `messages` of the previous message of the server, with a leading axis of length 1.
 
     Returns:
-        A `Delivery` whose `received` and `decoded` have leaves `[1, d]`.
+        A `Delivery`: `received` and `decoded` have leaves `[1, d]`.
     """
     messages, decoded = _compress(compressor, key[None], vectors, last)
     size = _sizes(compressor, messages, 1)

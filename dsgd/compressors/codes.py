@@ -55,7 +55,7 @@ class Seeded(NamedTuple):
 
 @checks.arguments
 def with_seed(code: LinearCode) -> Compressor:
-    """Returns the compressor whose messages are the code of the vector and the code's seed of 64
+    """Returns the compressor that sends the code of the vector and the code's seed of 64
     bits, which is the same for all senders of an exchange.
 
     The errors of the workers then depend on each other: the mean of the decoded messages has the
@@ -100,7 +100,7 @@ def shared_random_k(fraction: float) -> Compressor:
     Raises:
         ValueError: if fraction is outside (0, 1].
 
-    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, and its code (epfml/powersgd), whose
+    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, and its code (epfml/powersgd): its
     sparsifiers draw the same places on all workers. Departure: the places are those of
     `random_places`, one in each of k parts of a rotated vector.
     """

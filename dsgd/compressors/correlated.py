@@ -1,5 +1,5 @@
-"""Compressors whose random choices depend on those of the other senders of an exchange, so that the
-errors of the workers cancel in the mean.
+"""Compressors with random choices that depend on those of the other senders of an exchange, so that
+the errors of the workers cancel in the mean.
 """
 
 from __future__ import annotations

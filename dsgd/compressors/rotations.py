@@ -155,7 +155,7 @@ def eden(
     The centroids are those of Lloyd and Max: each is the mean of a standard normal number that is
     nearest to it. With b + f bits, a share f of the rotated elements has b + 1 bits and the others
     have b. A message has these codes, a seed of 64 bits for the rotation, and 32 bits for the scale
-    of each piece whose number of elements is a power of two.
+    of each piece; the number of elements of a piece is a power of two.
 
     The compressor would be unbiased with the second scale if the rotation were uniformly random.
     With the Hadamard transform, $\langle C(x), x \rangle = |x|^2$ always, but the mean of the

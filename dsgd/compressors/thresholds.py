@@ -48,7 +48,7 @@ def threshold(v: float) -> Compressor:
 
 @checks.arguments
 def sampled_top_k(fraction: float, sample: float = 0.01) -> Compressor:
-    r"""Top-k with a threshold from a sample: of the elements whose magnitude reaches the threshold,
+    r"""Top-k with a threshold from a sample: of the magnitudes that reach the threshold,
     keeps the k largest, or all if there are fewer; biased.
 
     $$ C(x) = \mathrm{TopK}_m(x), \qquad m = \min(k, |\{i : |x_i| \ge t\}|), \quad k = \lceil
@@ -153,8 +153,8 @@ def sidco(fraction: float, stages: int = 1) -> Compressor:
 def _counted(
     name: str, room: Callable, choose: Callable, delta: Callable | None = None
 ) -> Compressor:
-    """Returns a compressor that sends the elements of the mask `choose(key, x)`, of which a message
-    has room for room(d).
+    """Returns a compressor that sends the elements of the mask `choose(key, x)`; a message has room
+    for room(d) of them.
     """
 
     def compress(key, x):

@@ -108,7 +108,7 @@ def run(
         progress: whether to show a progress bar with rounds per second and the current loss.
         taped: whether the result keeps the bits of each round, exchange and worker, from which
             `dsgd.replay` computes the seconds on any cluster. Needs `record_every=1`, and a method
-            whose iterates do not depend on the clock.
+            with iterates that do not depend on the clock.
 
     Returns:
         A `Result` with the last state, the history, and the final model. Arrays of the history are

@@ -238,7 +238,7 @@ def if_nonempty(tree: PyTree, otherwise: PyTree) -> PyTree:
 
 
 def share_delivered() -> jax.Array | float:
-    """Returns the share of the N workers whose contributions to sums and means arrive in this
+    """Returns the share of the N workers' contributions to sums and means that arrive in this
     round.
     """
     participants = participation()

@@ -20,7 +20,7 @@ from theory_checks.recursions.decentralized import by_layers
 from theory_checks.statements.recursions.shared import BITS, DOUBLE, HALF, SHORT
 
 ZETA, P, CLIENTS = 4.0, 0.4, 4
-# Half of the elements, as a compressor of which the methods assume that it is unbiased.
+# Half of the elements, as a compressor that the methods assume to be unbiased.
 UNBIASED: Compressor = HALF._replace(omega=lambda d: 1.0, delta=None)
 HALVES, CLIPS = by_layers(largest_half, LAYERS), by_layers(clipped, LAYERS)
 _KEPT = [(-(-d // 2), d) for d in LAYERS]
