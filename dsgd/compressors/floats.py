@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -100,21 +101,8 @@ def cast(
     smallest one with which no element exceeds F; theirs, $\lfloor \log_2 |x|_\infty \rfloor$ minus
     the exponent of F, rounds elements of up to 4/3 F to F.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"cast: dtype = {dtype!r}; expected one of {', '.join(DTYPES)}")
+    scale = _require_scale(dtype, scale, stochastic)
     full_range = dtype == "bfloat16"
-    scale = scale or ("none" if full_range else "largest")
-    if scale not in ("none", "largest", "power"):
-        raise ValueError(f"cast: scale = {scale!r}; expected 'none', 'largest' or 'power'")
-    if full_range and scale != "none":
-        raise ValueError(
-            f"cast: scale = {scale!r} for bfloat16; expected 'none', since it has float32's range"
-        )
-    if scale == "none" and not full_range and (stochastic or dtype == "float4_e2m1fn"):
-        raise ValueError(
-            f"cast: scale = 'none' for {'stochastic ' if stochastic else ''}{dtype}; expected "
-            "'largest' or 'power', since elements may be out of range"
-        )
     kind = _format(dtype)
 
     def compress(key, x):
@@ -151,6 +139,44 @@ def cast(
             size = jnp.where(sent == NOT_A_NUMBER, jnp.nan, size)
         return jnp.where(sign == 1, -size, size)
 
+    omega, delta = _constants(kind, scale, full_range)
+    named = "" if full_range or scale == "largest" else f", {scale}"
+    contracts = full_range or scale != "none"
+    return fixed_size(
+        compress,
+        decompress,
+        f"cast({dtype}{named}{', stochastic' if stochastic else ''})",
+        omega=omega if stochastic else None,
+        delta=delta if contracts and not stochastic else None,
+    )
+
+
+def _require_scale(
+    dtype: str, scale: Literal["none", "largest", "power"] | None, stochastic: bool
+) -> Literal["none", "largest", "power"]:
+    """Returns the scale of `cast`, after validation of its arguments."""
+    if dtype not in DTYPES:
+        raise ValueError(f"cast: dtype = {dtype!r}; expected one of {', '.join(DTYPES)}")
+    full_range = dtype == "bfloat16"
+    scale = scale or ("none" if full_range else "largest")
+    if scale not in ("none", "largest", "power"):
+        raise ValueError(f"cast: scale = {scale!r}; expected 'none', 'largest' or 'power'")
+    if full_range and scale != "none":
+        raise ValueError(
+            f"cast: scale = {scale!r} for bfloat16; expected 'none', since it has float32's range"
+        )
+    if scale == "none" and not full_range and (stochastic or dtype == "float4_e2m1fn"):
+        raise ValueError(
+            f"cast: scale = 'none' for {'stochastic ' if stochastic else ''}{dtype}; expected "
+            "'largest' or 'power', since elements may be out of range"
+        )
+    return scale
+
+
+def _constants(kind: Format, scale: str, full_range: bool) -> tuple[Callable, Callable]:
+    """Returns the functions from the number of elements to omega, of stochastic rounding, and to
+    delta, of rounding to the nearest number.
+    """
     gap = 2.0**-kind.mantissa
     smallest = 0 if full_range else kind.smallest / kind.largest
     power = 2.0 ** math.floor(math.log2(kind.largest)) / kind.largest
@@ -167,15 +193,7 @@ def cast(
         q, theta = (d - 1) * smallest**2, gap**2 / (4 + 4 * gap)
         return (theta - 1 + math.sqrt((1 + theta) ** 2 + 4 * q)) / 2
 
-    named = "" if full_range or scale == "largest" else f", {scale}"
-    contracts = full_range or scale != "none"
-    return fixed_size(
-        compress,
-        decompress,
-        f"cast({dtype}{named}{', stochastic' if stochastic else ''})",
-        omega=omega if stochastic else None,
-        delta=delta if contracts and not stochastic else None,
-    )
+    return omega, delta
 
 
 def _rounded(kind: Format, word: jax.Array, draws: jax.Array | None) -> jax.Array:
