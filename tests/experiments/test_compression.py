@@ -91,7 +91,7 @@ def test_unbiased_elements_diverge_with_error_memory_and_identity_has_the_same_l
     assert diverging == ["EC-SGD", "EF21", "EF21-SGDM", "EControl"]
     assert table["identity"]["diverges with"] == ""
     assert float(table["sign"]["best"]) < float(table["identity"]["best"])
-    assert float(table["sign"]["without memory"]) > 3 * float(table["sign"]["best"])
+    assert float(table["sign"]["no memory"]) > 3 * float(table["sign"]["best"])
     steps = {}
     for row in scripts.rows(compressed.out / "history.csv"):
         steps[row["method"]] = int(row["step"])
