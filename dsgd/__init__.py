@@ -34,6 +34,8 @@ from dsgd.machines.agreement import PeerFailed
 from dsgd.machines.heartbeat import PeerLost
 from dsgd.machines.local_processes import run_local_processes
 from dsgd.machines.runtime import join
+from dsgd.planning.candidates import Candidate
+from dsgd.planning.planner import Plan, plan
 from dsgd.runs.driver import Exchange, compile_round, exchanges, run
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated
@@ -47,6 +49,7 @@ __version__ = "0.3.0"
 __all__ = [
     "Algorithm",
     "Batches",
+    "Candidate",
     "Common",
     "Communicator",
     "Compressor",
@@ -64,6 +67,7 @@ __all__ = [
     "Pattern",
     "PeerFailed",
     "PeerLost",
+    "Plan",
     "Problem",
     "Query",
     "Regularizer",
@@ -88,6 +92,7 @@ __all__ = [
     "join",
     "mean_and_error",
     "network",
+    "plan",
     "problems",
     "replay",
     "run",

@@ -4,8 +4,12 @@
 
 The iterates of these methods do not depend on the clock. Each method is trained once, with all step
 sizes and settings, and `dsgd.replay` gives its seconds on each of the networks from the recorded
-bits. On every network a method has its best settings. Panels differ in how the data are distributed
-and in whether workers are delayed at random.
+bits. On every network a method has its best settings. Panels differ in how the data are
+distributed, in whether workers are delayed at random, and in the share of workers that participate.
+
+With `--participations 1 0.25`, the methods are also trained with a quarter of the workers, which
+are drawn in each round, or once for all local steps between two exchanges. Methods that require all
+workers are left out of these panels.
 
 The trained model is small. Bits are scaled as if it had `--size` elements: a network of that
 bandwidth divided by the ratio of the sizes is replayed. The number of rounds is that of the small
@@ -15,6 +19,8 @@ model.
 from __future__ import annotations
 
 import itertools
+import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -28,14 +34,14 @@ from matplotlib.patches import Patch
 from rich.table import Table
 
 import dsgd
-from dsgd import clusters, plots, records
+from algorithms import SYNCHRONOUS
+from dsgd import Candidate, clusters, plots, records
 from experiments.planning import plane
-from experiments.planning.candidates import CANDIDATES
-from experiments.planning.plane import Best, Chosen
+from experiments.planning.plane import Best, Chosen, Trained
 from experiments.shared import commands, figures, statistics, tables, tuning
 
-BASELINE = CANDIDATES[0].method
-METHODS = tuple(dict.fromkeys(candidate.method for candidate in CANDIDATES))
+BASELINE = SYNCHRONOUS[0].method
+METHODS = tuple(dict.fromkeys(candidate.method for candidate in SYNCHRONOUS))
 SPEEDUPS = (1.1, 1.5, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -51,6 +57,8 @@ class Args(commands.Data, commands.Common):
     """Means of exponentially distributed random delays of each batch, in units of --compute; a
     column of panels each.
     """
+    participations: tuple[commands.Share, ...] = (1.0,)
+    """Shares of workers that participate; a column of panels each, for each of the delays."""
     workers: commands.Several = 16
     """Number of workers."""
     size: commands.Positive = 1e6
@@ -64,7 +72,9 @@ class Args(commands.Data, commands.Common):
     points: commands.Several = 33
     """Number of points of each axis of the plane."""
     target: commands.Positive | None = None
-    """Target loss; by default the one that mini-batch SGD reaches in a third of the rounds."""
+    """Target loss; by default the one that mini-batch SGD reaches in a third of the rounds with the
+    first of --participations, or, where it never reaches this, with the panel's.
+    """
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
     """Candidate step sizes."""
     steps: commands.Count = 480
@@ -78,20 +88,23 @@ class Args(commands.Data, commands.Common):
 
 
 class Panel(NamedTuple):
-    """One distribution of the data and one delay.
+    """One distribution of the data, one delay and one participation.
 
     Args:
-        partition, delay: as in the arguments.
+        partition, delay, participation: as in the arguments.
         target: the loss.
         chosen: settings of all methods.
         best: the best settings of each method on each network, `[methods, latency, bandwidth]`.
+        left_out: names of the methods that require all workers.
     """
 
     partition: str
     delay: float
+    participation: float
     target: float
     chosen: list[Chosen]
     best: Best
+    left_out: list[str]
 
 
 def main(args: Args) -> None:
@@ -102,41 +115,74 @@ def main(args: Args) -> None:
         for partition in args.partitions
     }
     commands.begin(args)
-    panels = []
-    for partition, problem in tasks.items():
-        chosen, target = train(args, partition, problem, methods)
-        panels += [
-            Panel(partition, delay, target, chosen, locate(args, problem, delay, methods, chosen))
-            for delay in args.delays
-        ]
+    panels = [
+        panel
+        for partition, problem in tasks.items()
+        for panel in panels_of(args, partition, problem, methods)
+    ]
     write(args, panels, methods)
-    shown = {
-        f"{panel.partition}-{panel.delay:g}": tabulate(args, panel, methods) for panel in panels
-    }
+    shown = {name(panel): tabulate(args, panel, methods) for panel in panels}
     commands.finish(args, {"figure": draw(args, panels, methods)}, shown)
 
 
-def train(
+def panels_of(
     args: Args, partition: str, problem: dsgd.Problem, methods: list[str]
-) -> tuple[list[Chosen], float]:
-    """Returns the settings of all methods at their best step sizes, and the target."""
-    candidates = [each for each in CANDIDATES if each.method in methods]
-    sweeps = {
-        candidate: plane.train(args, problem, candidate)
-        for candidate in tables.bar(candidates, f"training, {partition}", args.progress)
-    }
-    target = default_target(sweeps[CANDIDATES[0]]) if args.target is None else args.target
-    chosen = [
-        each
-        for candidate, sweep in sweeps.items()
-        for each in plane.choose(candidate, sweep, target)
-    ]
-    if not any(each.candidate.method == BASELINE for each in chosen):
-        raise ValueError(
-            f"--target {target:g}: {BASELINE} does not reach it in --steps {args.steps} rounds "
-            f"({partition}); expected a larger target, more steps or other --learning-rates"
+) -> Iterator[Panel]:
+    """Yields the panels of a partition, for each delay those of all participations."""
+    candidates = [each for each in SYNCHRONOUS if each.method in methods]
+    trained, target = [], args.target
+    for share in args.participations:
+        words = f"training, {partition}" + f", {share:g} of the workers" * (share < 1)
+        runs = {
+            candidate: plane.train(args, problem, candidate, participants(args, share))
+            for candidate in tables.bar(candidates, words, args.progress)
+        }
+        chosen, reached = choose(args, partition, runs, target)
+        target = target or reached
+        trained.append((share, reached, chosen, left_out(runs)))
+    for delay in args.delays:
+        for share, reached, chosen, others in trained:
+            best = locate(args, problem, delay, methods, chosen)
+            yield Panel(partition, delay, share, reached, chosen, best, others)
+
+
+def left_out(runs: dict[Candidate, list[Trained]]) -> list[str]:
+    """Returns the names of the methods without runs, or of their settings if others have runs."""
+    methods = {candidate.method for candidate, trained in runs.items() if trained}
+    return list(
+        dict.fromkeys(
+            f"{candidate.method} ({candidate.settings})"
+            if candidate.method in methods
+            else candidate.method
+            for candidate, trained in runs.items()
+            if not trained
         )
-    return chosen, target
+    )
+
+
+def participants(args: Args, share: float) -> int | None:
+    """Returns the number of workers that participate in a round, at least 1; None: all."""
+    number = max(1, round(share * args.workers))
+    return number if number < args.workers else None
+
+
+def choose(
+    args: Args, partition: str, runs: dict[Candidate, list[Trained]], target: float | None
+) -> tuple[list[Chosen], float]:
+    """Returns the settings of all methods at their best step sizes, and the target: the given one,
+    or the default if there is none or mini-batch SGD does not reach it.
+    """
+    (baseline,) = runs[SYNCHRONOUS[0]]
+    if target is not None and not plane.choose(baseline, target):
+        if args.target is not None:
+            raise ValueError(
+                f"--target {target:g}: {BASELINE} does not reach it in --steps {args.steps} rounds "
+                f"({partition}); expected a larger target, more steps or other --learning-rates"
+            )
+        target = None
+    reached = default_target(baseline.sweep) if target is None else target
+    every = itertools.chain.from_iterable(runs.values())
+    return [each for trained in every for each in plane.choose(trained, reached)], reached
 
 
 def default_target(sweep: dsgd.Sweep) -> float:
@@ -196,6 +242,7 @@ def write(args: Args, panels: list[Panel], methods: list[str]) -> None:
     columns = [
         "partition",
         "delay",
+        "participation",
         "latency",
         "bandwidth",
         "method",
@@ -212,7 +259,8 @@ def write(args: Args, panels: list[Panel], methods: list[str]) -> None:
                 at = (first[i, j], i, j)
                 rows.append(
                     (
-                        *(panel.partition, panel.delay, latency, bandwidth, methods[at[0]]),
+                        *(panel.partition, panel.delay, panel.participation),
+                        *(latency, bandwidth, methods[at[0]]),
                         settings(panel.chosen[int(panel.best.choice[at])]),
                         *(panel.best.mean[at], speedup[i, j], bool(undecided[i, j])),
                     )
@@ -228,11 +276,12 @@ def settings(chosen: Chosen) -> str:
 
 def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:
     """Tabulates the fastest method and its settings on nine networks."""
+    names = f"Left out, because they require all workers: {', '.join(panel.left_out)}."
     table = tables.table(
-        f"{describe(panel)}: fastest method to loss {panel.target:g}",
+        f"{describe(args, panel)}: fastest method to loss {panel.target:g}",
         ("latency\nms", "bandwidth\nMbit/s", "method", "settings", "seconds", "speedup"),
         f"Speedup over {BASELINE}. *: the difference from the second method\nis less than two "
-        "standard errors.",
+        "standard errors." + f"\n{textwrap.fill(names)}" * bool(panel.left_out),
         left=0,
     )
     first, speedup, undecided = winners(panel.best)
@@ -256,10 +305,18 @@ def plain(number: float) -> str:
     return f"{float(f'{number:.3g}'):,g}"
 
 
-def describe(panel: Panel) -> str:
-    """Describes the data and the delays."""
+def name(panel: Panel) -> str:
+    """Returns the name of a panel's table."""
+    share = f"-{panel.participation:g}" if panel.participation < 1 else ""
+    return f"{panel.partition}-{panel.delay:g}{share}"
+
+
+def describe(args: Args, panel: Panel) -> str:
+    """Describes the data, the delays and the participation."""
     delays = f"random delays, mean {panel.delay:g} gradient" if panel.delay else "equal workers"
-    return f"{panel.partition}, {delays}"
+    some = participants(args, panel.participation)
+    share = "" if some is None else f", {some} of {args.workers} participate"
+    return f"{panel.partition}, {delays}{share}"
 
 
 def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
@@ -267,20 +324,21 @@ def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
     won = np.stack([winners(panel.best)[0] for panel in panels])
     count = np.sum(won[..., None] == np.arange(len(methods)), axis=0)
     shown = [i for i in np.argsort(-count.sum(axis=(0, 1))) if count[..., i].any()]
-    rows, columns = len(args.partitions), len(args.delays)
-    sheet, every = plots.figure(columns, rows, width=figures.WIDTH / columns, height=3.2)
-    for axes, panel in zip(every, panels, strict=True):
-        draw_panel(args, axes, panel, shown)
-    for i, axes in enumerate(every):
+    rows, columns = len(args.partitions), len(args.delays) * len(args.participations)
+    width = figures.WIDTH / columns
+    sheet, every = plots.figure(columns, rows, width=width, height=3.2)
+    for i, (axes, panel) in enumerate(zip(every, panels, strict=True)):
+        title = f"{describe(args, panel)}; loss {panel.target:g}"
+        axes.set_title(textwrap.fill(title, round(13 * width)), fontsize=10)
+        # The scales determine where the labels interrupt the contours, so they are set first.
         figures.describe(
             axes,
             "bandwidth, Mbit/s" if i >= (rows - 1) * columns else None,
             "latency, ms" if i % columns == 0 else None,
             log="xy",
         )
-    handles = [
-        Patch(color=COLOURS[k % len(COLOURS)], label=methods[i]) for k, i in enumerate(shown)
-    ]
+        draw_panel(args, axes, panel, [colour(name) for name in methods])
+    handles = [Patch(color=colour(methods[i]), label=methods[i]) for i in shown]
     handles.append(Patch(facecolor="white", hatch="////", edgecolor="0.4", label="undecided"))
     sheet.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     figures.title(
@@ -292,21 +350,22 @@ def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
     return sheet
 
 
-# plots.COLOURS, lightened so that contours can be read on them, and further ones
+# Colours of METHODS, light so that contours can be read on them: plots.COLOURS and further ones.
 COLOURS = (
-    *("#66AAD7", "#EBA06B", "#66C5AB", "#E0AFCA", "#F2CB70", "#9AD2F2", "#8C8C8C", "#D9D9D9"),
-    *("#B5A1D8", "#C4B08B", "#A8D08D", "#F4A6A6"),
+    *("#D9D9D9", "#B5A1D8", "#66C5AB", "#F2CB70", "#C4B08B", "#66AAD7", "#8C8C8C", "#EBA06B"),
+    *("#A8D08D", "#F4A6A6", "#E0AFCA", "#D6D27A", "#9AD2F2"),
 )
 
 
-def draw_panel(args: Args, axes: Axes, panel: Panel, shown: list[int]) -> None:
+def colour(method: str) -> str:
+    """Returns the colour of a method, the same in all figures."""
+    return COLOURS[METHODS.index(method) % len(COLOURS)]
+
+
+def draw_panel(args: Args, axes: Axes, panel: Panel, colours: list[str]) -> None:
     first, speedup, undecided = winners(panel.best)
     x, y = axis(args, args.bandwidths) / 1e6, axis(args, args.latencies) * 1e3
-    place = {method: k for k, method in enumerate(shown)}
-    colours = np.vectorize(place.__getitem__)(first)
-    axes.pcolormesh(
-        x, y, colours, cmap=ListedColormap(COLOURS[: len(shown)]), vmin=-0.5, vmax=len(shown) - 0.5
-    )
+    axes.pcolormesh(x, y, first, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(colours) - 0.5)
     axes.grid(visible=False)
     if undecided.any():
         with rc_context({"hatch.linewidth": 0.5, "hatch.color": "0.35"}):
@@ -315,7 +374,6 @@ def draw_panel(args: Args, axes: Axes, panel: Panel, shown: list[int]) -> None:
             )
     lines = axes.contour(x, y, speedup, levels=SPEEDUPS, colors="black", linewidths=0.7)
     axes.clabel(lines, fmt=lambda value: f"{value:g}x", fontsize=7)
-    axes.set_title(f"{describe(panel)}; loss {panel.target:g}", fontsize=10)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class Sweep(NamedTuple):
                 f"best: metric = {metric!r} has one number per worker; expected a metric with one "
                 "number per record, such as the loss"
             )
-        sign = -1 if _largest(metric, largest) else 1
+        sign = -1 if largest_is_best(metric, largest) else 1
         score, loss = (
             tail_mean(each, share).mean(axis=-1)
             for each in (values, evaluated(self.history)["loss"])
@@ -183,7 +183,7 @@ _SMALLEST = {
 _LARGEST = {"accuracy", "test_accuracy"}
 
 
-def _largest(metric: str, given: bool | None) -> bool:
+def largest_is_best(metric: str, given: bool | None) -> bool:
     """Whether the largest value of a metric is the best."""
     if given is None and metric not in _SMALLEST | _LARGEST:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""Predictions of seconds to a target on clusters, from runs without a cluster."""
+"""Predictions of seconds to a target on clusters, from runs without a network."""

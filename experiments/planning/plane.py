@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,9 +13,23 @@ import numpy as np
 import optax
 
 import dsgd
-from dsgd import clusters
-from experiments.planning.candidates import Candidate
+from dsgd import Candidate, clusters
 from experiments.shared import tuning
+
+
+class Trained(NamedTuple):
+    """Runs of a method with all step sizes.
+
+    Args:
+        candidate: the method.
+        sweep: the taped runs.
+        participation: the arguments of `clusters.Cluster` that determine which workers participate;
+            {}: all.
+    """
+
+    candidate: Candidate
+    sweep: dsgd.Sweep
+    participation: Mapping[str, Any]
 
 
 class Chosen(NamedTuple):
@@ -23,39 +40,104 @@ class Chosen(NamedTuple):
         settings: the step size and the other swept hyperparameters, by name.
         result: the taped runs, `[seeds]`.
         rounds: the first evaluated round of each seed with a loss of at most the target, `[seeds]`.
+        participation: as in `Trained`.
     """
 
     candidate: Candidate
     settings: Mapping[str, float]
     result: dsgd.Result
     rounds: np.ndarray
+    participation: Mapping[str, Any] = {}
 
 
-def train(args: Any, problem: dsgd.Problem, candidate: Candidate) -> dsgd.Sweep:
-    """Runs a candidate with all step sizes and settings, taped and without a cluster."""
+def train(
+    args: Any, problem: dsgd.Problem, candidate: Candidate, participants: int | None = None
+) -> list[Trained]:
+    """Runs a candidate with all step sizes and settings, taped.
 
+    Args:
+        args: the command's arguments.
+        problem: the problem.
+        candidate: the method.
+        participants: number of workers that participate in each round, drawn once per period of
+            the method; None: all.
+
+    Returns:
+        One sweep. If workers are drawn, one for each combination of the other hyperparameters,
+        because the period is a property of the cluster; none if the method requires all workers.
+    """
+    if participants is None:
+        return [_train(args, problem, candidate, candidate.grids, {})]
+    points = [
+        dict(zip(candidate.grids, values, strict=True))
+        for values in itertools.product(*candidate.grids.values())
+    ]
+    present = clusters.sampled(participants, of=problem.workers)
+    periods = [period(problem, candidate, point, present) for point in points]
+    return [
+        _train(
+            args,
+            problem,
+            candidate,
+            {name: (value,) for name, value in point.items()},
+            {"present": present, "participation_period": rounds},
+        )
+        for point, rounds in zip(points, periods, strict=True)
+        if rounds is not None
+    ]
+
+
+def period(
+    problem: dsgd.Problem,
+    candidate: Candidate,
+    point: Mapping[str, Any],
+    present: clusters.Quantity,
+) -> int | None:
+    """Returns the number of rounds from one exchange of a method to the next; None if the method
+    requires that all workers participate.
+    """
+    method = candidate.build(optax.sgd(1.0), problem.workers, **point)
+    cluster = clusters.Cluster(clusters.constant(0.0), present=present)
+    try:
+        exchanges = dsgd.exchanges(method, problem, cluster=cluster)
+    except ValueError:
+        return None
+    return max([1, *(each.period for each in exchanges)])
+
+
+def _train(
+    args: Any,
+    problem: dsgd.Problem,
+    candidate: Candidate,
+    swept: Mapping[str, Any],
+    participation: Mapping[str, Any],
+) -> Trained:
     def build(learning_rate, **swept):
         return candidate.build(optax.sgd(learning_rate), problem.workers, **swept)
 
-    return dsgd.sweep(
+    cluster = clusters.Cluster(clusters.constant(0.0), **participation) if participation else None
+    sweep = dsgd.sweep(
         build,
         problem,
         steps=args.steps,
         key=jax.random.key(args.seed),
         seeds=args.seeds,
+        cluster=cluster,
         evaluate_every=args.every,
         mesh=tuning.devices_for(problem.workers),
         taped=True,
         learning_rate=args.learning_rates,
-        **dict[str, Any](candidate.swept),
+        **swept,
     )
+    return Trained(candidate, sweep, participation)
 
 
-def choose(candidate: Candidate, sweep: dsgd.Sweep, target: float) -> list[Chosen]:
+def choose(trained: Trained, target: float) -> list[Chosen]:
     """Returns, for each choice of the settings other than the step size, the runs at the step size
     that reaches the target in the fewest rounds with every seed; none if there is no such step
     size.
     """
+    candidate, sweep, participation = trained
     rounds = rounds_to(dsgd.evaluated(sweep.history), target)
     mean = rounds.mean(axis=-1)
     chosen = []
@@ -69,6 +151,7 @@ def choose(candidate: Candidate, sweep: dsgd.Sweep, target: float) -> list[Chose
                     sweep.point(index),
                     sweep.result(index),
                     rounds[index].astype(int),
+                    participation,
                 )
             )
     return chosen
@@ -86,8 +169,19 @@ def rounds_to(history: dict[str, np.ndarray], target: float) -> np.ndarray:
 def seconds(
     chosen: Chosen, cluster: Callable[..., clusters.Cluster], **grids: np.ndarray
 ) -> np.ndarray:
-    """Returns the seconds to the target on all clusters, `[*grids, seeds]`."""
-    return dsgd.replay(chosen.result, cluster, rounds=chosen.rounds, **grids)
+    """Returns the seconds to the target on all clusters, `[*grids, seeds]`, with the participation
+    of the runs.
+    """
+
+    # Partial functions of equal parts are equal, so that settings share a compiled program.
+    on = functools.partial(_with_participation, cluster, chosen.participation)
+    return dsgd.replay(chosen.result, on, rounds=chosen.rounds, **grids)
+
+
+def _with_participation(
+    cluster: Callable[..., clusters.Cluster], participation: Mapping[str, Any], **numbers: Any
+) -> clusters.Cluster:
+    return dataclasses.replace(cluster(**numbers), **participation)
 
 
 class Best(NamedTuple):

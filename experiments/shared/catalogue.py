@@ -210,6 +210,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "kimad_quadratic": "kimad_quadratic",
     "kimad_variability": "kimad_variability",
     "map": "map",
+    "map_participation": "map --delays 0 --participations 1 0.25",
     "real_asynchrony": "real_asynchrony",
     "slow_links": "slow_links",
     "stragglers": "stragglers",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scripts
@@ -19,6 +22,7 @@ def mapped(tmp_path_factory, long):
         methods=("local SGD", "EC-SGD"),
         partitions=("by-label",),
         delays=(0.0,),
+        participations=(1.0, 0.5),
         workers=4,
         points=3,
         steps=64,
@@ -33,7 +37,7 @@ def mapped(tmp_path_factory, long):
 
 def test_it_writes_the_winner_on_each_network(mapped):
     rows = scripts.rows(mapped.out / "map.csv")
-    assert len(rows) == 9
+    assert [row["participation"] for row in rows] == 9 * ["1.0"] + 9 * ["0.5"]
     assert scripts.figures(mapped.out) == {"figure"}
     assert all(float(row["speedup"]) >= 1 for row in rows)
     slowest, fastest = rows[0], rows[2]  # of the smallest latency: 1 Mbit/s and 10 Gbit/s
@@ -41,25 +45,80 @@ def test_it_writes_the_winner_on_each_network(mapped):
     assert float(slowest["speedup"]) > 4 > float(fastest["speedup"])
 
 
-def test_seconds_of_minibatch_sgd_are_those_of_the_all_reduce():
-    """Its rounds to the target times the seconds of a gradient and of the closed form, of 650
-    elements on a link that is slower by 650 / size.
-    """
+def test_methods_that_require_all_workers_are_left_out_and_named(mapped):
+    rows = scripts.rows(mapped.out / "map.csv")
+    assert "EC-SGD" not in {row["method"] for row in rows if row["participation"] == "0.5"}
+    every, some = ((mapped.out / f"by-label-0{end}.csv").read_text() for end in ("", "-0.5"))
+    assert "2 of 4 participate" in some
+    assert "Left out, because they require all workers: EC-SGD." in some
+    assert "Left out" not in every
+
+
+@pytest.fixture(scope="module")
+def small():
     args = the_map.Args(
         workers=4, points=2, steps=40, seeds=2, learning_rates=(1.0,), compute=0.1, size=65_000
     )
-    problem = tuning.logistic_regression(args, 4, "iid")
-    baseline = the_map.CANDIDATES[0]
-    sweep = plane.train(args, problem, baseline)
-    (chosen,) = plane.choose(baseline, sweep, 0.8)
+    return args, tuning.logistic_regression(args, 4, "iid")
+
+
+BASELINE = the_map.SYNCHRONOUS[0]
+
+
+@pytest.fixture(scope="module", params=[None, 2], ids=["all", "2 of 4"])
+def baseline(request, small):
+    """Mini-batch SGD, with all workers or two of four."""
+    args, problem = small
+    return plane.train(args, problem, BASELINE, request.param)
+
+
+def test_seconds_of_minibatch_sgd_are_those_of_the_all_reduce(small, baseline):
+    """Its rounds to the target times the seconds of a gradient and of the closed form, of 650
+    elements on a link that is slower by 650 / size, between the workers that participate.
+    """
+    args, problem = small
+    (trained,) = baseline
+    (chosen,) = plane.choose(trained, 0.8)
     assert (chosen.rounds > 0).all()
-    best = the_map.locate(args, problem, 0.0, [baseline.method], [chosen])
+    best = the_map.locate(args, problem, 0.0, [BASELINE.method], [chosen])
+    workers = 2 if trained.participation else 4
     for i, latency in enumerate(the_map.axis(args, args.latencies)):
         for j, bandwidth in enumerate(the_map.axis(args, args.bandwidths)):
             transfer = 32 * 65_000 / bandwidth
-            exchange = network.cost(network.ring_all_reduce, 4, latency, transfer)
+            exchange = network.cost(network.ring_all_reduce, workers, latency, transfer)
             expected = chosen.rounds * (0.1 + exchange)
             np.testing.assert_allclose(best.mean[0, i, j], expected.mean(), 1e-3)
+
+
+def test_workers_are_drawn_once_for_the_local_steps_between_two_exchanges(small):
+    args, problem = small
+    (local,) = (each for each in the_map.SYNCHRONOUS if each.method == "local SGD")
+    local = dataclasses.replace(local, grids={"H": (1, 4)})
+    each = plane.train(args, problem, local, 2)
+    assert [trained.sweep.grid["H"].tolist() for trained in each] == [[1], [4]]
+    assert [trained.participation["participation_period"] for trained in each] == [1, 4]
+    for trained in each:
+        np.testing.assert_array_equal(trained.sweep.history["present"][..., 1:], 0.5)
+
+
+def test_the_default_target_is_that_of_the_first_participation_if_it_is_reached(small, baseline):
+    args, _ = small
+    (trained,), runs = baseline, {BASELINE: baseline}
+    default = the_map.default_target(trained.sweep)
+    assert the_map.choose(args, "iid", runs, None)[1] == default
+    (chosen,), target = the_map.choose(args, "iid", runs, 1.0)
+    assert target == 1.0
+    np.testing.assert_array_equal(chosen.rounds, plane.choose(trained, 1.0)[0].rounds)
+    assert the_map.choose(args, "iid", runs, 1e-9)[1] == default
+    with pytest.raises(ValueError, match="--target 1e-09: mini-batch SGD does not reach it"):
+        the_map.choose(replace(args, target=1e-9), "iid", runs, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(1.0, None), (0.25, 4), (0.9, 14), (0.99, None), (0.01, 1)]
+)
+def test_the_number_of_participants_is_the_rounded_share(share, expected):
+    assert the_map.participants(the_map.Args(workers=16), share) == expected
 
 
 def test_a_network_is_undecided_within_two_standard_errors_of_the_difference():
@@ -76,7 +135,7 @@ def test_each_network_has_the_settings_with_the_fewest_seconds():
     """Of a method that reaches the target only with one of its settings, and of one with two."""
 
     def settings(method):
-        candidate = the_map.CANDIDATES[0]._replace(method=method)
+        candidate = dataclasses.replace(the_map.SYNCHRONOUS[0], method=method)
         return plane.Chosen(candidate, {}, None, np.zeros(2))  # pyright: ignore[reportArgumentType] (no result)
 
     chosen = [settings("one"), settings("two"), settings("two")]

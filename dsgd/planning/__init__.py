@@ -1,0 +1,1 @@
+"""Plans: which method, with which settings, is the fastest on a cluster."""

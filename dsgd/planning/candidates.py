@@ -1,0 +1,177 @@
+"""Methods with the settings among which a planner chooses."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import optax
+
+import dsgd.compressors
+from dsgd import checks
+from dsgd.base import Algorithm, Compressor
+from dsgd.graphs.topology import Topology
+
+RATE = "learning_rate"
+
+
+@checks.arguments
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A method with fixed settings, and with others that one compiled program sweeps.
+
+        Candidate("local SGD", algorithms.local_sgd, ("H",), {"H": (4, 16, 64)})
+        Candidate("EF21", algorithms.ef21, (compressors.sign, compressors.sign))
+        Candidate("decentralized SGD", algorithms.decentralized_sgd, (topologies.ring,))
+
+    Args:
+        method: name in tables and figures.
+        function: (optimizer, *arguments) -> method.
+        arguments: what the function receives after the optimizer. A string is the name of a
+            hyperparameter in `grids`, a function is called with the number of workers (and returns
+            a topology), and everything else is passed unchanged.
+        grids: values of the hyperparameters besides the step size, by name.
+        updates: whether a round is an update with the gradient of one worker, as in asynchronous
+            methods: N rounds then count as one.
+
+    Raises:
+        ValueError: if an argument is a string without a grid, a grid belongs to no argument, or the
+            step size is one of them.
+    """
+
+    method: str
+    function: Callable[..., Algorithm]
+    arguments: tuple[Any, ...] = ()
+    grids: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    updates: bool = False
+
+    def __post_init__(self) -> None:
+        swept = {argument for argument in self.arguments if isinstance(argument, str)}
+        if swept != set(self.grids):
+            raise ValueError(
+                f"Candidate: {self} has the arguments {sorted(swept)} and grids of "
+                f"{sorted(self.grids)}; expected a grid for each argument that is a string"
+            )
+        if RATE in self.grids:
+            raise ValueError(
+                f"Candidate: {self} has a grid of {RATE}; expected it as `learning_rates` of "
+                "dsgd.plan, which are those of the optimizer"
+            )
+
+    @property
+    def settings(self) -> str:
+        """The topology and the compressors, for tables."""
+        return ", ".join(dict.fromkeys(filter(None, map(_label, self.arguments))))
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.settings}" if self.settings else self.method
+
+    def build(
+        self, optimizer: optax.GradientTransformation, workers: int, **values: Any
+    ) -> Algorithm:
+        """Returns the method.
+
+        Args:
+            optimizer: its first argument.
+            workers: N.
+            values: values of the hyperparameters in `grids`, which may be traced.
+        """
+        return self.function(
+            optimizer, *(_passed(each, workers, values) for each in self.arguments)
+        )
+
+    def expression(self, optimizer: str, workers: int, values: Mapping[str, float]) -> str:
+        """Returns the Python expression that makes the method, to be copied.
+
+        Args:
+            optimizer: the expression of the optimizer.
+            workers: N.
+            values: values of the hyperparameters in `grids`.
+        """
+        arguments = (_written(_passed(each, workers, values), each) for each in self.arguments)
+        return (
+            f"{_root(self.function)}.{self.function.__name__}({', '.join((optimizer, *arguments))})"
+        )
+
+    def replaced(self, compressor: Compressor | None = None, topology: Any = None) -> Candidate:
+        """Returns the candidate with another compressor or topology in all places of one.
+
+        Args:
+            compressor: the compressor; None: unchanged.
+            topology: function of the number of workers that returns it; None: unchanged.
+        """
+
+        def of(argument: Any) -> Any:
+            if isinstance(argument, Compressor) and compressor is not None:
+                return compressor
+            return topology if callable(argument) and topology is not None else argument
+
+        return replace(self, arguments=tuple(map(of, self.arguments)))
+
+
+def require(candidates: Sequence[Candidate]) -> None:
+    """Raises ValueError if there are no candidates, or two are called the same."""
+    if not candidates:
+        raise ValueError("plan: no candidates; expected at least one dsgd.Candidate")
+    names = [str(each) for each in candidates]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"plan: several candidates are called {', '.join(twice)}; expected distinct methods or "
+            "settings"
+        )
+
+
+def longest_period(candidates: Sequence[Candidate]) -> int:
+    """Returns the largest integer in the grids: they are periods, in rounds."""
+    numbers = [n for each in candidates for grid in each.grids.values() for n in grid]
+    return max((int(n) for n in numbers if checks.is_integer(n)), default=1)
+
+
+def _passed(argument: Any, workers: int, values: Mapping[str, Any]) -> Any:
+    if isinstance(argument, str):
+        return values[argument]
+    if isinstance(argument, Compressor) or not callable(argument):
+        return argument
+    return argument(workers)
+
+
+def _label(argument: Any) -> str:
+    """Describes a topology or a compressor; other arguments have no label."""
+    if isinstance(argument, Compressor):
+        return re.sub(r"^whole_model\((.*)\)$", r"\1", argument.name)
+    return _maker(argument).__name__.replace("_", " ") if callable(argument) else ""
+
+
+def _maker(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function behind `functools.partial`."""
+    return function.func if isinstance(function, functools.partial) else function
+
+
+def _written(value: Any, argument: Any) -> str:
+    """Returns the expression of an argument."""
+    if isinstance(value, Compressor):
+        return _qualified(value.name, dsgd.compressors, "compressors")
+    if isinstance(value, Topology):
+        root = _root(_maker(argument))
+        return _qualified(value.name, sys.modules[root], root)
+    return repr(value)
+
+
+def _qualified(name: str, module: ModuleType, prefix: str) -> str:
+    """Returns a name such as `top_k(0.1)` with the module's prefix of its functions. Other words
+    are texts.
+    """
+
+    def of(word: re.Match[str]) -> str:
+        return f"{prefix}.{word[0]}" if hasattr(module, word[0]) else repr(word[0])
+
+    return re.sub(r"(?<![\w.])[a-z_]\w*", of, name)
+
+
+def _root(function: Callable[..., Any]) -> str:
+    return function.__module__.split(".")[0]

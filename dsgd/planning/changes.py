@@ -1,0 +1,119 @@
+"""On which other networks another method is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dsgd.planning.goals import Goal, Scores
+from dsgd.planning.halving import Rung
+from dsgd.planning.networks import BANDWIDTH, LATENCY, Networks
+from dsgd.planning.training import Point
+
+
+class Change(NamedTuple):
+    """From a factor of the bandwidth or of the latency on, another method is the best.
+
+    Args:
+        axis: "bandwidth" or "latency".
+        factor: by which it is multiplied; below 1: for this factor and smaller ones, until the next
+            change.
+        method, settings: of the better candidate.
+        values: its step size and hyperparameters.
+        seconds: its mean seconds to the target there; with a budget, the mean of the metric.
+        before: the same of the plan's best method; infinite if it does not reach the target.
+    """
+
+    axis: str
+    factor: float
+    method: str
+    settings: str
+    values: Point
+    seconds: float
+    before: float
+
+
+class Outcome(NamedTuple):
+    """The best points of a finalist on all networks, arrays `[networks]`.
+
+    Args:
+        mean: mean seconds to the target, or mean of the metric within the budget, of which the
+            smallest is best.
+        error: its standard error.
+        point: number of the point.
+    """
+
+    mean: np.ndarray
+    error: np.ndarray
+    point: np.ndarray
+
+
+def outcome(goal: Goal, scores: Scores) -> Outcome:
+    """Returns the outcome of a finalist."""
+    found = scores.value if goal.target is None else scores.cost
+    mean, seeds = found.mean(axis=-1), found.shape[-1]
+    point = mean.argmin(axis=1)
+    with np.errstate(invalid="ignore"):  # the deviation of infinite values
+        error = found.std(axis=-1, ddof=min(1, seeds - 1)) / np.sqrt(seeds)
+    network = np.arange(len(mean))
+    return Outcome(mean[network, point], np.nan_to_num(error[network, point]), point)
+
+
+def changes(goal: Goal, last: Rung, found: Sequence[Outcome], networks: Networks) -> list[Change]:
+    """Returns the changes away from the plan's cluster, along smaller and larger bandwidths and
+    latencies. A method replaces another one if it is better by more than two standard errors.
+    Methods that read the clock are left out.
+
+    Args:
+        goal: what is best.
+        last: the finalists' runs.
+        found: their outcomes.
+        networks: the plan's cluster first.
+    """
+    replayed = [i for i, each in enumerate(last.trained) if not each.contender.candidate.updates]
+    if not replayed:
+        return []
+    mean, error = (
+        np.stack([getattr(found[i], name) for i in replayed]) for name in ("mean", "error")
+    )
+    all_changes, sign = [], goal.sign if goal.target is None else 1
+    for axis, factors in ((BANDWIDTH, networks.bandwidth), (LATENCY, networks.latency)):
+        for direction in (-1, 1):
+            side = np.flatnonzero(np.sign(np.log(factors)) == direction)
+            path = side[np.argsort(direction * factors[side])]
+            for network, i in _replacements(mean, error, path):
+                candidate, points = last.trained[replayed[i]].contender
+                all_changes.append(
+                    Change(
+                        axis,
+                        float(factors[network]),
+                        candidate.method,
+                        candidate.settings,
+                        points[found[replayed[i]].point[network]],
+                        sign * float(mean[i, network]),
+                        sign * float(mean[mean[:, 0].argmin(), network]),
+                    )
+                )
+    return all_changes
+
+
+def _replacements(mean: np.ndarray, error: np.ndarray, path: np.ndarray) -> list[tuple[int, int]]:
+    """Returns the networks along a path on which another method becomes the best, and the number of
+    the method.
+
+    Args:
+        mean, error: `[methods, networks]`; network 0 is where the path begins.
+        path: numbers of networks.
+    """
+    current, found = int(mean[:, 0].argmin()), []
+    for network in path:
+        new = int(mean[:, network].argmin())
+        if not np.isfinite(mean[new, network]):
+            continue
+        gap = mean[current, network] - mean[new, network]
+        if new != current and gap > 2 * np.hypot(error[current, network], error[new, network]):
+            current = new
+            found.append((int(network), new))
+    return found

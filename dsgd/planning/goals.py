@@ -1,0 +1,123 @@
+"""What a plan compares: the cost of reaching a target, or the result within a budget."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dsgd import checks
+from dsgd.planning.networks import Networks
+from dsgd.planning.training import Trained
+
+
+class Goal(NamedTuple):
+    """What is best.
+
+    Args:
+        metric: name in the history.
+        sign: -1 if the largest value is best, else 1.
+        target: value to be reached in the fewest seconds; None: the best value counts.
+        seconds, bits: budget in which the best value counts; one of the three is given.
+    """
+
+    metric: str
+    sign: int
+    target: float | None = None
+    seconds: float | None = None
+    bits: float | None = None
+
+    @property
+    def budget(self) -> float:
+        """The budget in seconds or bits; infinite if there is a target."""
+        return next((each for each in (self.seconds, self.bits) if each is not None), np.inf)
+
+    def values(self, trained: Trained) -> np.ndarray:
+        """Returns the metric in all records, `[points, seeds, records]`; the smallest value is
+        best, and diverged runs are infinite.
+        """
+        if self.metric not in trained.history:
+            raise ValueError(
+                f"plan: metric = {self.metric!r} is not in the history of "
+                f"{trained.contender.candidate}; expected one of {', '.join(trained.history)}"
+            )
+        found = self.sign * trained.history[self.metric]
+        return np.where(np.isfinite(found), found, np.inf)
+
+    def costs(self, trained: Trained, networks: Networks) -> np.ndarray:
+        """Returns the seconds or bits before each record, `[networks, points, seeds, records]`."""
+        if self.bits is None:
+            return networks.seconds(trained)
+        return np.broadcast_to(
+            trained.history["bits"], (len(networks), *trained.history["bits"].shape)
+        )
+
+
+class Scores(NamedTuple):
+    """The outcomes of a contender's runs, arrays `[networks, points, seeds]`.
+
+    Args:
+        cost: seconds or bits until the target is reached; inf if it is not, or there is none.
+        record: the record in which it is reached, or else the last one within the horizon.
+        value: the metric in that record (the smallest value is best).
+    """
+
+    cost: np.ndarray
+    record: np.ndarray
+    value: np.ndarray
+
+    @property
+    def order(self) -> tuple[np.ndarray, np.ndarray]:
+        """Means over the seeds, `[networks, points]`, the first of which decides: the cost to the
+        target, then the metric.
+        """
+        return self.cost.mean(axis=-1), self.value.mean(axis=-1)
+
+
+def score(goal: Goal, values: np.ndarray, costs: np.ndarray, horizon: np.ndarray) -> Scores:
+    """Scores runs by what they reach within a horizon.
+
+    Args:
+        goal: what is best.
+        values: `Goal.values`, `[points, seeds, records]`.
+        costs: `Goal.costs`, `[networks, points, seeds, records]`.
+        horizon: seconds or bits on each network, `[networks]`.
+    """
+    within = costs <= horizon[:, None, None, None]
+    target = -np.inf if goal.target is None else goal.sign * goal.target
+    reached = within & (values <= target)
+    last = np.maximum(within.sum(axis=-1) - 1, 0)
+    record = np.where(reached.any(axis=-1), reached.argmax(axis=-1), last)
+
+    def at(array: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(array, record[..., None], axis=-1)[..., 0]
+
+    cost = np.where(reached.any(axis=-1), at(costs), np.inf)
+    return Scores(cost, record, at(np.broadcast_to(values, costs.shape)))
+
+
+def goal_of(
+    metric: str, sign: int, target: float | None, seconds: float | None, bits: float | None
+) -> Goal:
+    """Returns the goal, after validation of its numbers.
+
+    Raises:
+        ValueError: if not exactly one of the three numbers is given, or a budget is not positive.
+    """
+    given = {
+        name: number
+        for name, number in (("target", target), ("seconds", seconds), ("bits", bits))
+        if number is not None
+    }
+    if len(given) != 1:
+        raise ValueError(
+            f"plan: {', '.join(given) or 'none of target, seconds and bits'} given; expected "
+            "exactly one: a target of the metric, or a budget of seconds or of bits per worker"
+        )
+    for name, number in given.items():
+        if not np.isfinite(number) or (name != "target" and number <= 0):
+            raise ValueError(
+                f"plan: {name} = {checks.shown(number)}; expected a finite number"
+                f"{' > 0' * (name != 'target')}"
+            )
+    return Goal(metric, sign, target, seconds, bits)

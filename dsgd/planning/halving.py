@@ -1,0 +1,180 @@
+"""Successive halving of methods and their settings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from dsgd.planning.goals import Goal, Scores, score
+from dsgd.planning.networks import Networks
+from dsgd.planning.training import Contender, Setting, Trained, train
+
+ELSEWHERE = 3  # number of candidates that survive on each network besides the plan's cluster
+
+
+class Eliminated(NamedTuple):
+    """A candidate that left the halving, with its best settings on the plan's cluster.
+
+    Args:
+        method, settings: of the candidate.
+        rounds: number of rounds after which it left.
+        value: mean of the metric after these rounds, or when the fastest candidate had finished
+            them.
+    """
+
+    method: str
+    settings: str
+    rounds: int
+    value: float
+
+
+class Rung(NamedTuple):
+    """The contenders after a number of rounds.
+
+    Args:
+        trained: their runs.
+        scores: of each.
+        horizon: seconds or bits on each network at which they were compared, `[networks]`. On the
+            last rung runs count that reach the target later.
+    """
+
+    trained: list[Trained]
+    scores: list[Scores]
+    horizon: np.ndarray
+
+
+def halve(
+    setting: Setting,
+    contenders: Sequence[Contender],
+    networks: Networks,
+    goal: Goal,
+    lengths: Sequence[int],
+    finalists: int,
+    progress: bool,
+) -> tuple[Rung, list[Eliminated]]:
+    """Returns the last rung, and the candidates that left before.
+
+    On each rung, all contenders run the same number of rounds, from the start, and are compared at
+    the time at which the fastest of them has finished. A point survives if it is among the best of
+    its candidate on one of the networks, and a candidate if it is among the best candidates.
+
+    Args:
+        setting: what all runs share.
+        contenders: the candidates at all their points.
+        networks: the plan's cluster first.
+        goal: what is best.
+        lengths: numbers of rounds, increasing; the number of survivors decreases by the same
+            factors.
+        finalists: number of candidates that reach the last rung at least.
+        progress: whether to show a progress bar.
+    """
+    alive, eliminated = list(contenders), list[Eliminated]()
+    with _bar(alive, lengths, progress) as (begin, advance):
+        for i, rounds in enumerate(lengths):
+            begin(i, alive)
+            trained = []
+            for each in alive:
+                trained.append(train(setting, each, rounds, f"{rounds}-rounds/{_folder(each)}"))
+                advance(each, rounds)
+            rung = _compared(trained, networks, goal, rounds / lengths[-1])
+            if i + 1 == len(lengths):
+                return rung, eliminated[::-1]
+            share = rounds / lengths[i + 1]
+            alive, left = _survivors(rung, goal, share, finalists)
+            eliminated += [each._replace(rounds=rounds) for each in left]
+    raise AssertionError("lengths are not empty")
+
+
+def _compared(trained: list[Trained], networks: Networks, goal: Goal, share: float) -> Rung:
+    """Scores the runs within the given share of the budget, 1 on the last rung."""
+    costs = [goal.costs(each, networks) for each in trained]
+    ends = [each[..., -1].mean(axis=-1).min(axis=-1) for each in costs]
+    horizon = np.minimum(np.min(ends, axis=0), share * goal.budget)
+    until = np.full_like(horizon, np.inf) if share == 1 and goal.target is not None else horizon
+    scores = [
+        score(goal, goal.values(each), cost, until)
+        for each, cost in zip(trained, costs, strict=True)
+    ]
+    return Rung(trained, scores, horizon)
+
+
+def ranks(scores: Sequence[Scores]) -> list[np.ndarray]:
+    """Returns the places of all points among those of all contenders, from 0, `[networks, points]`
+    for each contender.
+    """
+    cost, value = (
+        np.concatenate(each, axis=1) for each in zip(*(s.order for s in scores), strict=True)
+    )
+    places = np.argsort(np.lexsort((value, cost), axis=1), axis=1)
+    ends = np.cumsum([each.cost.shape[1] for each in scores])
+    return np.split(places, ends[:-1], axis=1)
+
+
+def _survivors(
+    rung: Rung, goal: Goal, share: float, finalists: int
+) -> tuple[list[Contender], list[Eliminated]]:
+    places = ranks(rung.scores)
+    place = _places(np.stack([each.min(axis=1) for each in places], axis=1))
+    count = np.full(len(place), ELSEWHERE)
+    count[0] = max(finalists, np.ceil(share * place.shape[1]))
+    stays = np.any(place < count[:, None], axis=0)
+    alive, left = [], []
+    for i, (trained, found) in enumerate(zip(rung.trained, places, strict=True)):
+        candidate, points = trained.contender
+        if stays[i]:
+            kept = (_places(found) < np.ceil(share * len(points))).any(axis=0)
+            alive.append(Contender(candidate, tuple(itertools.compress(points, kept))))
+        else:
+            at = int(found[0].argmin())
+            value = goal.sign * rung.scores[i].value[0, at].mean()
+            left.append(Eliminated(candidate.method, candidate.settings, 0, float(value)))
+    return alive, left
+
+
+def _places(numbers: np.ndarray) -> np.ndarray:
+    """Returns the place of each number among those of its row, from 0."""
+    return np.argsort(np.argsort(numbers, axis=1), axis=1)
+
+
+def _folder(contender: Contender) -> str:
+    """Returns the name of a candidate as that of a folder."""
+    return "".join(letter if letter.isalnum() else "-" for letter in str(contender.candidate))
+
+
+Begin = Callable[[int, Sequence[Contender]], None]
+Advance = Callable[[Contender, int], None]
+
+
+@contextmanager
+def _bar(
+    contenders: Sequence[Contender], lengths: Sequence[int], shown: bool
+) -> Iterator[tuple[Begin, Advance]]:
+    """Shows the rung and the remaining time, and yields two functions: one to be called when a rung
+    begins, the other after each contender. The work of later rungs is estimated.
+    """
+    if not shown:
+        yield lambda i, alive: None, lambda each, rounds: None
+        return
+    import rich.progress as rich  # noqa: PLC0415 (imported only if a bar is shown)
+
+    done = 0.0
+    with rich.Progress(*rich.Progress.get_default_columns(), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def begin(i: int, alive: Sequence[Contender]) -> None:
+            points = sum(len(each.points) for each in alive)
+            # points decrease as rounds increase, so that all rungs take about equal time
+            left = points * lengths[i] * (len(lengths) - i)
+            words = f"{len(alive)} candidates, {lengths[i]} rounds ({i + 1} of {len(lengths)})"
+            bar.update(task, description=words, total=done + left)
+
+        def advance(each: Contender, rounds: int) -> None:
+            nonlocal done
+            done += len(each.points) * rounds
+            bar.update(task, completed=done)
+
+        yield begin, advance

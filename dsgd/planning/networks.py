@@ -1,0 +1,81 @@
+"""A cluster, and others that differ from it in bandwidth or latency."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from dsgd.clusters import Cluster, Quantity
+from dsgd.planning.training import Trained
+from dsgd.runs.replays import replay
+
+BANDWIDTH, LATENCY = "bandwidth", "latency"
+MOST = 100.0  # largest factor
+
+
+@dataclass(frozen=True)
+class Networks:
+    """A cluster with its bandwidths and latency multiplied by factors; the first are 1.
+
+    Args:
+        cluster: the plan's cluster.
+        bandwidth, latency: the factors, `[networks]`.
+    """
+
+    cluster: Cluster
+    bandwidth: np.ndarray
+    latency: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.bandwidth)
+
+    def seconds(self, trained: Trained) -> np.ndarray:
+        """Returns the seconds before each evaluation, `[networks, points, seeds, records]`. Those
+        of a method that reads the clock are infinite, except on the plan's cluster.
+        """
+        history = trained.history
+        if "clock" in history and trained.contender.candidate.updates:
+            found = np.full((len(self), *history["clock"].shape), np.inf)
+            found[0] = history["clock"]
+            return found
+        build = partial(
+            _scaled, self.cluster, jnp.asarray(self.bandwidth), jnp.asarray(self.latency)
+        )
+        every = replay(trained.sweep, build, network=np.arange(len(self)))
+        return every[..., history["step"] - trained.sweep.history["step"][0]]
+
+
+def around(cluster: Cluster, points: int) -> Networks:
+    """Returns the cluster, and networks with up to `MOST` times smaller and larger bandwidth, and
+    others with smaller and larger latency.
+
+    Args:
+        cluster: the plan's cluster.
+        points: number of factors on each side of 1.
+    """
+    factors = np.geomspace(1, MOST, points + 1)[1:]
+    factors = np.concatenate([1 / factors, factors]).astype(np.float32)
+    ones = np.ones_like(factors)
+    pairs: list[tuple[np.ndarray, np.ndarray]] = [(np.ones(1), np.ones(1))]
+    if cluster.up is not None or cluster.down is not None:
+        pairs.append((factors, ones))
+    if cluster.latency:
+        pairs.append((ones, factors))
+    bandwidth, latency = map(np.concatenate, zip(*pairs, strict=True))
+    return Networks(cluster, bandwidth, latency)
+
+
+def _scaled(cluster: Cluster, bandwidth: Any, latency: Any, network: Any) -> Cluster:
+    def ports(quantity: Quantity | None) -> Quantity | None:
+        return None if quantity is None else bandwidth[network] * quantity
+
+    return replace(
+        cluster,
+        up=ports(cluster.up),
+        down=ports(cluster.down),
+        latency=latency[network] * cluster.latency,
+    )
