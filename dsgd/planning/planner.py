@@ -235,10 +235,10 @@ def _row(
     )
 
 
-def _known(candidate: Candidate, means: np.ndarray) -> np.ndarray:
+def _known(candidate: Candidate, means: np.ndarray, sign: int) -> np.ndarray:
     """Returns the means on all networks; NaN where they are not known."""
     known = (np.arange(len(means)) == 0) | (not candidate.updates)
-    return np.where(known, means, np.nan)
+    return np.where(known, sign * means, np.nan)
 
 
 def _require_finite(rung: Rung) -> None:
