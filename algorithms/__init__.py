@@ -12,7 +12,7 @@ from algorithms.asynchronous import delays, on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
-from algorithms.candidates import CANDIDATES
+from algorithms.candidates import CANDIDATES, SYNCHRONOUS
 from algorithms.compressed import memories, three_points
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
@@ -317,6 +317,7 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
 __all__ = [
     "ALGORITHMS",
     "CANDIDATES",
+    "SYNCHRONOUS",
     "ab",
     "adacomm",
     "asynchronous_gossip_sgd",

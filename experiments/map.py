@@ -34,14 +34,14 @@ from matplotlib.patches import Patch
 from rich.table import Table
 
 import dsgd
-from dsgd import clusters, plots, records
+from algorithms import SYNCHRONOUS
+from dsgd import Candidate, clusters, plots, records
 from experiments.planning import plane
-from experiments.planning.candidates import CANDIDATES, Candidate
 from experiments.planning.plane import Best, Chosen, Trained
 from experiments.shared import commands, figures, statistics, tables, tuning
 
-BASELINE = CANDIDATES[0].method
-METHODS = tuple(dict.fromkeys(candidate.method for candidate in CANDIDATES))
+BASELINE = SYNCHRONOUS[0].method
+METHODS = tuple(dict.fromkeys(candidate.method for candidate in SYNCHRONOUS))
 SPEEDUPS = (1.1, 1.5, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -129,7 +129,7 @@ def panels_of(
     args: Args, partition: str, problem: dsgd.Problem, methods: list[str]
 ) -> Iterator[Panel]:
     """Yields the panels of a partition, for each delay those of all participations."""
-    candidates = [each for each in CANDIDATES if each.method in methods]
+    candidates = [each for each in SYNCHRONOUS if each.method in methods]
     trained, target = [], args.target
     for share in args.participations:
         words = f"training, {partition}" + f", {share:g} of the workers" * (share < 1)
@@ -172,7 +172,7 @@ def choose(
     """Returns the settings of all methods at their best step sizes, and the target: the given one,
     or the default if there is none or mini-batch SGD does not reach it.
     """
-    (baseline,) = runs[CANDIDATES[0]]
+    (baseline,) = runs[SYNCHRONOUS[0]]
     if target is not None and not plane.choose(baseline, target):
         if args.target is not None:
             raise ValueError(

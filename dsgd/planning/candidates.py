@@ -6,8 +6,9 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import optax
 
@@ -16,8 +17,12 @@ from dsgd import checks
 from dsgd.base import Algorithm, Compressor
 from dsgd.graphs.topology import Topology
 
+RATE = "learning_rate"
 
-class Candidate(NamedTuple):
+
+@checks.arguments
+@dataclass(frozen=True, eq=False)
+class Candidate:
     """A method with fixed settings, and with others that one compiled program sweeps.
 
         Candidate("local SGD", algorithms.local_sgd, ("H",), {"H": (4, 16, 64)})
@@ -33,13 +38,30 @@ class Candidate(NamedTuple):
         grids: values of the hyperparameters besides the step size, by name.
         updates: whether a round is an update with the gradient of one worker, as in asynchronous
             methods: N rounds then count as one.
+
+    Raises:
+        ValueError: if an argument is a string without a grid, a grid belongs to no argument, or the
+            step size is one of them.
     """
 
     method: str
     function: Callable[..., Algorithm]
     arguments: tuple[Any, ...] = ()
-    grids: Mapping[str, Sequence[float]] = {}
+    grids: Mapping[str, Sequence[float]] = field(default_factory=dict)
     updates: bool = False
+
+    def __post_init__(self) -> None:
+        swept = {argument for argument in self.arguments if isinstance(argument, str)}
+        if swept != set(self.grids):
+            raise ValueError(
+                f"Candidate: {self} has the arguments {sorted(swept)} and grids of "
+                f"{sorted(self.grids)}; expected a grid for each argument that is a string"
+            )
+        if RATE in self.grids:
+            raise ValueError(
+                f"Candidate: {self} has a grid of {RATE}; expected it as `learning_rates` of "
+                "dsgd.plan, which are those of the optimizer"
+            )
 
     @property
     def settings(self) -> str:
@@ -89,13 +111,11 @@ class Candidate(NamedTuple):
                 return compressor
             return topology if callable(argument) and topology is not None else argument
 
-        return self._replace(arguments=tuple(map(of, self.arguments)))
+        return replace(self, arguments=tuple(map(of, self.arguments)))
 
 
 def require(candidates: Sequence[Candidate]) -> None:
-    """Raises ValueError if there are no candidates, two are called the same, or an argument names a
-    hyperparameter without values.
-    """
+    """Raises ValueError if there are no candidates, or two are called the same."""
     if not candidates:
         raise ValueError("plan: no candidates; expected at least one dsgd.Candidate")
     names = [str(each) for each in candidates]
@@ -104,18 +124,6 @@ def require(candidates: Sequence[Candidate]) -> None:
             f"plan: several candidates are called {', '.join(twice)}; expected distinct methods or "
             "settings"
         )
-    for each in candidates:
-        swept = {argument for argument in each.arguments if isinstance(argument, str)}
-        if swept != set(each.grids):
-            raise ValueError(
-                f"plan: candidate {each} has the arguments {sorted(swept)} and grids of "
-                f"{sorted(each.grids)}; expected a grid for each argument that is a string"
-            )
-        if "learning_rate" in each.grids:
-            raise ValueError(
-                f"plan: candidate {each} has a grid of learning_rate; expected it as "
-                "`learning_rates` of the plan, which are those of the optimizer"
-            )
 
 
 def longest_period(candidates: Sequence[Candidate]) -> int:

@@ -17,13 +17,12 @@ from dsgd.base import Key, Problem
 from dsgd.clusters import Cluster
 from dsgd.planning import candidates as of_candidates
 from dsgd.planning import changes, goals, halving, networks, training
-from dsgd.planning.candidates import Candidate
+from dsgd.planning.candidates import RATE, Candidate
 from dsgd.planning.changes import Change
 from dsgd.planning.estimates import Estimate, estimate
 from dsgd.planning.goals import Goal
 from dsgd.planning.halving import Eliminated, Rung
 from dsgd.planning.networks import Networks
-from dsgd.planning.training import RATE
 from dsgd.runs.sweeps import largest_is_best
 
 REDUCTION = 4  # between two rungs, the rounds increase and the points decrease by this factor

@@ -17,12 +17,11 @@ from jax.sharding import Mesh
 from dsgd import sameness
 from dsgd.base import Algorithm, Key, Problem
 from dsgd.clusters import Cluster
-from dsgd.planning.candidates import Candidate
+from dsgd.planning.candidates import RATE, Candidate
 from dsgd.runs.history import evaluated
 from dsgd.runs.sweeps import Sweep, sweep
 
 Point = dict[str, float]  # the step size and the candidate's hyperparameters, by name
-RATE = "learning_rate"
 
 
 class Setting(NamedTuple):

@@ -13,8 +13,7 @@ import numpy as np
 import optax
 
 import dsgd
-from dsgd import clusters
-from experiments.planning.candidates import Candidate
+from dsgd import Candidate, clusters
 from experiments.shared import tuning
 
 
@@ -68,11 +67,10 @@ def train(
         because the period is a property of the cluster; none if the method requires all workers.
     """
     if participants is None:
-        return [_train(args, problem, candidate, dict(candidate.swept), {})]
-    names = [name for name, _ in candidate.swept]
+        return [_train(args, problem, candidate, candidate.grids, {})]
     points = [
-        dict(zip(names, values, strict=True))
-        for values in itertools.product(*(values for _, values in candidate.swept))
+        dict(zip(candidate.grids, values, strict=True))
+        for values in itertools.product(*candidate.grids.values())
     ]
     present = clusters.sampled(participants, of=problem.workers)
     periods = [period(problem, candidate, point, present) for point in points]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import numpy as np
@@ -61,7 +62,7 @@ def small():
     return args, tuning.logistic_regression(args, 4, "iid")
 
 
-BASELINE = the_map.CANDIDATES[0]
+BASELINE = the_map.SYNCHRONOUS[0]
 
 
 @pytest.fixture(scope="module", params=[None, 2], ids=["all", "2 of 4"])
@@ -91,8 +92,8 @@ def test_seconds_of_minibatch_sgd_are_those_of_the_all_reduce(small, baseline):
 
 def test_workers_are_drawn_once_for_the_local_steps_between_two_exchanges(small):
     args, problem = small
-    (local,) = (each for each in the_map.CANDIDATES if each.method == "local SGD")
-    local = local._replace(swept=(("H", (1, 4)),))
+    (local,) = (each for each in the_map.SYNCHRONOUS if each.method == "local SGD")
+    local = dataclasses.replace(local, grids={"H": (1, 4)})
     each = plane.train(args, problem, local, 2)
     assert [trained.sweep.grid["H"].tolist() for trained in each] == [[1], [4]]
     assert [trained.participation["participation_period"] for trained in each] == [1, 4]
@@ -134,7 +135,7 @@ def test_each_network_has_the_settings_with_the_fewest_seconds():
     """Of a method that reaches the target only with one of its settings, and of one with two."""
 
     def settings(method):
-        candidate = the_map.CANDIDATES[0]._replace(method=method)
+        candidate = dataclasses.replace(the_map.SYNCHRONOUS[0], method=method)
         return plane.Chosen(candidate, {}, None, np.zeros(2))  # pyright: ignore[reportArgumentType] (no result)
 
     chosen = [settings("one"), settings("two"), settings("two")]
