@@ -290,20 +290,15 @@ def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:
     for i, j in itertools.product(places, places):
         at = (first[i, j], i, j)
         table.add_row(
-            plain(axis(args, args.latencies)[i] * 1e3),
-            plain(axis(args, args.bandwidths)[j] / 1e6),
+            tables.plain(axis(args, args.latencies)[i] * 1e3),
+            tables.plain(axis(args, args.bandwidths)[j] / 1e6),
             methods[at[0]] + "*" * bool(undecided[i, j]),
             settings(panel.chosen[int(panel.best.choice[at])]),
-            plain(panel.best.mean[at]),
-            plain(speedup[i, j]),
+            tables.plain(panel.best.mean[at]),
+            tables.plain(speedup[i, j]),
             end_section=j == places[-1],
         )
     return table
-
-
-def plain(number: float) -> str:
-    """Returns three digits of a number, without an exponent."""
-    return f"{float(f'{number:.3g}'):,g}"
 
 
 def name(panel: Panel) -> str:

@@ -588,6 +588,9 @@ def _advance_one(
         carry, values = lax.fori_loop(
             jnp.maximum(i, 0) * record_every, last, one_round, (carry, initial)
         )
+        # Counts are summed over devices once per record: over a network, a sum takes a latency.
+        totals = {name: workers.sum(values[name][None]) for name in _COUNTED if name in values}
+        values = {**values, **{name: counts.normalize(each) for name, each in totals.items()}}
         at = done + last
         due = (i < 0) | (at % (record_every * plan.evaluate_every) == 0) | (at == end)
         evaluated = measure(key, carry, data, shared, at, due)
@@ -636,8 +639,9 @@ def _as_float(leaf: jax.Array) -> jax.Array:
 def _round(
     plan: Plan, method: Method, key, carry: Carry, data, batches, step
 ) -> tuple[Carry, Records]:
-    """Runs one round. Returns the new carry and the round's numbers by name: bits (up and down of
-    all workers together), the clock after the round, and the metrics that the method logs.
+    """Runs one round. Returns the new carry and the round's numbers by name: counts of the device's
+    workers (bits up and down together, and messages), the clock after the round, and the metrics
+    that the method logs.
     """
     state, record, this_round, asked, oracle_values = _gradients_and_update(
         plan, method, key, carry, data, batches, step
@@ -660,13 +664,10 @@ def _round(
         values |= {f"{kind}{words}": number for words, number in numbers.items()}
     for query in queries.each(asked):
         values |= _outside(plan, query)
-    values |= {
-        _BITS: counts.normalize(
-            workers.sum(counts.normalize(statistics.bits.up + statistics.bits.down))
-        )
-    }
-    if statistics.bits.messages is not None:
-        values[_ARRIVED] = counts.from_bits(workers.sum(statistics.bits.messages), 2)
+    sent = statistics.bits
+    values[_BITS] = counts.total(counts.normalize(sent.up + sent.down))
+    if sent.messages is not None:
+        values[_ARRIVED] = counts.from_bits(jnp.sum(sent.messages, axis=0, dtype=jnp.uint32), 2)
     exchanges = tape.transfers(record.sendings()) if plan.taped or plan.cluster else []
     if plan.taped:
         values |= tape.series((asked, exchanges))

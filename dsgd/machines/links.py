@@ -1,11 +1,12 @@
-"""Local processes in separate network namespaces, connected by links of limited rate. Linux only,
-as root.
+"""Local processes in separate network namespaces, connected by links of limited rate and given
+latency. Linux only, as root.
 
 Each process has its own unnamed namespace, which the kernel deletes together with its contents when
 the last process in it ends. One more namespace, the switch, contains a bridge, to which each of the
 others is connected by a pair of virtual Ethernet ports (veth). Both ends of a pair are shaped by a
 token bucket (`tc ... tbf`): one is the process's sending port at the survey's switch, the other its
-receiving port.
+receiving port. If the links have a latency, a pair consists of two TAP devices, between which a
+relay (`delays`) forwards the frames half of the latency later.
 """
 
 from __future__ import annotations
@@ -22,15 +23,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsgd import checks
-from dsgd.machines import local_processes
+from dsgd.machines import delays, local_processes
 from dsgd.machines.local_processes import Site
 
 TOOLS = ("unshare", "nsenter", "ip", "tc")
 # Length of a bucket's queue, in seconds at its rate: a lost packet would cost more than a late one.
 _QUEUE = 0.5
-_BURST = 0.002  # size of a bucket, in seconds at its rate
-_LEAST = 16_384  # minimum size of bucket and queue, in bytes: a few packets
+# Size of a bucket, in seconds at its rate, and at least in bytes. A link has no bucket: this is
+# what timers need that are a little late.
+_BURST, _LEAST_BURST = 0.0002, 3_000
+_LEAST_QUEUE = 16_384  # minimum size of a bucket's queue, in bytes
+_MTU = 1_500  # bytes of a packet on a pair of virtual Ethernet ports
+_HEADERS = 64  # maximal bytes of a frame besides its packet
 _BOUND = 30.0  # time limit of a command, in seconds
+# Settings of TCP with which a message takes the latency plus its size divided by the rate. By
+# default the window is small again after a pause, and the receiver's begins at 64 KB; BBR, the
+# default of some systems, sends less from time to time to measure the round trip.
+_TCP = {
+    "tcp_congestion_control": "reno",
+    "tcp_slow_start_after_idle": "0",
+    "tcp_rmem": "4096 4194304 33554432",
+    "tcp_wmem": "4096 4194304 33554432",
+}
 
 
 class Rate(NamedTuple):
@@ -62,30 +76,35 @@ def shaped(
     function: Callable[[], Any],
     rate: Rate,
     *,
+    latency: float = 0.0,
     free: Collection[int] = (),
     timeout: float = 600.0,
 ) -> list[Any]:
     """Calls a function in local processes, as `dsgd.run_local_processes` does, connected by links
-    of a limited rate.
+    of a limited rate and given latency.
 
     Each process runs in its own network namespace.
 
     Args:
         processes, function, timeout: as in `dsgd.run_local_processes`.
         rate: rate of every process's port, for sending and for receiving.
+        latency: seconds that a packet takes from one process to another one, in addition to those
+            of this machine (tens of microseconds) and to its size divided by the rate.
         free: indices of processes whose ports are not shaped, for example a server with a separate
             link to every worker.
 
     Raises:
         ValueError: as in `dsgd.run_local_processes`; if the platform is not Linux, the user is not
             root, or a command is missing or not permitted; if `rate` does not have finite rates > 0
-            and a finite period > 0.
+            and a finite period > 0; if `latency` is negative or not finite, or > 0 without TAP
+            devices.
         ChildProcessError: as in `dsgd.run_local_processes`.
     """
     count = checks.positive_int("shaped: processes", processes)
     require_rate(rate)
-    require_allowed()
-    with _network(count) as hubs:
+    require_allowed(latency)
+    mtu = delays.mtu(max(rate.bits)) if latency else _MTU
+    with _network(count, latency, mtu) as hubs:
         nodes, switch = hubs[:-1], hubs[-1]
         ends = [
             end
@@ -93,7 +112,7 @@ def shaped(
             if i not in free
             for end in ((nodes[i], "eth0"), (switch, f"port{i}"))
         ]
-        with _kept_at(ends, rate):
+        with _kept_at(ends, rate, mtu):
             sites = [Site(_address(i), _enter(node)) for i, node in enumerate(nodes)]
             return local_processes.called("shaped", sites, function, timeout)
 
@@ -109,10 +128,11 @@ def require_rate(rate: Rate) -> None:
             )
 
 
-def require_allowed() -> None:
-    """Raises ValueError if network namespaces and shaped links are not available. The message
-    reports what is missing.
+def require_allowed(latency: float = 0.0) -> None:
+    """Raises ValueError if network namespaces and links of this latency are not available. The
+    message reports what is missing.
     """
+    checks.within("shaped: latency", latency, "[0, inf)")
     if not sys.platform.startswith("linux"):
         raise ValueError(
             f"shaped: the platform is {sys.platform}; expected Linux, for network namespaces and tc"
@@ -127,6 +147,8 @@ def require_allowed() -> None:
             f"shaped: {', '.join(missing)} not found; expected these commands; install util-linux "
             "and iproute2"
         )
+    if latency:
+        delays.require_devices()
     _called(["unshare", "--net", "true"])
 
 
@@ -161,17 +183,21 @@ def _called(command: Sequence[str], lines: str = "") -> None:
 
 
 @contextmanager
-def _network(count: int) -> Iterator[list[subprocess.Popen]]:
+def _network(count: int, latency: float, mtu: int) -> Iterator[list[subprocess.Popen]]:
     """Creates `count` namespaces and the switch, each kept alive by a process that ends with this
-    one.
+    one, and the links between them.
     """
     with ExitStack() as held:
         hubs = [held.enter_context(_namespace()) for _ in range(count + 1)]
         *nodes, switch = hubs
-        ports = [
-            f"link add port{i} type veth peer name eth0 netns {node.pid}"
-            for i, node in enumerate(nodes)
-        ]
+        ends = [f"name eth0 netns {node.pid}" for node in nodes]
+        if latency:
+            pairs = [(f"port{i}", f"node{i}") for i in range(count)]
+            held.enter_context(delays.pairs(_enter(switch), pairs, latency / 2))
+            ports = [f"link set node{i} mtu {mtu} {end}" for i, end in enumerate(ends)]
+            ports += [f"link set port{i} mtu {mtu}" for i in range(count)]
+        else:
+            ports = [f"link add port{i} type veth peer {end}" for i, end in enumerate(ends)]
         ports += [f"link set port{i} master switch up" for i in range(count)]
         _called(
             [*_enter(switch), "ip", "-batch", "-"],
@@ -185,6 +211,8 @@ def _network(count: int) -> Iterator[list[subprocess.Popen]]:
                 "",
             )
             _called([*_enter(node), "ip", "-batch", "-"], "\n".join(lines))
+            settings = [f'echo "{value}" > /proc/sys/net/ipv4/{key}' for key, value in _TCP.items()]
+            _called([*_enter(node), "sh", "-ec", "; ".join(settings)])
         yield hubs
 
 
@@ -213,8 +241,11 @@ def _namespace() -> Iterator[subprocess.Popen]:
 
 
 @contextmanager
-def _kept_at(ends: Sequence[tuple[subprocess.Popen, str]], rate: Rate) -> Iterator[None]:
-    """Keeps the ends of links at this rate within the block, also when the rate changes.
+def _kept_at(
+    ends: Sequence[tuple[subprocess.Popen, str]], rate: Rate, mtu: int = _MTU
+) -> Iterator[None]:
+    """Keeps the ends of links, with packets of up to `mtu` bytes, at this rate within the block,
+    also when the rate changes.
 
     Raises:
         ValueError: at the end of the block, if the rate could not be set.
@@ -224,7 +255,7 @@ def _kept_at(ends: Sequence[tuple[subprocess.Popen, str]], rate: Rate) -> Iterat
         bits = rate.at(time.monotonic() + 1e-3)
         for node in dict.fromkeys(node for node, _ in ends):
             lines = [
-                f"qdisc {verb} dev {device} root {_bucket(bits)}"
+                f"qdisc {verb} dev {device} root {_bucket(bits, mtu)}"
                 for of, device in ends
                 if of is node
             ]
@@ -253,7 +284,8 @@ def _kept_at(ends: Sequence[tuple[subprocess.Popen, str]], rate: Rate) -> Iterat
         raise failed[0]
 
 
-def _bucket(bits: float) -> str:
+def _bucket(bits: float, mtu: int) -> str:
     """Returns the arguments of tc: the rate in bit/s, burst and queue in bytes."""
-    burst, limit = (max(_LEAST, round(bits * seconds / 8)) for seconds in (_BURST, _QUEUE))
+    burst = max(_LEAST_BURST, mtu + _HEADERS, round(bits * _BURST / 8))
+    limit = max(_LEAST_QUEUE, round(bits * _QUEUE / 8))
     return f"tbf rate {round(bits)}bit burst {burst} limit {limit + burst}"

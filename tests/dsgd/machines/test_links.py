@@ -1,5 +1,5 @@
-"""Shaped links between processes in network namespaces: they have the given rates, and are removed
-afterwards.
+"""Shaped links between processes in network namespaces: they have the given rates and latency, and
+are removed afterwards.
 """
 
 from __future__ import annotations
@@ -15,38 +15,50 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
-from dsgd.machines import links, local_processes
+from dsgd.machines import delays, links, local_processes
 from dsgd.machines.links import Rate
 
 RATE = Rate((40e6, 8e6), period=4.0)
 BYTES = 300_000
+LATENCY = 0.01
 
 
-def _why_not() -> str:
+def _why_not(latency: float = 0.0) -> str:
     try:
-        links.require_allowed()
+        links.require_allowed(latency)
     except ValueError as error:
         return str(error)
     return ""
 
 
 allowed = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "it is allowed")
+delayed = pytest.mark.skipif(bool(_why_not(LATENCY)), reason=_why_not(LATENCY) or "it is allowed")
 
 
-def transfers(rate: Rate, cross) -> dict[float, float]:
-    """Returns the median of three messages in each period of the rate, bits per second; called in
-    two processes.
-    """
+def connected() -> socket.socket:
+    """Returns a connection between two processes, in each of which it is called."""
     first = jax.process_index() == 0
     with socket.create_server((local_processes.here(), 5000 if first else 0)) as listening:
         multihost_utils.sync_global_devices("listening")
         one = (
-            listening.accept()[0] if first else socket.create_connection((cross, 5000), timeout=20)
+            listening.accept()[0]
+            if first
+            else socket.create_connection(("10.0.0.1", 5000), timeout=20)
         )
     one.settimeout(20)
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return one
+
+
+def transfers(rate: Rate, one: socket.socket) -> dict[float, float]:
+    """Returns the median of three messages in each period of the rate, bits per second; called in
+    two processes.
+    """
+    first = jax.process_index() == 0
     found: dict[float, list[float]] = {bits: [] for bits in rate.bits}
     turn = rate.period / len(rate.bits)
     for i, bits in enumerate(rate.bits):
@@ -62,8 +74,22 @@ def transfers(rate: Rate, cross) -> dict[float, float]:
             else:
                 one.recv(2)
                 one.sendall(bytes(BYTES))
-    one.close()
     return {bits: sorted(rates)[1] if rates else 0.0 for bits, rates in found.items()}
+
+
+def round_trip(one: socket.socket) -> float:
+    """Returns the median seconds of eleven round trips of a byte."""
+    seconds = []
+    for _ in range(11):
+        began = time.monotonic()
+        if jax.process_index() == 0:
+            one.sendall(b"x")
+            one.recv(1)
+        else:
+            one.recv(1)
+            one.sendall(b"x")
+        seconds.append(time.monotonic() - began)
+    return float(np.median(seconds))
 
 
 def alive(space: str) -> bool:
@@ -87,7 +113,14 @@ def gone(spaces: list[str], seconds: float = 20.0) -> bool:
 
 
 def space_and_transfers(rate: Rate):
-    return str(Path("/proc/self/ns/net").readlink()), transfers(rate, "10.0.0.1")
+    with connected() as one:
+        return str(Path("/proc/self/ns/net").readlink()), transfers(rate, one)
+
+
+def space_round_trip_and_transfers(rate: Rate):
+    with connected() as one:
+        space = str(Path("/proc/self/ns/net").readlink())
+        return space, round_trip(one), transfers(rate, one)
 
 
 @pytest.mark.long
@@ -101,10 +134,24 @@ def test_links_have_the_given_rate_and_follow_its_changes():
     assert gone([here, there])
 
 
+@pytest.mark.long
+@delayed
+def test_links_have_the_given_latency_and_rate():
+    rate = Rate((20e6,))
+    (here, seconds, found), (there, _, _) = links.shaped(
+        2, partial(space_round_trip_and_transfers, rate), rate, latency=LATENCY, timeout=120
+    )
+    assert seconds == pytest.approx(2 * LATENCY, rel=0.2)
+    assert found[20e6] == pytest.approx(20e6, rel=0.2)
+    assert gone([here, there])
+
+
 @allowed
-def test_nothing_is_left_after_a_kill():
+@pytest.mark.parametrize("latency", [0.0, pytest.param(LATENCY, marks=delayed)])
+def test_nothing_is_left_after_a_kill(latency):
+    """Neither processes, of which the relay is one, nor namespaces."""
     script = """
-import subprocess, time
+import subprocess, sys, time
 from dsgd.machines import links, local_processes
 def wait(name, sites, function, timeout):
     for site in sites:
@@ -112,10 +159,10 @@ def wait(name, sites, function, timeout):
         print(subprocess.check_output(command, text=True).strip(), flush=True)
     time.sleep(60)
 local_processes.called = wait
-links.shaped(2, print, links.Rate((1e6, 2e6), 1.0))
+links.shaped(2, print, links.Rate((1e6, 2e6), 1.0), latency=float(sys.argv[1]))
 """
     with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, str(latency)], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         spaces = [process.stdout.readline().strip() for _ in range(2)]
@@ -164,6 +211,31 @@ def test_rates_take_turns_by_the_clock():
 def test_invalid_rates_are_refused(rate, message):
     with pytest.raises(ValueError, match=message):
         links.shaped(2, print, rate)
+
+
+@pytest.mark.parametrize("latency", [-0.1, float("inf"), float("nan")])
+def test_invalid_latencies_are_refused(latency):
+    with pytest.raises(ValueError, match=r"shaped: latency = .*; expected a number in \[0, inf\)"):
+        links.shaped(2, print, RATE, latency=latency)
+
+
+def test_missing_tap_devices_are_reported(monkeypatch, tmp_path):
+    monkeypatch.setattr(delays, "DEVICE", tmp_path / "tun")
+    with pytest.raises(ValueError, match=r"shaped: latency > 0, but .*tun does not exist"):
+        delays.require_devices()
+
+
+@delayed
+def test_a_relay_that_failed_is_reported():
+    with (
+        pytest.raises(ValueError, match="the relay that delays frames created no TAP devices"),
+        delays.pairs(("unshare", "--net"), [("same", "same")], LATENCY),
+    ):
+        pass
+
+
+def test_packets_are_short_on_slow_links():
+    assert [delays.mtu(bits) for bits in (1e6, 20e6, 1e9)] == [1500, 2500, 9000]
 
 
 def test_missing_permissions_are_reported(monkeypatch):
