@@ -34,8 +34,7 @@ from dsgd.machines.agreement import PeerFailed
 from dsgd.machines.heartbeat import PeerLost
 from dsgd.machines.local_processes import run_local_processes
 from dsgd.machines.runtime import join
-from dsgd.planning.candidates import Candidate
-from dsgd.planning.planner import Plan, plan
+from dsgd.planning import Candidate, Plan, plan
 from dsgd.runs.driver import Exchange, compile_round, exchanges, run
 from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged, evaluated

@@ -180,7 +180,7 @@ def accepted(candidates: Sequence[Candidate], workers: int) -> list[Candidate]:
     """
     found, reasons = [], []
     for each in candidates:
-        values = {name: grid[0] for name, grid in each.grids.items()}
+        values = {name: grid[0] for name, grid in each.swept.items()}
         try:
             each.build(optax.sgd(1.0), workers, **values)
         except ValueError as error:
@@ -193,7 +193,7 @@ def accepted(candidates: Sequence[Candidate], workers: int) -> list[Candidate]:
 
 def with_periods(candidate: Candidate, periods: tuple[int, ...]) -> Candidate:
     """Returns the candidate with other values of its period H."""
-    grids = {name: periods if name == "H" else grid for name, grid in candidate.grids.items()}
+    grids = {name: periods if name == "H" else grid for name, grid in candidate.swept.items()}
     return dataclasses.replace(candidate, grids=grids)
 
 

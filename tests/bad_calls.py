@@ -36,6 +36,7 @@ from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
 from dsgd import clusters, compressors, network, plots, problems, work, workers
 from dsgd.machines import local_processes
+from dsgd.planning import planner
 from dsgd.runs import chunks, driver
 
 PACKAGES = (
@@ -302,6 +303,13 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.check: {"problem": problems.random_quadratic(1, 2, heterogeneity=0.0)},
     dsgd.compile_round: {"mesh": 1},
     dsgd.replay: {"result": TAPED},
+    dsgd.Candidate: {"method": "one", "function": algorithms.minibatch_sgd},
+    dsgd.plan: {
+        "candidates": [dsgd.Candidate("one", algorithms.minibatch_sgd)],
+        "target": 0.1,
+        "steps": 8,
+        "mesh": 1,
+    },
     dsgd.sweep: {"factory": lambda x: METHOD, "steps": 1, "mesh": 1, "x": [0.1, 0.2]},
     dsgd.Sweep.best: {"self": SWEEP},
     dsgd.Sweep.point: {"self": SWEEP},
@@ -615,6 +623,7 @@ def main(every: int) -> None:
 
     chunks.execute = executed
     driver.programs = mock.MagicMock()
+    planner._ranked = lambda *args: None
     local_processes._results = processes._run = lambda *args: []
     gossip._train = with_servers._train = lambda *args: []
     nodes._Node.epoch = lambda *args: epochs.EpochMeasurements(

@@ -1,1 +1,21 @@
 """Plans: which method, with which settings, is the fastest on a cluster."""
+
+from dsgd.planning.candidates import Candidate
+from dsgd.planning.changes import Change
+from dsgd.planning.estimates import Estimate
+from dsgd.planning.goals import Goal
+from dsgd.planning.halving import Eliminated
+from dsgd.planning.networks import Networks
+from dsgd.planning.planner import Plan, Planned, plan
+
+__all__ = [
+    "Candidate",
+    "Change",
+    "Eliminated",
+    "Estimate",
+    "Goal",
+    "Networks",
+    "Plan",
+    "Planned",
+    "plan",
+]

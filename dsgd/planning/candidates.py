@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -36,7 +36,7 @@ class Candidate:
         arguments: what the function receives after the optimizer. A string is the name of a
             hyperparameter in `grids`, a function is called with the number of workers (and returns
             a topology), and everything else is passed unchanged.
-        grids: values of the hyperparameters besides the step size, by name.
+        grids: values of the hyperparameters besides the step size, by name; None: there are none.
         updates: whether a round is an update with the gradient of one worker, as in asynchronous
             methods: N rounds then count as one.
 
@@ -48,21 +48,26 @@ class Candidate:
     method: str
     function: Callable[..., Algorithm]
     arguments: tuple[Any, ...] = ()
-    grids: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    grids: Mapping[str, Sequence[float]] | None = None
     updates: bool = False
 
     def __post_init__(self) -> None:
-        swept = {argument for argument in self.arguments if isinstance(argument, str)}
-        if swept != set(self.grids):
+        names = {argument for argument in self.arguments if isinstance(argument, str)}
+        if names != set(self.swept):
             raise ValueError(
-                f"Candidate: {self} has the arguments {sorted(swept)} and grids of "
-                f"{sorted(self.grids)}; expected a grid for each argument that is a string"
+                f"Candidate: {self} has the arguments {sorted(names)} and grids of "
+                f"{sorted(self.swept)}; expected a grid for each argument that is a string"
             )
-        if RATE in self.grids:
+        if RATE in self.swept:
             raise ValueError(
                 f"Candidate: {self} has a grid of {RATE}; expected it as `learning_rates` of "
                 "dsgd.plan, which are those of the optimizer"
             )
+
+    @property
+    def swept(self) -> dict[str, Sequence[float]]:
+        """The values of the hyperparameters by name."""
+        return dict(self.grids or {})
 
     @property
     def settings(self) -> str:
@@ -135,7 +140,7 @@ def require(candidates: Sequence[Candidate]) -> None:
 
 def longest_period(candidates: Sequence[Candidate]) -> int:
     """Returns the largest integer in the grids: they are periods, in rounds."""
-    numbers = [n for each in candidates for grid in each.grids.values() for n in grid]
+    numbers = [n for each in candidates for grid in each.swept.values() for n in grid]
     return max((int(n) for n in numbers if checks.is_integer(n)), default=1)
 
 

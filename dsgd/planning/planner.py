@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from dsgd import checks
+from dsgd import checks, records
 from dsgd.base import Key, Problem
 from dsgd.clusters import Cluster
 from dsgd.planning import candidates as of_candidates
@@ -22,7 +22,8 @@ from dsgd.planning.estimates import Estimate, estimate, positive_estimate
 from dsgd.planning.goals import Goal
 from dsgd.planning.halving import Eliminated, Rung
 from dsgd.planning.networks import Networks
-from dsgd.runs.sweeps import largest_is_best
+from dsgd.planning.training import Contender
+from dsgd.runs.sweeps import grid_values, largest_is_best
 
 REDUCTION = 4  # between two rungs, the rounds increase and the points decrease by this factor
 SHORTEST = 10  # rounds of the first rung at least
@@ -137,7 +138,7 @@ def plan(
         progress: whether to show a progress bar with the remaining time.
 
     Returns:
-        The finalists as a list of `Planned`, the best first.
+        The finalists, ranked; the other candidates; and on which networks another method is better.
 
     Raises:
         ValueError: if not exactly one of `target`, `seconds` and `bits` is given; the candidates
@@ -145,9 +146,10 @@ def plan(
         Interrupted, OSError: as in `dsgd.run`.
     """
     steps = checks.positive_int("plan: steps", steps)
+    finalists = checks.positive_int("plan: finalists", finalists)
     of_candidates.require(candidates)
+    rates = grid_values("learning_rates", learning_rates).tolist()
     sign = -1 if largest_is_best(metric, largest) else 1
-    goal = goals.goal_of(metric, sign, target, seconds, bits)
     setting = training.Setting(
         problem,
         cluster,
@@ -156,21 +158,33 @@ def plan(
         mesh,
         optimizer,
         max(1, steps // RECORDS),
-        None if checkpoint is None else Path(checkpoint),
+        None if checkpoint is None else records.expanded("plan: checkpoint", checkpoint),
     )
-    contenders = [training.all_points(each, learning_rates) for each in candidates]
-    around = networks.around(cluster, 0 if goal.bits is not None else _FACTORS)
+    contenders = [training.all_points(each, rates) for each in candidates]
+    cluster.require_workers(problem.workers)
+    checks.require_call("plan: optimizer", optimizer, "step size")
+    for each in contenders:  # a method refuses its arguments before the first run
+        training.method_at(setting, each, 0)
+    goal = goals.goal_of(metric, sign, target, seconds, bits)
+    return _ranked(setting, contenders, goal, rates, steps, finalists, progress)
+
+
+def _ranked(
+    setting: training.Setting,
+    contenders: list[Contender],
+    goal: Goal,
+    rates: list[float],
+    steps: int,
+    finalists: int,
+    progress: bool,
+) -> Plan:
+    """Returns the plan for valid arguments."""
+    around = networks.around(setting.cluster, 0 if goal.bits is not None else _FACTORS)
+    period = of_candidates.longest_period([each.candidate for each in contenders])
     last, eliminated = halving.halve(
-        setting,
-        contenders,
-        around,
-        goal,
-        lengths(steps, of_candidates.longest_period(candidates)),
-        checks.positive_int("plan: finalists", finalists),
-        progress,
+        setting, contenders, around, goal, lengths(steps, period), finalists, progress
     )
     _require_comparable(goal, last)
-    rates = [float(rate) for rate in learning_rates]
     found = [changes.outcome(goal, scores) for scores in last.scores]
     rows = [
         _row(setting, goal, rates, last, i, int(places[0].argmin()), found[i])

@@ -75,7 +75,7 @@ class Trained(NamedTuple):
 
 def all_points(candidate: Candidate, learning_rates: Sequence[float]) -> Contender:
     """Returns a candidate at all combinations of its hyperparameters and the step sizes."""
-    grids = {RATE: tuple(learning_rates), **candidate.grids}
+    grids = {RATE: tuple(learning_rates), **candidate.swept}
     return Contender(
         candidate,
         tuple(
@@ -128,12 +128,17 @@ class _Factory(sameness.Compared):
     contender: Contender
 
     def __call__(self, point: Any) -> Algorithm:
-        values = {
-            name: at(np.array([each[name] for each in self.contender.points]), point)
-            for name in self.contender.points[0]
-        }
-        optimizer = self.setting.optimizer(values.pop(RATE))
-        return self.contender.candidate.build(optimizer, self.setting.problem.workers, **values)
+        return method_at(self.setting, self.contender, point)
+
+
+def method_at(setting: Setting, contender: Contender, point: Any) -> Algorithm:
+    """Returns a contender's method at one of its points, by its index, which may be traced."""
+    values = {
+        name: at(np.array([each[name] for each in contender.points]), point)
+        for name in contender.points[0]
+    }
+    optimizer = setting.optimizer(values.pop(RATE))
+    return contender.candidate.build(optimizer, setting.problem.workers, **values)
 
 
 def at(numbers: np.ndarray, index: Any) -> Any:

@@ -67,10 +67,10 @@ def train(
         because the period is a property of the cluster; none if the method requires all workers.
     """
     if participants is None:
-        return [_train(args, problem, candidate, candidate.grids, {})]
+        return [_train(args, problem, candidate, candidate.swept, {})]
     points = [
-        dict(zip(candidate.grids, values, strict=True))
-        for values in itertools.product(*candidate.grids.values())
+        dict(zip(candidate.swept, values, strict=True))
+        for values in itertools.product(*candidate.swept.values())
     ]
     present = clusters.sampled(participants, of=problem.workers)
     periods = [period(problem, candidate, point, present) for point in points]

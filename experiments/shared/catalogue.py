@@ -164,6 +164,11 @@ COMMANDS = {
         "--methods EC-SGD DiLoCo --partitions by-label --workers 8 --points 9 --steps 100"
         " --seeds 2 --learning-rates 1 3",
     ),
+    "plan": Command(
+        BEYOND,
+        "-",
+        "--methods EC-SGD DiLoCo --workers 8 --steps 100 --seeds 2 --learning-rates 1 3",
+    ),
     "worst_case": Command(BEYOND, "-", "--workers 4 --steps 4 --rates 0.05 0.3 1.0 --rounds 1 2 4"),
     "benchmark": Command(
         NO_PAPER,
@@ -211,6 +216,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "kimad_variability": "kimad_variability",
     "map": "map",
     "map_participation": "map --delays 0 --participations 1 0.25",
+    "plan": "plan --bandwidth 1e7 --latency 1e-3 --compute 1e-3 --size 1e6",
     "real_asynchrony": "real_asynchrony",
     "slow_links": "slow_links",
     "stragglers": "stragglers",

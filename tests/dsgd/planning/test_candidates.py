@@ -18,7 +18,7 @@ SIGN, TENTH = compressors.sign, compressors.top_k(0.1)
 
 @pytest.mark.parametrize("candidate", algorithms.CANDIDATES, ids=str)
 def test_the_expression_makes_the_same_method(candidate):
-    values = {name: grid[0] for name, grid in candidate.grids.items()}
+    values = {name: grid[0] for name, grid in candidate.swept.items()}
     built = candidate.build(optax.sgd(0.3), N, **values)
     text = candidate.expression("optax.sgd(0.3)", N, values)
     names = {"algorithms": algorithms, "topologies": topologies, "optax": optax}

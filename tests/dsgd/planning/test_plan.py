@@ -59,9 +59,9 @@ def seconds_to(history: dict[str, np.ndarray], target: float) -> np.ndarray:
 
 def all_settings() -> list[tuple[Candidate, dict[str, int]]]:
     return [
-        (each, dict(zip(each.grids, values, strict=True)))
+        (each, dict(zip(each.swept, values, strict=True)))
         for each in CANDIDATES
-        for values in (((h,) for h in each.grids["H"]) if each.grids else [()])
+        for values in (((h,) for h in each.swept["H"]) if each.swept else [()])
     ]
 
 
