@@ -22,11 +22,9 @@ import dataclasses
 import itertools
 import json
 import math
-import operator
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -34,7 +32,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -46,16 +43,14 @@ from dsgd import (
     Candidate,
     cache,
     clusters,
-    communication,
     network,
     plots,
     problems,
     records,
     workers,
 )
-from dsgd.engine import loop
 from dsgd.machines import links, nodes
-from dsgd.runs.plans import ConstantFactory, make_plan
+from dsgd.wire import traffic
 from experiments.planning import plane
 from experiments.planning.plane import Chosen
 from experiments.shared import commands, figures, statistics, tables
@@ -78,15 +73,6 @@ METHODS = (
 TOLERANCE = 0.01  # by which rounding may change the loss of a run, relative to the target
 REPEATS = 9  # of each measurement, at most
 MORE = 10  # factor by which runs of one process alone are longer
-# The collectives of a program by the names of JAX's primitives.
-PRIMITIVES = {
-    "psum": "all-reduce",
-    "psum_invariant": "all-reduce",
-    "all_gather": "all-gather",
-    "all_gather_invariant": "all-gather",
-    "all_to_all": "all-to-all",
-    "ppermute": "collective-permute",
-}
 
 
 @dataclass(frozen=True)
@@ -184,7 +170,7 @@ class Round(NamedTuple):
     """
 
     compute: float
-    collectives: dict[str, int]
+    collectives: dict[str, float]
 
 
 class Measured(NamedTuple):
@@ -310,7 +296,8 @@ def compute(args: Args, problem: dsgd.Problem, runs: Sequence[Run]) -> list[Roun
         rounds = MORE * each.rounds
         together = _timed(args, method, problem, here, rounds).seconds
         one_worker = max(0.0, together) / args.processes / (rounds - 1)
-        found.append(Round(one_worker, dict(collectives(method, problem, everywhere))))
+        program = dsgd.compile_round(method, problem, everywhere)
+        found.append(Round(one_worker, traffic.arrays(program)))
     return found
 
 
@@ -401,29 +388,6 @@ def _timed(
     more = repeated(rounds, count)[0] if count else []
     one, _ = repeated(1, max(3, count + 1))
     return Measured(float(np.median([*first, *more]) - np.median(one)), loss)
-
-
-def collectives(method: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh) -> Counter[str]:
-    """Returns the number of arrays that the messages of a round send, by collective."""
-    plan = make_plan(ConstantFactory(method), method, problem, mesh, runs=0, size=1, record_every=1)
-    key = jax.random.key(0)
-    state = jax.eval_shape(lambda: method.init(problem.init(key), problem.workers))
-    program = jax.make_jaxpr(partial(loop.one_round, plan))(state, key, problem.data)
-    return _collectives(program.jaxpr)
-
-
-def _collectives(jaxpr: Any, in_message: bool = False) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for equation in jaxpr.eqns:
-        inside = in_message or communication.MESSAGE in str(equation.source_info.name_stack)
-        name = PRIMITIVES.get(equation.primitive.name)
-        if name and inside:
-            total[name] += len(equation.invars)
-        inner = [_collectives(each, inside) for each in jaxprs_in_params(equation.params)]
-        # Of a conditional one branch is executed: that with more collectives.
-        both = operator.or_ if equation.primitive.name == "cond" else operator.add
-        total += reduce(both, inner, Counter())
-    return total
 
 
 def predict(
@@ -570,12 +534,12 @@ def tabulate_methods(
     points = by_point(rows)
     table = tables.table(
         title,
-        ("Mbit/s\nms", "rounds", *("\n".join(_headings(point)) for point in points)),
+        ("Mbit/s\nms", *("\n".join(_headings(point)) for point in points)),
         caption,
     )
     for method in dict.fromkeys(row.method for row in rows):
         of = [row for row in rows if row.method == method]
-        table.add_row(method, f"{of[0].rounds}", *map(shown, of))
+        table.add_row(method, *map(shown, of))
     return table
 
 
