@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import optax
@@ -24,7 +23,7 @@ from rich.table import Table
 
 import algorithms
 import dsgd
-from dsgd import clusters, plots, problems
+from dsgd import clusters, plots
 from experiments.shared import commands, figures, statistics, tables, tuning
 
 # some methods of each folder of `algorithms`
@@ -36,31 +35,12 @@ FAMILIES = {  # folders of `algorithms`, and the line style of each
     "compressed": "--",
     "decentralized": "-.",
 }
-# default data and partition of most models; those of the language model
-USUAL = (("digits", "by-label"), ("docstrings", "blocks"))
 
 
 @dataclass(frozen=True)
-class Args(commands.Switch, commands.Common):
+class Args(commands.Model, commands.Switch, commands.Common):
     """Compares distributed methods on one problem."""
 
-    model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
-    """Model to train."""
-    data: str | None = None
-    """Data: digits (default), breast-cancer, or files in --data-dir (mnist, a9a); for the language
-    model docstrings (default), grammar, or a path.
-    """
-    data_dir: commands.DataDir = None
-    partition: str | None = None
-    """Partition of the samples: iid, by-label (default) or dirichlet; for the language model blocks
-    (default) or files.
-    """
-    alpha: commands.Positive = 0.5
-    """Concentration of the dirichlet partition; smaller values are more heterogeneous."""
-    workers: commands.Count = 16
-    """Number of workers."""
-    batch_size: commands.Count = 16
-    """Number of samples that each worker draws in a round."""
     methods: tuple[str, ...] = METHODS
     """Methods to compare, by their short names in `algorithms.ALGORITHMS`."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -82,7 +62,7 @@ class Args(commands.Switch, commands.Common):
 
 
 def main(args: Args) -> None:
-    problem, cluster = make_problem(args), make_cluster(args)
+    problem, cluster = tuning.make_problem(args), make_cluster(args)
     # an unknown name is reported before the first run
     names = {
         name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods
@@ -101,19 +81,6 @@ def main(args: Args) -> None:
     tables.console().print(
         "\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False
     )
-
-
-def make_problem(args: Args) -> dsgd.Problem:
-    """Returns the model on the partitioned data."""
-    usual_data, usual_partition = USUAL[args.model == "language-model"]
-    data, partition = args.data or usual_data, args.partition or usual_partition
-    options: dict[str, Any] = {"batch_size": args.batch_size, "seed": args.seed}
-    if args.model == "language-model":
-        return problems.language_model(data, args.workers, partition, **options)
-    options |= {"alpha": args.alpha, "data_dir": args.data_dir}
-    if args.model == "logistic":
-        return problems.logistic_regression(data, args.workers, partition, **options)
-    return problems.neural_network(args.model, data, args.workers, partition, **options)
 
 
 def make_cluster(args: Args) -> clusters.Cluster:

@@ -31,6 +31,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator
 from rich.table import Table
 
 import dsgd
@@ -289,20 +290,15 @@ def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:
     for i, j in itertools.product(places, places):
         at = (first[i, j], i, j)
         table.add_row(
-            plain(axis(args, args.latencies)[i] * 1e3),
-            plain(axis(args, args.bandwidths)[j] / 1e6),
+            tables.plain(axis(args, args.latencies)[i] * 1e3),
+            tables.plain(axis(args, args.bandwidths)[j] / 1e6),
             methods[at[0]] + "*" * bool(undecided[i, j]),
             settings(panel.chosen[int(panel.best.choice[at])]),
-            plain(panel.best.mean[at]),
-            plain(speedup[i, j]),
+            tables.plain(panel.best.mean[at]),
+            tables.plain(speedup[i, j]),
             end_section=j == places[-1],
         )
     return table
-
-
-def plain(number: float) -> str:
-    """Returns three digits of a number, without an exponent."""
-    return f"{float(f'{number:.3g}'):,g}"
 
 
 def name(panel: Panel) -> str:
@@ -328,8 +324,8 @@ def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
     width = figures.WIDTH / columns
     sheet, every = plots.figure(columns, rows, width=width, height=3.2)
     for i, (axes, panel) in enumerate(zip(every, panels, strict=True)):
-        title = f"{describe(args, panel)}; loss {panel.target:g}"
-        axes.set_title(textwrap.fill(title, round(13 * width)), fontsize=10)
+        title = f"{describe(args, panel)}; loss\u00a0{panel.target:g}"
+        axes.set_title(textwrap.fill(title, round(13 * (width - 0.25))), fontsize=10)
         # The scales determine where the labels interrupt the contours, so they are set first.
         figures.describe(
             axes,
@@ -337,6 +333,8 @@ def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
             "latency, ms" if i % columns == 0 else None,
             log="xy",
         )
+        if columns > 2:  # narrow panels show only powers of ten
+            axes.xaxis.set_major_locator(LogLocator())
         draw_panel(args, axes, panel, [colour(name) for name in methods])
     handles = [Patch(color=colour(methods[i]), label=methods[i]) for i in shown]
     handles.append(Patch(facecolor="white", hatch="////", edgecolor="0.4", label="undecided"))

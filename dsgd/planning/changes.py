@@ -22,7 +22,7 @@ class Change(NamedTuple):
             change.
         method, settings: of the better candidate.
         values: its step size and hyperparameters.
-        seconds: its mean seconds to the target there; with a budget, the mean of the metric.
+        result: its mean seconds to the target there; with a budget, the mean of the metric.
         before: the same of the plan's best method; infinite if it does not reach the target.
     """
 
@@ -31,7 +31,7 @@ class Change(NamedTuple):
     method: str
     settings: str
     values: Point
-    seconds: float
+    result: float
     before: float
 
 

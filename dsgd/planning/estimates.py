@@ -23,10 +23,28 @@ def estimate(values: np.ndarray) -> Estimate:
     Args:
         values: `[seeds]`.
     """
+    mean = float(values.mean())
+    half = _half(values)
+    return Estimate(mean, mean - half, mean + half)
+
+
+def positive_estimate(values: np.ndarray) -> Estimate:
+    """Returns the mean over seeds of positive numbers, with an interval of the same width as
+    Student's interval of their logarithms.
+
+    Args:
+        values: `[seeds]`, above 0 or infinite.
+    """
+    mean = float(values.mean())
+    with np.errstate(divide="ignore"):  # a target that is reached before the first round
+        factor = np.exp(_half(np.log(values)))
+    return Estimate(mean, mean / factor, mean * factor)
+
+
+def _half(values: np.ndarray) -> float:
     from scipy.stats import t  # noqa: PLC0415 (takes a second to import)
 
-    mean = float(values.mean())
     if len(values) < 2 or not np.isfinite(values).all():
-        return Estimate(mean, mean, mean)
-    half = t.ppf((1 + LEVEL) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return Estimate(mean, float(mean - half), float(mean + half))
+        return 0.0
+    error = values.std(ddof=1) / np.sqrt(len(values))
+    return float(t.ppf((1 + LEVEL) / 2, len(values) - 1) * error)

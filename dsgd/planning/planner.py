@@ -19,7 +19,7 @@ from dsgd.planning import candidates as of_candidates
 from dsgd.planning import changes, goals, halving, networks, training
 from dsgd.planning.candidates import RATE, Candidate
 from dsgd.planning.changes import Change
-from dsgd.planning.estimates import Estimate, estimate
+from dsgd.planning.estimates import Estimate, estimate, positive_estimate
 from dsgd.planning.goals import Goal
 from dsgd.planning.halving import Eliminated, Rung
 from dsgd.planning.networks import Networks
@@ -49,6 +49,7 @@ class Planned(NamedTuple):
         expression: Python expression that makes the method.
         elsewhere: on each of the plan's `networks`, the mean seconds to the target at the best
             settings there, infinite if they do not reach it; with a budget, the mean of the metric.
+            NaN if the method reads the clock, so that it would have to run there.
     """
 
     method: str
@@ -220,7 +221,7 @@ def _row(
         candidate.method,
         candidate.settings,
         values,
-        estimate(cost),
+        positive_estimate(cost),
         float(trained.rounds[record].mean()),
         float(trained.history["bits"][point, seeds, record].mean()),
         estimate(goal.sign * scores.value[0, point]),
@@ -228,8 +229,16 @@ def _row(
         candidate.expression(
             step, trained.workers, {name: v for name, v in values.items() if name != RATE}
         ),
-        elsewhere.mean if goal.target is not None else goal.sign * elsewhere.mean,
+        _known(
+            candidate, elsewhere.mean if goal.target is not None else goal.sign * elsewhere.mean
+        ),
     )
+
+
+def _known(candidate: Candidate, means: np.ndarray, sign: int) -> np.ndarray:
+    """Returns the means on all networks; NaN where they are not known."""
+    known = (np.arange(len(means)) == 0) | (not candidate.updates)
+    return np.where(known, sign * means, np.nan)
 
 
 def _require_finite(rung: Rung) -> None:

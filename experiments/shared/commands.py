@@ -27,7 +27,7 @@ from collections.abc import (
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
 import jax
 import tyro
@@ -123,6 +123,29 @@ class Switch:
     bandwidth: Positive = 1e8
     """Bits per second of a worker's port."""
     cluster: ClusterFile = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Flags of commands that train one of several models, see `tuning.make_problem`."""
+
+    model: Literal["logistic", "mlp", "cnn", "resnet-18", "language-model"] = "logistic"
+    """Model to train."""
+    data: str | None = None
+    """Data: digits (default), breast-cancer, or files in --data-dir (mnist, a9a); for the language
+    model docstrings (default), grammar, or a path.
+    """
+    data_dir: DataDir = None
+    partition: str | None = None
+    """Partition of the samples: iid, by-label (default) or dirichlet; for the language model blocks
+    (default) or files.
+    """
+    alpha: Positive = 0.5
+    """Concentration of the dirichlet partition; smaller values are more heterogeneous."""
+    workers: Count = 16
+    """Number of workers."""
+    batch_size: Count = 16
+    """Number of samples that each worker draws in a round."""
 
 
 @dataclass(frozen=True, kw_only=True)

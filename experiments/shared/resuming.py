@@ -40,14 +40,14 @@ def under(out: Path, kept: bool) -> Iterator[None]:
 
 def run(*args: Any, **options: Any) -> dsgd.Result:
     """Calls `dsgd.run`, and resumes from its checkpoint if checkpoints are kept."""
-    return dsgd.run(*args, **options, checkpoint=_next())
+    return dsgd.run(*args, **options, checkpoint=next_folder())
 
 
 def sweep(*args: Any, **options: Any) -> dsgd.Sweep:
     """Calls `dsgd.sweep`, and resumes from its checkpoint if checkpoints are kept."""
-    return dsgd.sweep(*args, **options, checkpoint=_next())
+    return dsgd.sweep(*args, **options, checkpoint=next_folder())
 
 
-def _next() -> Path | None:
+def next_folder() -> Path | None:
     """Returns the next run's folder. All calls of a command make the same runs in one order."""
     return None if _folders is None else next(_folders)

@@ -49,6 +49,11 @@ def table(title: str, columns: Sequence[str], caption: str = "", left: int = 1) 
     return made
 
 
+def plain(number: float) -> str:
+    """Returns three digits of a number, without an exponent."""
+    return f"{float(f'{number:.3g}'):,.12g}"
+
+
 def notes(lines: Iterable[str]) -> None:
     """Prints sentences as a list."""
     console().print("\n".join(f"- {line}" for line in lines), highlight=False)

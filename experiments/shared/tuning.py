@@ -17,6 +17,8 @@ from experiments.shared import commands, resuming
 
 K = TypeVar("K", bound=Hashable)
 
+# default data and partition of most models; those of the language model
+USUAL = (("digits", "by-label"), ("docstrings", "blocks"))
 SHARE = 0.5  # last part of a run on which step sizes are compared
 
 
@@ -50,6 +52,19 @@ def logistic_regression(
         "data_dir": args.data_dir,
     }
     return problems.logistic_regression(args.data, workers, partition, **options)
+
+
+def make_problem(args: Any) -> dsgd.Problem:
+    """Returns the model on the partitioned data, from the flags `commands.Model`."""
+    usual_data, usual_partition = USUAL[args.model == "language-model"]
+    data, partition = args.data or usual_data, args.partition or usual_partition
+    options: dict[str, Any] = {"batch_size": args.batch_size, "seed": args.seed}
+    if args.model == "language-model":
+        return problems.language_model(data, args.workers, partition, **options)
+    options |= {"alpha": args.alpha, "data_dir": args.data_dir}
+    if args.model == "logistic":
+        return problems.logistic_regression(data, args.workers, partition, **options)
+    return problems.neural_network(args.model, data, args.workers, partition, **options)
 
 
 def elements(problem: dsgd.Problem) -> int:

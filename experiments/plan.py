@@ -1,0 +1,227 @@
+"""The plan: which method, with which settings, is the fastest on your cluster.
+
+    python -m experiments.plan --cluster results/calibrate/cluster.json --target 0.3
+    python -m experiments.plan --problem mine.py --latency 1e-3 --bandwidth 1e7 --seconds 600
+
+Ranks methods of all families by their seconds to a target, or by their result within a budget of
+seconds or of bits, and says for which bandwidths and latencies the answer would be another one.
+Methods and settings (step size, period, compressor, topology) are chosen by successive halving, on
+simulated seconds of the cluster: `dsgd.plan`.
+
+The file of `--problem` defines `problem`, a `dsgd.Problem`. It may also define `optimizer`, a
+function from the step size to an optimizer, and `candidates`, a list of `dsgd.Candidate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+import algorithms
+import dsgd
+import topologies
+from dsgd import Candidate, clusters, compressors
+from experiments.planning import ranking
+from experiments.shared import commands, resuming, statistics, tables, tuning
+
+COMPRESSORS = {
+    each.name: each
+    for each in (
+        compressors.identity,
+        compressors.sign,
+        *(compressors.top_k(share) for share in (0.1, 0.03, 0.01)),
+        *(compressors.random_quantization(bits) for bits in (2, 4)),
+        compressors.natural,
+        compressors.low_rank(1),
+    )
+}
+TOPOLOGIES = {
+    each.__name__: each
+    for each in (
+        topologies.chain,
+        topologies.complete,
+        topologies.hypercube,
+        topologies.ring,
+        topologies.star,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Args(commands.Model, commands.Switch, commands.Common):
+    """Ranks methods and their settings on a cluster."""
+
+    problem: Path | None = None
+    """Python file that defines `problem`, instead of --model and its data."""
+    metric: str = "loss"
+    """What is compared: loss, test_accuracy, or another metric of the problem."""
+    target: float | None = None
+    """Value of the metric to be reached in the fewest seconds; without it and a budget: the loss
+    that mini-batch SGD reaches in a third of the rounds.
+    """
+    seconds: commands.Positive | None = None
+    """Budget in seconds, instead of a target."""
+    megabits: commands.Positive | None = None
+    """Budget of megabits that a worker sends and receives, instead of a target."""
+    methods: tuple[str, ...] | None = None
+    """Names of candidates; by default all."""
+    periods: tuple[commands.Count, ...] | None = None
+    """Candidate numbers of local steps between two exchanges."""
+    compressors: tuple[str, ...] | None = None
+    """Compressors that replace those of the candidates, for example sign top_k(0.1)."""
+    topologies: tuple[str, ...] | None = None
+    """Topologies that replace those of the candidates, for example ring star."""
+    learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    """Candidate step sizes."""
+    steps: commands.Count = 600
+    """Largest number of rounds; one gradient of each worker each."""
+    seeds: commands.Count = 3
+    """Independent runs of each."""
+    finalists: commands.Count = 8
+    """Number of candidates that run for all rounds, at least."""
+    compute: commands.SampleSeconds = 1e-4
+    """Computation time of one sample, seconds."""
+    delay: commands.NotNegative = 0.0
+    """Mean of an exponentially distributed random delay of each worker's batch, seconds."""
+    size: commands.Positive | None = None
+    """Number of elements of the model to which all bits are scaled, if the trained one is smaller.
+    """
+    out: Path = Path("results/plan")
+    """Folder for config.json, plan.csv, changes.csv and the figures."""
+
+
+class Task(NamedTuple):
+    """The problem, step size -> optimizer, and the candidates."""
+
+    problem: dsgd.Problem
+    optimizer: Callable[..., optax.GradientTransformation]
+    candidates: Sequence[Candidate]
+
+
+def main(args: Args) -> None:
+    task = make_task(args)
+    scale = 1.0 if args.size is None else tuning.elements(task.problem) / args.size
+    cluster = make_cluster(args, scale)
+    commands.begin(args)
+    target, seconds, bits = goal(args, task, scale)
+    plan = dsgd.plan(
+        task.candidates,
+        task.problem,
+        cluster,
+        key=jax.random.key(args.seed),
+        target=target,
+        seconds=seconds,
+        bits=bits,
+        metric=args.metric,
+        optimizer=task.optimizer,
+        learning_rates=args.learning_rates,
+        steps=args.steps,
+        seeds=args.seeds,
+        finalists=args.finalists,
+        mesh=tuning.devices_for(task.problem.workers),
+        checkpoint=resuming.next_folder(),
+        progress=args.progress,
+    )
+    shown = ranking.Shown(plan, args, scale, task.problem.workers)
+    ranking.write(shown)
+    commands.finish(args, ranking.draw(shown), {"ranking": ranking.tabulate(shown)})
+    tables.notes(ranking.notes(shown))
+
+
+def make_task(args: Args) -> Task:
+    """Returns the problem and the candidates, from the file of `--problem` or the flags.
+
+    Raises:
+        ValueError: if the file does not define a problem, or a name is unknown.
+    """
+    found: dict[str, Any] = {}
+    if args.problem is not None:
+        found = runpy.run_path(str(args.problem), run_name=args.problem.stem)
+        if not isinstance(found.get("problem"), dsgd.Problem):
+            raise ValueError(
+                f"--problem {args.problem}: problem = {found.get('problem')!r}; expected a file "
+                "that defines `problem`, a dsgd.Problem"
+            )
+    problem = found["problem"] if found else tuning.make_problem(args)
+    candidates = chosen(args, found.get("candidates", algorithms.CANDIDATES))
+    return Task(problem, found.get("optimizer", optax.sgd), candidates)
+
+
+def chosen(args: Args, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Returns the candidates of the flags: those with these names, with the given periods,
+    compressors and topologies.
+    """
+    names = [each.method for each in candidates]
+    commands.require_known("--methods", args.methods or (), names)
+    found = [each for each in candidates if args.methods is None or each.method in args.methods]
+    if args.periods is not None:
+        found = [with_periods(each, args.periods) for each in found]
+    if args.compressors is not None:
+        commands.require_known("--compressors", args.compressors, COMPRESSORS)
+        others = [compressors.whole_model(COMPRESSORS[name]) for name in args.compressors]
+        found = [each.replaced(compressor=other) for each in found for other in others]
+    if args.topologies is not None:
+        commands.require_known("--topologies", args.topologies, TOPOLOGIES)
+        makers = [TOPOLOGIES[name] for name in args.topologies]
+        found = [each.replaced(topology=maker) for each in found for maker in makers]
+    return list({str(each): each for each in found}.values())
+
+
+def with_periods(candidate: Candidate, periods: tuple[int, ...]) -> Candidate:
+    """Returns the candidate with other values of its period H."""
+    grids = {name: periods if name == "H" else grid for name, grid in candidate.grids.items()}
+    return dataclasses.replace(candidate, grids=grids)
+
+
+def make_cluster(args: Args, scale: float) -> clusters.Cluster:
+    """Returns equal workers on the survey's switch, with random delays if given.
+
+    Args:
+        args: the command's arguments.
+        scale: elements of the trained model, relative to those of the model to plan for.
+    """
+    return tuning.equal_workers(
+        args.compute * args.batch_size, scale * args.bandwidth, args.latency, args.delay
+    )
+
+
+def goal(args: Args, task: Task, scale: float) -> tuple[float | None, float | None, float | None]:
+    """Returns the target, or the budget in seconds or in bits of the trained model."""
+    bits = None if args.megabits is None else 1e6 * scale * args.megabits
+    given = (args.target, args.seconds, bits)
+    if any(number is not None for number in given):
+        return given
+    if args.metric != "loss":
+        raise ValueError(
+            f"--metric {args.metric}: expected --target, --seconds or --megabits with this metric"
+        )
+    return default_target(args, task), None, None
+
+
+def default_target(args: Args, task: Task) -> float:
+    """Returns the loss that mini-batch SGD reaches in a third of the rounds at its best step size,
+    rounded up to two digits.
+    """
+
+    def build(learning_rate: float) -> dsgd.Algorithm:
+        return algorithms.minibatch_sgd(task.optimizer(learning_rate))
+
+    with commands.waiting(args, "mini-batch SGD, for the default target"):
+        found = tuning.tune(args, build, task.problem, steps=max(1, args.steps // 3), share=0.05)
+    if found is None:
+        raise ValueError(
+            f"--learning-rates {' '.join(map(str, args.learning_rates))}: mini-batch SGD diverges "
+            "with all of them; expected smaller ones, or a --target"
+        )
+    return statistics.rounded_up(float(dsgd.tail_mean(found.history["loss"], 0.05).mean()))
+
+
+if __name__ == "__main__":
+    commands.run(main, Args)

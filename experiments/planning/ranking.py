@@ -1,0 +1,251 @@
+"""The table, the sentences and the figures of `experiments.plan`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+import dsgd
+from dsgd import plots, records
+from experiments.shared import figures, statistics, tables
+
+LINES = 6  # methods in a panel at most
+UNITS = {"bandwidth": (1e6, "Mbit/s"), "latency": (1e-3, "ms")}
+
+
+class Shown(NamedTuple):
+    """A plan, with what its numbers mean.
+
+    Args:
+        plan: the plan.
+        args: the command's arguments.
+        scale: bits of the trained model, relative to those of the model to plan for.
+        workers: N.
+    """
+
+    plan: dsgd.Plan
+    args: Any
+    scale: float
+    workers: int
+
+    @property
+    def reaches(self) -> bool:
+        """Whether the plan has a target."""
+        return self.plan.goal.target is not None
+
+    @property
+    def what(self) -> str:
+        """Describes the goal."""
+        goal, metric = self.plan.goal, self.args.metric.replace("_", " ")
+        if goal.target is not None:
+            return f"seconds to {metric} {goal.target:g}"
+        budget = (
+            f"{goal.seconds:g} s" if goal.seconds is not None else f"{self.args.megabits:g} Mbit"
+        )
+        return f"{metric} within {budget}"
+
+
+def tabulate(shown: Shown) -> Table:
+    """Tabulates the finalists, the best first."""
+    metric = shown.args.metric.replace("_", " ")
+    table = tables.table(
+        f"Best methods by {shown.what}",
+        (
+            *("method", "step\nsize", "seconds" if shown.reaches else metric),
+            *("95 % interval", "rounds", "Mbit"),
+        ),
+        "Interval over the seeds. Rounds, and megabits sent and received by a worker,\nuntil then. "
+        "*: at an edge of the step sizes.",
+    )
+    for row in shown.plan.rows:
+        value, low, high = row.seconds if shown.reaches else row.metric
+        interval = f"{tables.plain(low)} - {tables.plain(high)}"
+        if not math.isfinite(value):
+            interval = f"{metric} {tables.plain(row.metric.value)}"
+        table.add_row(
+            "\n".join(filter(None, [row.method, settings(row)])),
+            f"{'*' * row.at_edge}{row.values['learning_rate']:g}",
+            tables.plain(value) if math.isfinite(value) else "not reached",
+            interval,
+            f"{row.rounds:,.0f}",
+            tables.plain(row.bits / 1e6 / shown.scale),
+        )
+    return table
+
+
+def settings(row: Any) -> str:
+    """Describes the settings of a planned method or of a change, besides the step size."""
+    swept = [f"{name} = {value:g}" for name, value in row.values.items() if name != "learning_rate"]
+    return ", ".join(filter(None, [row.settings, *swept]))
+
+
+def named(row: Any) -> str:
+    """Returns the method with its settings."""
+    return f"{row.method} ({settings(row)})" if settings(row) else row.method
+
+
+def notes(shown: Shown) -> list[str]:
+    """Returns the sentences below the table: the settings to copy, what would change the answer,
+    and the candidates that were left out.
+    """
+    plan = shown.plan
+    lines = [f"To copy: {plan.rows[0].expression}"]
+    if len(plan.networks) > 1:
+        lines += elsewhere(shown)
+    by_rounds: dict[int, list[str]] = {}
+    for each in plan.eliminated:
+        by_rounds.setdefault(each.rounds, []).append(row_label(each))
+    lines += [f"Left out after {n} rounds: {', '.join(names)}." for n, names in by_rounds.items()]
+    return lines
+
+
+def elsewhere(shown: Shown) -> list[str]:
+    """Returns the sentences on other bandwidths and latencies."""
+    replayed = [row for row in shown.plan.rows if is_replayed(row)]
+    lines = []
+    if others := dict.fromkeys(row.method for row in shown.plan.rows if not is_replayed(row)):
+        lines.append(
+            f"The result of {', '.join(others)} is known on this cluster only, because it depends "
+            "on the clock."
+        )
+    if replayed and not shown.plan.changes:
+        lines.append(
+            f"With a hundredth to a hundred times the bandwidth or latency, {replayed[0].method} "
+            "is the best of the others, or not significantly worse."
+        )
+    return lines + [changed(shown, change, replayed[0]) for change in shown.plan.changes]
+
+
+def is_replayed(row: Any) -> bool:
+    """Returns whether the results of a planned method on other networks are known."""
+    return not np.isnan(row.elsewhere).any()
+
+
+def changed(shown: Shown, change: Any, best: Any) -> str:
+    """Describes a change from the best method that is replayed."""
+    unit, name = UNITS[change.axis]
+    number = change.factor * getattr(shown.args, change.axis) / unit
+    side = "below" if change.factor < 1 else "above"
+    if shown.reaches:
+        before = f"{tables.plain(change.before)} s" if math.isfinite(change.before) else "never"
+        effect = f"{tables.plain(change.result)} s there, {best.method} {before}"
+    else:
+        effect = f"{change.result:.3g} there, {best.method} {change.before:.3g}"
+    words = f"{side} {tables.plain(number)} {name} {change.axis}"
+    return f"{words[0].upper()}{words[1:]}: {named(change)} ({effect})."
+
+
+def write(shown: Shown) -> None:
+    """Writes the ranking and the changes as CSV files."""
+    heading = ("method", "settings", "expression", "seconds", "low", "high", "rounds", "bits")
+    rows = [
+        (
+            *(row.method, settings(row), row.expression, *row.seconds, row.rounds),
+            *(row.bits / shown.scale, *row.metric),
+        )
+        for row in shown.plan.rows
+    ]
+    metric = shown.args.metric
+    columns = (*heading, metric, f"{metric}_low", f"{metric}_high")
+    records.write_rows(shown.args.out / "plan.csv", columns, rows)
+    changes = [
+        (
+            *(each.axis, each.factor * getattr(shown.args, each.axis)),
+            *(each.method, settings(each), each.values["learning_rate"]),
+            *(each.result, each.before),
+        )
+        for each in shown.plan.changes
+    ]
+    heading = ("axis", "from", "method", "settings", "learning_rate", "result", "before")
+    records.write_rows(shown.args.out / "changes.csv", heading, changes)
+
+
+def draw(shown: Shown) -> Mapping[str, Figure]:
+    """Draws the ranking, and the finalists on other networks if the plan has some."""
+    sheets = {"ranking": draw_ranking(shown)}
+    if len(shown.plan.networks) > 1:
+        sheets["networks"] = draw_networks(shown)
+    return sheets
+
+
+def draw_ranking(shown: Shown) -> Figure:
+    """Draws the finalists with their intervals, the best at the top."""
+    rows = [
+        row
+        for row in shown.plan.rows
+        if math.isfinite((row.seconds if shown.reaches else row.metric).value)
+    ]
+    sheet, (axes,) = plots.figure(1, width=figures.WIDTH, height=1.4 + 0.3 * len(rows))
+    for i, row in enumerate(rows):
+        value, low, high = row.seconds if shown.reaches else row.metric
+        axes.plot([low, high], [i, i], color=plots.COLOURS[0], linewidth=2)
+        axes.plot(value, i, "o", color=plots.COLOURS[0])
+    axes.set_yticks(range(len(rows)), [named(row) for row in rows])
+    axes.invert_yaxis()
+    figures.describe(axes, shown.what)
+    seeds = statistics.runs(shown.args.seeds)
+    figures.title(sheet, f"{heading(shown)}; 95 % intervals over {seeds}")
+    return sheet
+
+
+def heading(shown: Shown) -> str:
+    """Describes the cluster."""
+    args = shown.args
+    return (
+        f"{shown.workers} workers, {args.bandwidth / 1e6:g} Mbit/s, latency {args.latency * 1e3:g} "
+        f"ms, {args.compute * args.batch_size * 1e3:g} ms per gradient"
+    )
+
+
+def draw_networks(shown: Shown) -> Figure:
+    """Draws the best methods against bandwidth and against latency."""
+    axes_of = [name for name in UNITS if (getattr(shown.plan.networks, name) != 1).any()]
+    sheet, every = plots.figure(len(axes_of), width=figures.WIDTH / len(axes_of), height=4.0)
+    rows = best_somewhere(shown)
+    for axes, name in zip(every, axes_of, strict=True):
+        draw_network(shown, axes, name, rows)
+    every[0].set_ylabel(shown.what)
+    figures.legend(sheet, 3, every[0])
+    figures.title(sheet, f"{heading(shown)} (dotted)")
+    return sheet
+
+
+def best_somewhere(shown: Shown) -> list[Any]:
+    """Returns the methods that are drawn: those that are the best on a network, then others by
+    their rank.
+    """
+    rows, sign = shown.plan.rows, 1 if shown.reaches else shown.plan.goal.sign
+    found = np.stack([sign * row.elsewhere for row in rows])
+    first = list(dict.fromkeys(np.nanargmin(found, axis=0).tolist()))
+    order = list(dict.fromkeys([*first, *range(len(rows))]))[:LINES]
+    return [rows[i] for i in sorted(order)]
+
+
+def draw_network(shown: Shown, axes: Axes, name: str, rows: list[Any]) -> None:
+    """Draws a panel: all networks in which only the bandwidth or only the latency differs."""
+    networks = shown.plan.networks
+    other = networks.latency if name == "bandwidth" else networks.bandwidth
+    own = getattr(networks, name)
+    chosen = np.flatnonzero(other == 1)
+    chosen = chosen[np.argsort(own[chosen])]
+    unit, words = UNITS[name]
+    here = getattr(shown.args, name) / unit
+    for i, row in enumerate(rows):
+        y = np.where(np.isfinite(row.elsewhere), row.elsewhere, np.nan)
+        if is_replayed(row):
+            axes.plot(here * own[chosen], y[chosen], label=row_label(row), **figures.look(i))
+        else:  # a method that reads the clock
+            axes.plot(here, y[0], "o", label=row_label(row), color=plots.COLOURS[i])
+    axes.axvline(here, color="0.4", linestyle=":", linewidth=1)
+    figures.describe(axes, f"{name}, {words}", log="xy" if shown.reaches else "x")
+
+
+def row_label(row: Any) -> str:
+    """Returns the method and its fixed settings; the others are chosen for each network."""
+    return f"{row.method} ({row.settings})" if row.settings else row.method

@@ -1,0 +1,75 @@
+"""`dsgd.Candidate`: methods with settings, as calls and as text."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import optax
+import pytest
+
+import algorithms
+import topologies
+from dsgd import Candidate, compressors
+from dsgd.planning import candidates
+
+N = 8
+SIGN, TENTH = compressors.sign, compressors.top_k(0.1)
+
+
+@pytest.mark.parametrize("candidate", algorithms.CANDIDATES, ids=str)
+def test_the_expression_makes_the_same_method(candidate):
+    values = {name: grid[0] for name, grid in candidate.grids.items()}
+    built = candidate.build(optax.sgd(0.3), N, **values)
+    text = candidate.expression("optax.sgd(0.3)", N, values)
+    names = {"algorithms": algorithms, "topologies": topologies, "optax": optax}
+    read = eval(text, {**names, "compressors": compressors})
+    assert read.name == built.name
+    for value in values.values():
+        assert f"{value}" in text
+
+
+def test_names_of_candidates_are_distinct_and_describe_them():
+    candidates.require(algorithms.CANDIDATES)
+    lazy = partial(topologies.ring, weights=topologies.lazy)
+    each = Candidate("LEAD", algorithms.lead, (lazy, compressors.whole_model(SIGN)))
+    assert str(each) == "LEAD, ring, sign"
+    assert each.replaced(topology=topologies.complete, compressor=TENTH).settings == (
+        "complete, top_k(0.1)"
+    )
+    # weights belong to the candidate, not to the graph
+    assert (
+        "complete(8, lazy)"
+        in each.replaced(topology=topologies.complete).build(optax.sgd(0.1), N).name
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"arguments": ("H",)},
+            r"Candidate: x has the arguments \['H'\] and grids of \[\]; expected a grid for each",
+        ),
+        ({"grids": {"H": (1, 2)}}, r"arguments \[\] and grids of \['H'\]"),
+        (
+            {"arguments": ("learning_rate",), "grids": {"learning_rate": (0.1,)}},
+            "x has a grid of learning_rate; expected it as `learning_rates` of dsgd.plan",
+        ),
+    ],
+)
+def test_arguments_and_grids_must_match(options, words):
+    with pytest.raises(ValueError, match=words):
+        Candidate("x", algorithms.local_sgd, **options)
+
+
+def test_a_plan_needs_distinct_candidates():
+    each = Candidate("x", algorithms.minibatch_sgd)
+    with pytest.raises(ValueError, match="plan: several candidates are called x; expected"):
+        candidates.require([each, each])
+    with pytest.raises(ValueError, match="plan: no candidates; expected at least one"):
+        candidates.require([])
+
+
+def test_the_longest_period_is_the_largest_integer_of_the_grids():
+    assert candidates.longest_period(algorithms.CANDIDATES) == 64
+    assert candidates.longest_period([Candidate("x", algorithms.minibatch_sgd)]) == 1

@@ -1,0 +1,123 @@
+"""Scores, places and survivors of successive halving."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import algorithms
+from dsgd import Candidate
+from dsgd.planning import changes, goals, halving, planner, training
+from dsgd.planning.estimates import estimate, positive_estimate
+from dsgd.planning.goals import Goal, Scores
+
+RNG = np.random.default_rng(0)
+POINTS, SEEDS, RECORDS, NETWORKS = 3, 2, 6, 4
+
+
+def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draws values `[points, seeds, records]`, costs on each network, and horizons."""
+    values = RNG.uniform(size=(POINTS, SEEDS, RECORDS))
+    steps = RNG.uniform(0.1, 1.0, size=(NETWORKS, POINTS, SEEDS, RECORDS))
+    costs = np.cumsum(steps, axis=-1)
+    costs -= costs[..., :1]
+    return values, costs, RNG.uniform(0.5, 3.0, NETWORKS)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_run_counts_until_the_target_or_the_horizon(sign):
+    """The oracle reads the records one by one."""
+    for _ in range(20):
+        values, costs, horizon = drawn()
+        for target in (None, sign * 0.2):
+            goal = Goal("loss", sign, target, None if target is not None else 1.0)
+            found = goals.score(goal, values, costs, horizon)
+            for at in np.ndindex(NETWORKS, POINTS, SEEDS):
+                cost, value = np.inf, None
+                for record in range(RECORDS):
+                    if costs[at][record] > horizon[at[0]]:
+                        break
+                    value = values[at[1:]][record]
+                    if target is not None and value <= sign * target:
+                        cost = costs[at][record]
+                        break
+                assert found.cost[at] == cost
+                assert found.value[at] == value
+
+
+def test_the_cost_to_the_target_decides_and_then_the_value():
+    cost = np.array([[[2.0], [np.inf]], [[1.0], [np.inf]]])
+    value = np.array([[[0.1], [0.5]], [[0.1], [0.5]]])
+    other = Scores(np.full((2, 1, 1), np.inf), np.zeros((2, 1, 1), int), np.full((2, 1, 1), 0.3))
+    first, second = halving.ranks([Scores(cost, np.zeros((2, 2, 1), int), value), other])
+    np.testing.assert_array_equal(first, [[0, 2], [0, 2]])
+    np.testing.assert_array_equal(second, [[1], [1]])
+
+
+def rung(count: int, networks: int, points: int) -> halving.Rung:
+    """Returns a rung of candidates with random losses on each network."""
+    trained = [
+        training.Trained(
+            training.Contender(
+                Candidate(f"{i}", algorithms.minibatch_sgd),
+                tuple({"learning_rate": float(rate)} for rate in range(points)),
+            ),
+            {},
+            None,  # pyright: ignore[reportArgumentType] (no runs)
+            4,
+        )
+        for i in range(count)
+    ]
+    shape = (networks, points, 1)
+    scores = [
+        Scores(np.full(shape, np.inf), np.zeros(shape, int), RNG.uniform(size=shape))
+        for _ in range(count)
+    ]
+    return halving.Rung(trained, scores, np.ones(networks))
+
+
+def test_the_best_on_each_network_survive():
+    """The best candidates of each network and of the plan's cluster survive, with their best points
+    on each network, and the others leave.
+    """
+    each = rung(count=12, networks=3, points=8)
+    goal = Goal("loss", 1, seconds=1.0)
+    alive, left = halving._survivors(each, goal, share=0.25, finalists=4)
+    by_name = {contender.candidate.method: contender for contender in alive}
+    best = np.stack([scores.value[..., 0].min(axis=1) for scores in each.scores], axis=1)
+    expected = set(np.argsort(best[0])[:4])
+    for network in range(3):
+        expected |= set(np.argsort(best[network])[: halving.ELSEWHERE])
+    assert {int(name) for name in by_name} == expected
+    assert {int(one.method) for one in left} == set(range(12)) - expected
+    for name, contender in by_name.items():
+        value = each.scores[int(name)].value[..., 0]
+        kept = {int(i) for row in np.argsort(value, axis=1)[:, :2] for i in row}
+        assert {int(point["learning_rate"]) for point in contender.points} == kept
+
+
+def test_rounds_of_the_rungs():
+    assert planner.lengths(1000, 4) == [15, 62, 250, 1000]
+    assert planner.lengths(1000, 64) == [250, 1000]
+    assert planner.lengths(8, 1) == [8]
+
+
+def test_intervals_are_those_of_student():
+    """Of 0, 1, 2 the mean is 1, and t with 2 degrees of freedom is 4.3027 at 97.5 %."""
+    value, low, high = estimate(np.array([0.0, 1.0, 2.0]))
+    half = 4.302653 / np.sqrt(3)
+    np.testing.assert_allclose([value, low, high], [1, 1 - half, 1 + half], 1e-6)
+    positive = positive_estimate(np.exp([0.0, 1.0, 2.0]))
+    assert positive.low > 0
+    np.testing.assert_allclose(positive.high / positive.value, np.exp(half), 1e-6)
+    np.testing.assert_allclose(positive.value / positive.low, np.exp(half), 1e-6)
+    assert estimate(np.array([3.0])) == (3.0, 3.0, 3.0)
+    assert positive_estimate(np.array([3.0, np.inf])).value == np.inf
+
+
+def test_a_method_replaces_another_beyond_two_standard_errors():
+    """Along the path the second method gains on the first; the third never counts."""
+    mean = np.array([[1.0, 2.0, 3.0, 4.0], [2.0, 1.9, 2.5, 2.0], [3.0, 3.0, np.inf, np.inf]])
+    error = np.full_like(mean, 0.1)
+    assert changes._replacements(mean, error, np.array([1, 2, 3])) == [(2, 1)]
+    assert changes._replacements(mean, 10 * error, np.array([1, 2, 3])) == []

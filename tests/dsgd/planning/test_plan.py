@@ -1,0 +1,203 @@
+"""`dsgd.plan` compared with runs on the cluster itself."""
+
+from __future__ import annotations
+
+import shutil
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import dsgd
+from dsgd import Candidate, clusters, compressors, problems
+from dsgd.planning import planner
+
+N, STEPS, SEEDS, RATES = 4, 48, 2, (0.1, 0.3)
+KEY = jax.random.key(0)
+CLUSTER = clusters.Cluster(
+    clusters.constant(0.01) + clusters.exponential(0.01), up=clusters.constant(1e4), latency=1e-3
+)
+PROBLEM = problems.random_quadratic(N, 16, noise=0.1)
+SIGN = compressors.sign
+CANDIDATES = (
+    Candidate("mini-batch SGD", algorithms.minibatch_sgd),
+    Candidate("local SGD", algorithms.local_sgd, ("H",), {"H": (2, 4)}),
+    Candidate("EC-SGD", algorithms.error_compensated_sgd, (SIGN, SIGN)),
+    Candidate("asynchronous SGD", algorithms.asynchronous_sgd, updates=True),
+)
+
+
+def planned(candidates=CANDIDATES, cluster=CLUSTER, **options) -> dsgd.Plan:
+    given = {"key": KEY, "steps": STEPS, "seeds": SEEDS, "learning_rates": RATES, "mesh": 1}
+    return dsgd.plan(candidates, PROBLEM, cluster, **given | options)
+
+
+def direct(candidate: Candidate, cluster=CLUSTER, **values) -> dict[str, np.ndarray]:
+    """Returns the history of a candidate with all step sizes on the cluster itself."""
+    updates = N if candidate.updates else 1
+    return dsgd.sweep(
+        lambda learning_rate: candidate.build(optax.sgd(learning_rate), N, **values),
+        PROBLEM,
+        steps=STEPS * updates,
+        key=KEY,
+        seeds=SEEDS,
+        cluster=cluster,
+        record_every=updates,
+        mesh=1,
+        learning_rate=RATES,
+    ).history
+
+
+def seconds_to(history: dict[str, np.ndarray], target: float) -> np.ndarray:
+    """Returns the seconds until the loss is at most the target, `[points, seeds]`."""
+    reached = history["loss"] <= target
+    first = np.take_along_axis(history["clock"], reached.argmax(axis=-1)[..., None], axis=-1)
+    return np.where(reached.any(axis=-1), first[..., 0], np.inf)
+
+
+def all_settings() -> list[tuple[Candidate, dict[str, int]]]:
+    return [
+        (each, dict(zip(each.grids, values, strict=True)))
+        for each in CANDIDATES
+        for values in (((h,) for h in each.grids["H"]) if each.grids else [()])
+    ]
+
+
+@pytest.fixture(scope="module")
+def histories():
+    return [(each, values, direct(each, **values)) for each, values in all_settings()]
+
+
+@pytest.fixture(scope="module")
+def target(histories):
+    """A loss that all methods reach after some rounds."""
+    return 1.5 * max(h["loss"].mean(axis=1).min() for *_, h in histories)
+
+
+@pytest.fixture(scope="module")
+def plan(target):
+    return planned(target=target)
+
+
+def test_seconds_and_ranking_are_those_of_runs_on_the_cluster(plan, histories, target):
+    best = {}
+    for each, _, history in histories:
+        found = seconds_to(history, target).mean(axis=-1)
+        best[each.method] = min(found.min(), best.get(each.method, np.inf))
+    assert [row.method for row in plan.rows] == sorted(best, key=best.__getitem__)
+    for row in plan.rows:
+        np.testing.assert_allclose(row.seconds.value, best[row.method], 1e-6, err_msg=row.method)
+        assert row.seconds.low <= row.seconds.value <= row.seconds.high
+        assert row.metric.value <= target
+
+
+def test_rounds_and_bits_are_those_until_the_target(plan, histories, target):
+    for row in plan.rows:
+        (history,) = (
+            h
+            for each, values, h in histories
+            if each.method == row.method and values.items() <= row.values.items()
+        )
+        point = RATES.index(row.values["learning_rate"])
+        at = (history["loss"][point] <= target).argmax(axis=-1)
+        updates = N if row.method == "asynchronous SGD" else 1
+        assert row.rounds == pytest.approx((history["step"][at] / updates).mean())
+        assert row.bits == pytest.approx(history["bits"][point, range(SEEDS), at].mean())
+        assert row.at_edge is False  # of two step sizes
+
+
+def test_seconds_on_another_network_are_those_of_runs_there(plan, target):
+    """With a hundredth of the bandwidth, and with a hundred times the latency."""
+    networks = plan.networks
+    rows = {row.method: row for row in plan.rows}
+    for bandwidth, latency in ((0.01, 1.0), (1.0, 100.0)):
+        (at,) = np.flatnonzero(
+            np.isclose(networks.bandwidth, bandwidth) & np.isclose(networks.latency, latency)
+        )
+        there = clusters.Cluster(
+            CLUSTER.compute, up=clusters.constant(1e4 * bandwidth), latency=1e-3 * latency
+        )
+        for each in (CANDIDATES[0], CANDIDATES[2]):
+            found = seconds_to(direct(each, there), target).mean(axis=-1).min()
+            np.testing.assert_allclose(rows[each.method].elsewhere[at], found, 1e-5)
+    assert np.isnan(rows["asynchronous SGD"].elsewhere[1:]).all()
+
+
+def test_changes_are_networks_on_which_another_method_is_better(plan):
+    rows = {row.method: row for row in plan.rows}
+    replayed = [row for row in plan.rows if row.method != "asynchronous SGD"]
+    networks = plan.networks
+    assert plan.changes
+    for change in plan.changes:
+        (at,) = np.flatnonzero(np.isclose(getattr(networks, change.axis), change.factor))
+        assert change.result == rows[change.method].elsewhere[at]
+        assert change.result == min(row.elsewhere[at] for row in replayed)
+        assert change.before == replayed[0].elsewhere[at]
+        assert change.method != replayed[0].method or len(plan.changes) > 1
+
+
+@pytest.mark.parametrize("budget", ["seconds", "bits"])
+def test_within_a_budget_the_smallest_loss_is_best(histories, budget):
+    """The loss of the last record within the budget, on the cluster itself."""
+    column = {"seconds": "clock", "bits": "bits"}[budget]
+    amount = 0.5 * min(h[column][..., -1].mean(axis=-1).min() for *_, h in histories)
+    found = planned(**{budget: float(amount)})
+    best = {}
+    for each, _, history in histories:
+        last = (history[column] <= amount).sum(axis=-1) - 1
+        if last.ndim == 0:
+            continue
+        loss = np.take_along_axis(
+            history["loss"], np.broadcast_to(last, history["loss"].shape[:-1])[..., None], axis=-1
+        )
+        best[each.method] = min(loss.mean(axis=(-2, -1)).min(), best.get(each.method, np.inf))
+    assert found.horizon == pytest.approx(amount)
+    assert [row.method for row in found.rows] == sorted(best, key=best.__getitem__)
+    for row in found.rows:
+        np.testing.assert_allclose(row.metric.value, best[row.method], 1e-5, err_msg=row.method)
+
+
+def test_more_rungs_leave_fewer_candidates_and_the_same_winner(plan, target, monkeypatch):
+    monkeypatch.setattr(planner, "SHORTEST", 6)
+    found = planned(CANDIDATES[:3], target=target, finalists=1)
+    assert planner.lengths(STEPS, 4) == [12, 48]
+    replayed = [row for row in plan.rows if row.method != "asynchronous SGD"]
+    assert found.rows[0].method == replayed[0].method
+    assert found.rows[0].seconds == replayed[0].seconds
+    names = [row.method for row in found.rows] + [each.method for each in found.eliminated]
+    assert sorted(names) == sorted(each.method for each in CANDIDATES[:3])
+
+
+def test_the_same_call_resumes_from_finished_runs(tmp_path, target):
+    """Only the runs whose checkpoint was removed are made again."""
+    first = planned(CANDIDATES[:2], target=target, checkpoint=tmp_path)
+    folders = sorted(path.parent for path in tmp_path.rglob("dsgd-run.npz"))
+    assert len(folders) == 2
+    before = [(path / "dsgd-run.npz").stat().st_mtime_ns for path in folders]
+    shutil.rmtree(folders[0])
+    again = planned(CANDIDATES[:2], target=target, checkpoint=tmp_path)
+    after = [(path / "dsgd-run.npz").stat().st_mtime_ns for path in folders]
+    assert (before[0] < after[0], before[1] == after[1]) == (True, True)
+    for one, other in zip(first.rows, again.rows, strict=True):
+        assert one.expression == other.expression
+        assert one.seconds == other.seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "plan: none of target, seconds and bits given; expected exactly one"),
+        ({"target": 1.0, "bits": 1e6}, "plan: target, bits given; expected exactly one"),
+        ({"seconds": 0.0}, "plan: seconds = 0.0; expected a finite number > 0"),
+        ({"target": np.inf}, "plan: target = inf; expected a finite number"),
+        ({"target": 1.0, "metric": "accuracy"}, "plan: metric = 'accuracy' is not in the history"),
+        ({"target": 1.0, "metric": "mine"}, "metric = 'mine', for which the better direction"),
+        ({"target": 1.0, "steps": 0}, "plan: steps = 0"),
+        ({"target": 1.0, "learning_rates": (1e6,)}, "plan: every candidate diverges"),
+    ],
+)
+def test_invalid_plans_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        planned(CANDIDATES[:1], **options)
