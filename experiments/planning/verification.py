@@ -11,9 +11,9 @@ At each point of the plane of bandwidth and latency, the processes measure:
 
 The prediction is `dsgd.replay` of the simulated run on a cluster with the latency and the bandwidth
 of the collectives that the method uses, and with a latency for each array of a message, because
-each is a collective of its own. Nothing is fitted to measured runs. All seconds are without the
-first round: a run of one round is subtracted, with the evaluations of the loss at the start and at
-the end.
+each is a collective of its own. Nothing is fitted to measured runs. A run of one round is subtracted
+from them, with the evaluations of the loss at the start and at the end. The share of the first round
+in the seconds to the target is that of the prediction.
 """
 
 from __future__ import annotations
@@ -71,8 +71,9 @@ METHODS = (
     "LEAD",
 )
 TOLERANCE = 0.01  # by which rounding may change the loss of a run, relative to the target
-REPEATS = 9  # of each measurement, at most
-MORE = 10  # factor by which runs of one process alone are longer
+REPEATS = 3  # of each measurement
+MOST = 64  # factor by which short runs are longer than to the target, at most
+IN_TURN = 4  # collectives in one program, as in the compiled loop of a run
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,9 @@ class Args(commands.Common):
     """Candidate step sizes."""
     sizes: tuple[commands.Count, ...] = (1024, 8192, 65536)
     """Sizes of the vectors of the measured collectives in bytes, increasing, at least two."""
-    longest: commands.Positive = 4.0
-    """Maximal seconds for the repetitions of a run, of which there is at least one."""
+    longest: commands.Positive = 2.0
+    """Seconds of a measured run: shorter ones go on after the target, and are measured three times.
+    """
     out: Path = Path("results/verification")
     """Folder for config.json, verification.csv, figure.png and a file of each point, which is not
     measured again if it exists.
@@ -174,19 +176,25 @@ class Round(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The run of a method over links.
+    """The run of a method.
 
     Args:
-        seconds: without the first round.
-        loss: at the end.
+        seconds: of `times` as many rounds as to the target, without the first round.
+        times: how many times as long the run is.
+        loss: at the target.
     """
 
     seconds: float
+    times: int
     loss: float
+
+    def to_target(self, first: float) -> float:
+        """Returns the seconds to the target, if the first round takes this share of them."""
+        return self.seconds / (self.times - first)
 
 
 class Row(NamedTuple):
-    """One method at one point, in seconds without the first round.
+    """One method at one point, in seconds to the target.
 
     Args:
         rate, latency: of the links.
@@ -244,7 +252,6 @@ def main(args: Args) -> None:
             rows,
             f"measured seconds to loss {target:g}",
             lambda row: f"{row.measured:.3g}",
-            "Without the first round.",
         ),
     }
     commands.finish(args, {"figure": draw(args, target, rows)}, shown)
@@ -292,10 +299,8 @@ def compute(args: Args, problem: dsgd.Problem, runs: Sequence[Run]) -> list[Roun
     found = []
     for each in runs:
         method = each.build(args.processes)
-        # A few milliseconds of computation would be lost in the noise.
-        rounds = MORE * each.rounds
-        together = _timed(args, method, problem, here, rounds).seconds
-        one_worker = max(0.0, together) / args.processes / (rounds - 1)
+        together = _timed(args, method, problem, here, each.rounds).to_target(1 / each.rounds)
+        one_worker = max(0.0, together) / args.processes / each.rounds
         program = dsgd.compile_round(method, problem, everywhere)
         found.append(Round(one_worker, traffic.arrays(program)))
     return found
@@ -358,7 +363,7 @@ def measure(
     """Measures the collectives and all runs; called in every process, which is one worker."""
     cache.enable(args.cache)
     everywhere = nodes.mesh("verify", args.processes)
-    times = measuring.measure_collectives(args.sizes, REPEATS, args.longest / 4)
+    times = measuring.measure_collectives(args.sizes, 3 * REPEATS, args.longest, IN_TURN)
     return times, [
         _timed(args, each.build(args.processes), problem, everywhere, each.rounds) for each in runs
     ]
@@ -367,11 +372,15 @@ def measure(
 def _timed(
     args: Args, method: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, rounds: int
 ) -> Measured:
-    """Measures a run of `rounds` rounds, minus a run of one round."""
+    """Measures a run of `rounds` rounds, or of a multiple of them if that is short, minus a run of
+    one round, which also starts and evaluates the model twice.
+    """
     key = jax.random.split(jax.random.key(args.seed), args.seeds)[0]
 
     def run(steps):
-        return dsgd.run(method, problem, steps=steps, key=key, record_every=rounds, mesh=mesh)
+        # All rounds are in one record, and only the first and the last model are evaluated.
+        every = MOST * rounds
+        return dsgd.run(method, problem, steps=steps, key=key, record_every=every, mesh=mesh)
 
     def repeated(steps, count):
         seconds, loss = [], math.nan
@@ -380,14 +389,15 @@ def _timed(
             began = perf_counter()
             loss = float(run(steps).history["loss"][-1])
             seconds.append(perf_counter() - began)
-        return nodes.gathered([seconds]).mean(axis=(0, 1)), loss
+        return float(np.median(nodes.gathered([seconds]).mean(axis=(0, 1)))), loss
 
     run(1)  # compiles the program, which does not depend on the number of rounds
-    first, loss = repeated(rounds, 1)
-    count = int(np.clip(args.longest / first[0], 1, REPEATS)) - 1
-    more = repeated(rounds, count)[0] if count else []
-    one, _ = repeated(1, max(3, count + 1))
-    return Measured(float(np.median([*first, *more]) - np.median(one)), loss)
+    one, _ = repeated(1, REPEATS)
+    seconds, loss = repeated(rounds, 1)
+    times = int(np.clip(args.longest / max(seconds - one, 1e-3), 1, MOST))
+    if times > 1:
+        seconds, _ = repeated(times * rounds, REPEATS)
+    return Measured(seconds - one, times, loss)
 
 
 def predict(
@@ -413,8 +423,8 @@ def predict(
         measured: the real run.
     """
     N, run = args.processes, run_of(chosen)
-    compute = one_round.compute * (run.rounds - 1)
-    units = _seconds(chosen, clusters.Cluster(clusters.constant(1.0)))
+    compute = one_round.compute * run.rounds
+    _, units = _seconds(chosen, clusters.Cluster(clusters.constant(1.0)))
     used = [
         (count, measuring.COLLECTIVES[name].cost(N), lines[name])
         for name, count in one_round.collectives.items()
@@ -427,7 +437,7 @@ def predict(
     exchanges = dsgd.exchanges(run.build(N), problem)
     arrays = latencies / sum(network.cost(each.pattern, N, 1.0, 0.0) for each in exchanges)
 
-    def on_switch(alpha: float, beta: float) -> float:
+    def on_switch(alpha: float, beta: float) -> tuple[float, float]:
         bandwidth = switch.BITS / max(beta, switch.TINY)
         return _seconds(
             chosen,
@@ -438,6 +448,7 @@ def predict(
             ),
         )
 
+    first, predicted = on_switch(alpha, beta)
     history = dsgd.evaluated(chosen.result.history)
     return Row(
         *point,
@@ -449,16 +460,16 @@ def predict(
         measured.loss,
         compute,
         arrays,
-        on_switch(alpha, beta),
-        on_switch(common.alpha.value, common.beta.value),
-        measured.seconds,
+        predicted,
+        on_switch(common.alpha.value, common.beta.value)[1],
+        measured.to_target(first / predicted),
     )
 
 
-def _seconds(chosen: Chosen, cluster: clusters.Cluster) -> float:
-    """Returns the simulated seconds from the end of the first round to the target."""
+def _seconds(chosen: Chosen, cluster: clusters.Cluster) -> tuple[float, float]:
+    """Returns the simulated seconds of the first round, and to the target."""
     clock = dsgd.replay(chosen.result, cluster)[0]
-    return float(clock[int(chosen.rounds[0])] - clock[1])
+    return float(clock[1]), float(clock[int(chosen.rounds[0])])
 
 
 class Accuracy(NamedTuple):
@@ -521,21 +532,12 @@ def tabulate(args: Args, rows: Sequence[Row]) -> Table:
     return table
 
 
-def tabulate_methods(
-    rows: Sequence[Row], title: str, shown: Callable[[Row], str], caption: str = ""
-) -> Table:
-    """Tabulates a number of each method at each point.
-
-    Args:
-        rows: of all points.
-        title, caption: above and below the table.
-        shown: the number.
-    """
+def tabulate_methods(rows: Sequence[Row], title: str, shown: Callable[[Row], str]) -> Table:
+    """Tabulates a number of each method at each point."""
     points = by_point(rows)
     table = tables.table(
         title,
         ("Mbit/s\nms", *("\n".join(_headings(point)) for point in points)),
-        caption,
     )
     for method in dict.fromkeys(row.method for row in rows):
         of = [row for row in rows if row.method == method]

@@ -56,8 +56,9 @@ def test_the_first_settings_of_each_method_are_used():
 
 
 def test_predictions_are_computations_and_collectives(trained):
-    """The seconds of rounds 2 to R are the sum of those of the collectives, each with its own
-    latency and bandwidth, and of the computations.
+    """Predicted seconds are the sum of those of the collectives, each with its own latency and
+    bandwidth, and of the computations; measured ones are those of a run of three times as many
+    rounds but for one.
     """
     args, problem, chosen = trained
     lines = {
@@ -83,19 +84,21 @@ def test_predictions_are_computations_and_collectives(trained):
             lines["all-reduce"],
             each,
             Round(0.25, counts[method]),
-            Measured(1.0, 0.0),
+            Measured(6.0, 3, 0.0),
         )
-        exchanges = rounds // 4 if method == "local SGD" else rounds - 1
+        exchanges = rounds // 4 if method == "local SGD" else rounds
         bits = each.result.history["bits"][0]
-        sent = (bits[rounds] - bits[1]) / 2 / 8 / exchanges  # bytes of a worker in an exchange
+        sent = bits[rounds] / 2 / 8 / exchanges  # bytes of a worker in an exchange
         expected = {
             "mini-batch SGD": 6 * (4 * 1e-2 + d * 1e-6),
             "local SGD": 6 * (4 * 1e-2 + d * 1e-6),
             "EC-SGD": 2 * 3 * 2e-3 + 2 * 3 * 4e-3 + sent * 2e-6,
             "decentralized SGD": 2 * (4 * 5e-3 + 4 * d * 2e-6),
         }[method]
-        seconds = (rounds - 1) * 0.25 + exchanges * expected
+        seconds = rounds * 0.25 + exchanges * expected
         assert row.predicted == pytest.approx(seconds, rel=1e-3), method
+        first = 0.25 if method == "local SGD" else seconds / rounds
+        assert row.measured == pytest.approx(6 / (3 - first / seconds), rel=1e-3)
         assert row.rounds == rounds
         assert row.arrays == {"EC-SGD": 2}.get(method, 4)
 
