@@ -11,9 +11,9 @@ At each point of the plane of bandwidth and latency, the processes measure:
 
 The prediction is `dsgd.replay` of the simulated run on a cluster with the latency and the bandwidth
 of the collectives that the method uses, and with a latency for each array of a message, because
-each is a collective of its own. Nothing is fitted to measured runs. A run of one round is subtracted
-from them, with the evaluations of the loss at the start and at the end. The share of the first round
-in the seconds to the target is that of the prediction.
+each is a collective of its own. Nothing is fitted to measured runs. A run of one round is
+subtracted from them, with the evaluations of the loss at the start and at the end. The share of the
+first round in the seconds to the target is that of the prediction.
 """
 
 from __future__ import annotations
