@@ -335,7 +335,7 @@ def measure_point(
     args: Args, point: Point, problem: dsgd.Problem, runs: Sequence[Run]
 ) -> tuple[measuring.Times, list[Measured]]:
     """Returns the measurements of a point, from its file if it exists."""
-    path = args.out / f"{point.rate:g}-{point.latency:g}.json"
+    path = args.out / f"{point.rate / 1e6:g}mbit-{point.latency * 1e3:g}ms.json"
     if not path.exists():
         times, found = links.shaped(
             args.processes,

@@ -161,4 +161,4 @@ def test_a_point_of_two_processes(tmp_path):
         assert float(row["measured"]) > 0
         assert float(row["predicted"]) > 0
         assert float(row["loss"]) == pytest.approx(float(row["simulated_loss"]), rel=1e-3)
-    assert {path.name for path in tmp_path.glob("*.json")} >= {"20000000-0.json", "rounds.json"}
+    assert {path.name for path in tmp_path.glob("*.json")} >= {"20mbit-0ms.json", "rounds.json"}
