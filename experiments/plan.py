@@ -150,11 +150,11 @@ def make_task(args: Args) -> Task:
                 "that defines `problem`, a dsgd.Problem"
             )
     problem = found["problem"] if found else tuning.make_problem(args)
-    candidates = chosen(args, found.get("candidates", algorithms.CANDIDATES))
+    candidates = chosen(args, problem.workers, found.get("candidates", algorithms.CANDIDATES))
     return Task(problem, found.get("optimizer", optax.sgd), candidates)
 
 
-def chosen(args: Args, candidates: Sequence[Candidate]) -> list[Candidate]:
+def chosen(args: Args, workers: int, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Returns the candidates of the flags: those with these names, with the given periods,
     compressors and topologies.
     """
@@ -171,7 +171,24 @@ def chosen(args: Args, candidates: Sequence[Candidate]) -> list[Candidate]:
         commands.require_known("--topologies", args.topologies, TOPOLOGIES)
         makers = [TOPOLOGIES[name] for name in args.topologies]
         found = [each.replaced(topology=maker) for each in found for maker in makers]
-    return list({str(each): each for each in found}.values())
+    return accepted(list({str(each): each for each in found}.values()), workers)
+
+
+def accepted(candidates: Sequence[Candidate], workers: int) -> list[Candidate]:
+    """Returns the candidates whose method accepts their compressors and topologies, and prints the
+    reasons of the others.
+    """
+    found, reasons = [], []
+    for each in candidates:
+        values = {name: grid[0] for name, grid in each.grids.items()}
+        try:
+            each.build(optax.sgd(1.0), workers, **values)
+        except ValueError as error:
+            reasons.append(f"Left out: {each} ({error}).")
+        else:
+            found.append(each)
+    tables.notes(reasons)
+    return found
 
 
 def with_periods(candidate: Candidate, periods: tuple[int, ...]) -> Candidate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -103,13 +104,19 @@ class Candidate:
 
         Args:
             compressor: the compressor; None: unchanged.
-            topology: function of the number of workers that returns it; None: unchanged.
+            topology: function of the number of workers that returns it; it gets the weights of the
+                candidate's own topology if it accepts them. None: unchanged.
         """
 
         def of(argument: Any) -> Any:
             if isinstance(argument, Compressor) and compressor is not None:
                 return compressor
-            return topology if callable(argument) and topology is not None else argument
+            if not callable(argument) or topology is None:
+                return argument
+            keywords = argument.keywords if isinstance(argument, functools.partial) else {}
+            accepted = inspect.signature(topology).parameters
+            keywords = {name: each for name, each in keywords.items() if name in accepted}
+            return functools.partial(topology, **keywords) if keywords else topology
 
         return replace(self, arguments=tuple(map(of, self.arguments)))
 

@@ -37,7 +37,7 @@ def positive_estimate(values: np.ndarray) -> Estimate:
     """
     mean = float(values.mean())
     with np.errstate(divide="ignore"):  # a target that is reached before the first round
-        factor = np.exp(_half(np.log(values)))
+        factor = float(np.exp(_half(np.log(values))))
     return Estimate(mean, mean / factor, mean * factor)
 
 

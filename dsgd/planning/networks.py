@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from dsgd.clusters import Cluster, Quantity
-from dsgd.planning.training import Trained
+from dsgd.planning.training import Trained, at
 from dsgd.runs.replays import replay
 
 BANDWIDTH, LATENCY = "bandwidth", "latency"
@@ -42,9 +41,7 @@ class Networks:
             found = np.full((len(self), *history["clock"].shape), np.inf)
             found[0] = history["clock"]
             return found
-        build = partial(
-            _scaled, self.cluster, jnp.asarray(self.bandwidth), jnp.asarray(self.latency)
-        )
+        build = partial(_scaled, self)
         every = replay(trained.sweep, build, network=np.arange(len(self)))
         return every[..., history["step"] - trained.sweep.history["step"][0]]
 
@@ -58,24 +55,24 @@ def around(cluster: Cluster, points: int) -> Networks:
         points: number of factors on each side of 1.
     """
     factors = np.geomspace(1, MOST, points + 1)[1:]
-    factors = np.concatenate([1 / factors, factors]).astype(np.float32)
+    factors = np.concatenate([1 / factors, factors])
     ones = np.ones_like(factors)
     pairs: list[tuple[np.ndarray, np.ndarray]] = [(np.ones(1), np.ones(1))]
     if cluster.up is not None or cluster.down is not None:
         pairs.append((factors, ones))
     if cluster.latency:
         pairs.append((ones, factors))
-    bandwidth, latency = map(np.concatenate, zip(*pairs, strict=True))
+    bandwidth, latency = (
+        np.concatenate(each, dtype=np.float32) for each in zip(*pairs, strict=True)
+    )
     return Networks(cluster, bandwidth, latency)
 
 
-def _scaled(cluster: Cluster, bandwidth: Any, latency: Any, network: Any) -> Cluster:
-    def ports(quantity: Quantity | None) -> Quantity | None:
-        return None if quantity is None else bandwidth[network] * quantity
+def _scaled(networks: Networks, network: Any) -> Cluster:
+    cluster, bandwidth = networks.cluster, at(networks.bandwidth, network)
 
-    return replace(
-        cluster,
-        up=ports(cluster.up),
-        down=ports(cluster.down),
-        latency=latency[network] * cluster.latency,
-    )
+    def ports(quantity: Quantity | None) -> Quantity | None:
+        return None if quantity is None else bandwidth * quantity
+
+    latency = at(networks.latency, network) * cluster.latency
+    return replace(cluster, up=ports(cluster.up), down=ports(cluster.down), latency=latency)

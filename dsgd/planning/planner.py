@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -170,7 +169,7 @@ def plan(
         checks.positive_int("plan: finalists", finalists),
         progress,
     )
-    _require_finite(last)
+    _require_comparable(goal, last)
     rates = [float(rate) for rate in learning_rates]
     found = [changes.outcome(goal, scores) for scores in last.scores]
     rows = [
@@ -229,9 +228,7 @@ def _row(
         candidate.expression(
             step, trained.workers, {name: v for name, v in values.items() if name != RATE}
         ),
-        _known(
-            candidate, elsewhere.mean if goal.target is not None else goal.sign * elsewhere.mean
-        ),
+        _known(candidate, elsewhere.mean, 1 if goal.target is not None else goal.sign),
     )
 
 
@@ -241,9 +238,18 @@ def _known(candidate: Candidate, means: np.ndarray, sign: int) -> np.ndarray:
     return np.where(known, sign * means, np.nan)
 
 
-def _require_finite(rung: Rung) -> None:
-    if not any(math.isfinite(value) for each in rung.scores for value in each.order[1][0]):
+def _require_comparable(goal: Goal, rung: Rung) -> None:
+    """Raises ValueError if there is nothing to compare: every run diverges, or reaches the target
+    before the first round.
+    """
+    costs, values = (np.concatenate([each.order[k][0] for each in rung.scores]) for k in (0, 1))
+    if not np.isfinite(values).any():
         raise ValueError(
             "plan: every candidate diverges at every step size; expected a finite result; pass "
             "smaller learning_rates"
+        )
+    if (costs == 0).all():
+        raise ValueError(
+            f"plan: target = {goal.target} is reached before the first round; expected a "
+            f"{'larger' if goal.sign < 0 else 'smaller'} value of {goal.metric}"
         )

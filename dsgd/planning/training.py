@@ -128,15 +128,14 @@ class _Factory(sameness.Compared):
     contender: Contender
 
     def __call__(self, point: Any) -> Algorithm:
-        columns = {
-            name: np.array([each[name] for each in self.contender.points])
+        values = {
+            name: at(np.array([each[name] for each in self.contender.points]), point)
             for name in self.contender.points[0]
         }
-
-        def at(column: np.ndarray) -> Any:
-            is_traced = isinstance(point, jax.Array)
-            return jnp.asarray(column)[point] if is_traced else column[point].item()
-
-        values = {name: at(column) for name, column in columns.items()}
         optimizer = self.setting.optimizer(values.pop(RATE))
         return self.contender.candidate.build(optimizer, self.setting.problem.workers, **values)
+
+
+def at(numbers: np.ndarray, index: Any) -> Any:
+    """Returns the number at an index that a sweep or a replay may trace."""
+    return jnp.asarray(numbers)[index] if isinstance(index, jax.Array) else numbers[index].item()

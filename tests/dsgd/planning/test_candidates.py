@@ -12,7 +12,7 @@ import topologies
 from dsgd import Candidate, compressors
 from dsgd.planning import candidates
 
-N = 8
+N, SGD = 8, optax.sgd(0.1)
 SIGN, TENTH = compressors.sign, compressors.top_k(0.1)
 
 
@@ -31,16 +31,13 @@ def test_the_expression_makes_the_same_method(candidate):
 def test_names_of_candidates_are_distinct_and_describe_them():
     candidates.require(algorithms.CANDIDATES)
     lazy = partial(topologies.ring, weights=topologies.lazy)
-    each = Candidate("LEAD", algorithms.lead, (lazy, compressors.whole_model(SIGN)))
-    assert str(each) == "LEAD, ring, sign"
-    assert each.replaced(topology=topologies.complete, compressor=TENTH).settings == (
-        "complete, top_k(0.1)"
-    )
+    each = Candidate("x", algorithms.choco_sgd, (lazy, compressors.whole_model(SIGN), 0.5))
+    assert str(each) == "x, ring, sign"
+    other = each.replaced(topology=topologies.complete, compressor=TENTH)
+    assert str(other) == "x, complete, top_k(0.1)"
     # weights belong to the candidate, not to the graph
-    assert (
-        "complete(8, lazy)"
-        in each.replaced(topology=topologies.complete).build(optax.sgd(0.1), N).name
-    )
+    assert "chain(8, lazy)" in each.replaced(topology=topologies.chain).build(SGD, N).name
+    assert "complete(8)" in other.build(SGD, N).name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""`python -m experiments.plan` with a tiny budget: its ranking, its sentences and its files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import pytest
+import scripts
+
+from experiments import plan as command
+from experiments.shared import tables
+
+OWN = """
+import optax
+import algorithms
+from dsgd import Candidate, problems
+
+problem = problems.random_quadratic(4, 8, noise=0.1)
+candidates = [
+    Candidate("SGD", algorithms.minibatch_sgd),
+    Candidate("signs", algorithms.majority_vote),
+]
+
+def optimizer(step):
+    return optax.sgd(step, momentum=0.5)
+"""
+ARGS = command.Args(
+    workers=4, steps=40, seeds=2, learning_rates=(0.3, 1.0, 3.0), bandwidth=1e6, progress=False
+)
+
+
+def joined(lines: Iterable[str]) -> str:
+    return " ".join(" ".join(lines).split())
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory, long):
+    args = dataclasses.replace(
+        ARGS,
+        methods=("mini-batch SGD", "local SGD", "EC-SGD", "asynchronous SGD"),
+        periods=(2, 4),
+        compressors=("sign",),
+        out=tmp_path_factory.mktemp("plan"),
+    )
+    return args, scripts.ran(command.main, args)
+
+
+def test_it_writes_the_ranking_and_what_would_change_it(planned):
+    args, lines = planned
+    assert scripts.figures(args.out) == {"ranking", "networks"}
+    rows = scripts.rows(args.out / "plan.csv")
+    assert {row["method"] for row in rows} == set(args.methods)
+    seconds = [float(row["seconds"]) for row in rows]
+    assert seconds == sorted(seconds)
+    assert f"- To copy: {rows[0]['expression']}" in joined(lines)
+    for change in scripts.rows(args.out / "changes.csv"):
+        assert change["axis"] in {"bandwidth", "latency"}
+        assert float(change["result"]) < float(change["before"])
+
+
+def test_the_sentences_name_networks_in_units_of_the_flags(planned):
+    args, lines = planned
+    text = joined(lines)
+    for change in scripts.rows(args.out / "changes.csv"):
+        unit = {"bandwidth": (1e6, "Mbit/s"), "latency": (1e-3, "ms")}[change["axis"]]
+        number = tables.plain(float(change["from"]) / unit[0])
+        side = "Below" if float(change["from"]) < getattr(args, change["axis"]) else "Above"
+        assert f"{side} {number} {unit[1]} {change['axis']}: {change['method']}" in text
+    assert "asynchronous SGD is known on this cluster only" in text
+
+
+def test_a_file_defines_problem_optimizer_and_candidates(tmp_path, long):
+    """Bits of a model that is a hundred times as large take a hundred times the seconds."""
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    budgets = dataclasses.replace(ARGS, problem=path, megabits=0.02, latency=0.0)
+    args = dataclasses.replace(budgets, out=tmp_path / "small")
+    lines = scripts.ran(command.main, args)
+    rows = scripts.rows(args.out / "plan.csv")
+    assert {row["method"] for row in rows} == {"SGD", "signs"}
+    assert all("mine.optimizer(" in row["expression"] for row in rows)
+    assert scripts.figures(args.out) == {"ranking"}
+    assert not any("latency" in line for line in lines)
+    large = dataclasses.replace(args, size=800.0, megabits=2.0, out=tmp_path / "large")
+    scripts.ran(command.main, large)
+    for one, other in zip(rows, scripts.rows(large.out / "plan.csv"), strict=True):
+        assert one["expression"] == other["expression"]
+        assert float(other["bits"]) == pytest.approx(100 * float(one["bits"]))
+        assert one["loss"] == other["loss"]
+
+
+def test_settings_replace_those_of_the_candidates(capsys):
+    args = dataclasses.replace(
+        ARGS, methods=("LED", "LEAD", "EC-SGD"), periods=(3,), compressors=("sign", "natural")
+    )
+    found = {str(each): each for each in command.make_task(args).candidates}
+    assert set(found) == {"LED, ring", "LEAD, ring, natural", "EC-SGD, sign", "EC-SGD, natural"}
+    assert found["LED, ring"].grids == {"H": (3,)}
+    said = joined(capsys.readouterr().out.splitlines())
+    assert "Left out: LEAD, ring, sign (lead: the compressor" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"methods": ("SGD",)}, "--methods SGD: expected some of mini-batch SGD"),
+        ({"compressors": ("gzip",)}, "--compressors gzip: expected some of identity"),
+        ({"topologies": ("mesh",)}, "--topologies mesh: expected some of chain"),
+        ({"metric": "test_accuracy"}, "--metric test_accuracy: expected --target, --seconds"),
+    ],
+)
+def test_unknown_names_are_refused(flags, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        command.main(dataclasses.replace(ARGS, out=tmp_path, **flags))
+
+
+def test_a_file_without_a_problem_is_refused(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("problem = 3")
+    with pytest.raises(ValueError, match="problem = 3; expected a file that defines `problem`"):
+        command.main(dataclasses.replace(ARGS, problem=path, out=tmp_path / "out"))
