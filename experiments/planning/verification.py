@@ -172,7 +172,7 @@ class Round(NamedTuple):
     """
 
     compute: float
-    collectives: dict[str, float]
+    collectives: Mapping[str, float]
 
 
 class Measured(NamedTuple):
