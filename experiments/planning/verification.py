@@ -71,7 +71,7 @@ METHODS = (
     "LEAD",
 )
 TOLERANCE = 0.01  # by which rounding may change the loss at the target, relative to it
-REPEATS = 3  # of each measurement
+REPEATS = 3  # of each measurement, except for long runs
 MOST = 64  # factor by which short runs are longer than to the target, at most
 IN_TURN = 4  # collectives in one program, as in the compiled loop of a run
 
@@ -103,7 +103,8 @@ class Args(commands.Common):
     sizes: tuple[commands.Count, ...] = (1024, 8192, 65536)
     """Sizes of the vectors of the measured collectives in bytes, increasing, at least two."""
     longest: commands.Positive = 2.0
-    """Seconds of a measured run: shorter ones go on after the target, and are measured three times.
+    """Seconds of a measured run: shorter ones go on after the target. Runs of less than three times
+    as long are repeated.
     """
     out: Path = Path("results/verification")
     """Folder for config.json, verification.csv, figure.png and a file of each point, which is not
@@ -401,7 +402,8 @@ def _timed(
     one, _ = repeated(1, REPEATS)
     seconds, loss = repeated(rounds, 1)
     times = int(np.clip(args.longest / max(seconds - one, 1e-3), 1, MOST))
-    if times > 1:
+    # The start of a run, which is subtracted, varies by tenths of seconds.
+    if seconds - one < REPEATS * args.longest:
         seconds, _ = repeated(times * rounds, REPEATS)
     return Measured(seconds - one, times, loss)
 
@@ -557,18 +559,23 @@ def _headings(point: Point) -> tuple[str, str]:
 
 
 def draw(args: Args, target: float, rows: Sequence[Row]) -> Figure:
-    """Draws predicted against measured seconds, a colour for each method and a marker for each
-    point.
+    """Draws predicted against measured seconds, with a colour for each method, or a colour with a
+    white face, and a marker for each point.
     """
     sheet, (axes,) = plots.figure(1, 1, width=figures.WIDTH, height=5.0)
     methods = list(dict.fromkeys(row.method for row in rows))
+
+    def look(i):
+        colour, filled = plots.COLOURS[i % len(plots.COLOURS)], i < len(plots.COLOURS)
+        return {"color": colour, "markerfacecolor": colour if filled else "white"}
+
     for marker, (point, group) in zip(itertools.cycle("os^Dv*PX"), by_point(rows).items()):
         for row in group:
-            colour = plots.COLOURS[methods.index(row.method) % len(plots.COLOURS)]
-            axes.plot(row.measured, row.predicted, marker, color=colour, markersize=5)
+            style = look(methods.index(row.method))
+            axes.plot(row.measured, row.predicted, marker, markersize=6, **style)
         axes.plot([], [], marker, color="0.4", label=str(point))
     for i, method in enumerate(methods):
-        axes.plot([], [], "o", color=plots.COLOURS[i % len(plots.COLOURS)], label=method)
+        axes.plot([], [], "o", label=method, **look(i))
     ends = [f([row.measured for row in rows]) for f in (min, max)]
     axes.plot(ends, ends, color="0.6", linewidth=1)
     figures.describe(axes, "measured seconds", "predicted seconds", log="xy")
