@@ -3,13 +3,15 @@ them, and compares predicted with measured rounds.
 
     python -m experiments.calibrate
     python -m experiments.calibrate --shape 30mbit --sizes 1024 16384 262144 1048576
+    python -m experiments.calibrate --shape 30mbit --shape-latency 0.005
     python -m experiments.calibrate --shape 30mbit:10mbit --period 5
 
 Uses real processes on this machine, one per worker. The fitted latency and bandwidth, and the time
 of a gradient, are written as a cluster that other experiments accept
 (`--cluster results/calibrate/cluster.json`). With `--shape` (Linux, as root) the processes run in
-separate network namespaces, connected by links with this rate. If the rate changes, Kimad is
-trained over these links instead, and compared with fixed ratios: loss over real seconds.
+separate network namespaces, connected by links with this rate and the latency `--shape-latency`. If
+the rate changes, Kimad is trained over these links instead, and compared with fixed ratios: loss
+over real seconds.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class Args(commands.Flags):
     """Rate of every process's link in both directions, for example 30mbit (kbit, mbit, gbit);
     several rates, which alternate: 30mbit:10mbit.
     """
+    shape_latency: commands.NotNegative = 0.0
+    """Seconds that a packet takes from one process to another over the links of --shape."""
     period: commands.Positive = 5.0
     """Seconds in which each of several rates is used once."""
     sizes: tuple[commands.Count, ...] = tuple(4**k for k in range(5, 14))
@@ -79,7 +83,7 @@ def main(args: Args) -> None:
     check(args)
     rate = None if args.shape is None else parse(args.shape, args.period)
     if rate is not None:
-        links.require_allowed()
+        links.require_allowed(args.shape_latency)
     commands.begin(args)
     if rate is not None and len(rate.bits) > 1:
         train(args, rate)
@@ -88,9 +92,14 @@ def main(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError if there are fewer than two processes, or sizes or widths are too few or
-    not increasing.
+    """Raises a ValueError if there is a latency of links that are not emulated, or sizes or widths
+    are too few or not increasing.
     """
+    if args.shape_latency and args.shape is None:
+        raise ValueError(
+            f"--shape-latency {args.shape_latency:g} without --shape: expected emulated links; "
+            "pass their rate as well, for example --shape 30mbit"
+        )
     for name, least in (("sizes", 2), ("widths", 1)):
         given = getattr(args, name)
         if len(given) < least or sorted(set(given)) != list(given):
@@ -132,7 +141,9 @@ def over_processes(
     """
     if rate is None:
         return dsgd.run_local_processes(count, function, timeout=math.inf)
-    return links.shaped(count, function, rate, free=free, timeout=math.inf)
+    return links.shaped(
+        count, function, rate, latency=args.shape_latency, free=free, timeout=math.inf
+    )
 
 
 def calibrate(args: Args, rate: links.Rate | None) -> None:
@@ -156,8 +167,14 @@ def calibrate(args: Args, rate: links.Rate | None) -> None:
 def where(args: Args) -> str:
     """Describes the connection, for titles."""
     return f"{args.processes} processes of one machine" + (
-        f", links of {args.shape}" if args.shape else ""
+        f", {links_of(args)}" if args.shape else ""
     )
+
+
+def links_of(args: Args) -> str:
+    """Describes the emulated links."""
+    latency = f" and {args.shape_latency * 1e3:g} ms" if args.shape_latency else ""
+    return f"links of {args.shape}{latency}"
 
 
 def write(args: Args, result: switch.Calibration) -> None:
@@ -205,7 +222,7 @@ def train(args: Args, rate: links.Rate) -> None:
         runs = over_processes(args, rate, args.processes + 1, function, free=(0,))[0]
     kimad_links.write(args.out / "kimad.csv", runs)
     best = kimad_links.best(runs)
-    table = kimad_links.tabulate(setting, best, f"links of {args.shape}, period {args.period:g} s")
+    table = kimad_links.tabulate(setting, best, f"{links_of(args)}, period {args.period:g} s")
     commands.finish(
         args, {"kimad": kimad_links.draw(setting, rate, best)}, {"kimad-methods": table}
     )

@@ -1,9 +1,11 @@
-"""The traffic of a compiled program, computed from the collectives in its optimised HLO."""
+"""The traffic of a compiled program, and the number of arrays that it sends, computed from the
+collectives in its optimised HLO.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from math import prod
 from typing import Any, NamedTuple
@@ -49,6 +51,10 @@ class _Program(NamedTuple):
     devices: int
 
 
+# (program, computation, collective) -> what a device sends
+_Measure = Callable[[_Program, dict[str, _Instruction], _Instruction], Fraction]
+
+
 def traffic(compiled: Any) -> dict[str, int | float]:
     r"""Returns the bytes that one device sends in one execution, by collective:
     `{"all-gather": 84}`.
@@ -72,8 +78,28 @@ def traffic(compiled: Any) -> dict[str, int | float]:
         ValueError: if `compiled` is not a compiled program, a loop with collectives has an unknown
             number of iterations, or the size of a collective depends on the data.
     """
+    return _by_collective(compiled, _bytes_sent)
+
+
+def arrays(compiled: Any) -> dict[str, int | float]:
+    """Returns the number of arrays that one execution sends, by collective:
+    `{"all-reduce": 4}`. Libraries for CPUs send each array of a collective separately, with
+    latencies of its own.
+
+    Collectives count as often as in `traffic`; those that send nothing do not count.
+
+    Args:
+        compiled: as in `traffic`.
+
+    Raises:
+        ValueError: as in `traffic`.
+    """
+    return _by_collective(compiled, _arrays_sent)
+
+
+def _by_collective(compiled: Any, of: _Measure) -> dict[str, int | float]:
     program = _read(_text(compiled))
-    sent = _sent(program, program.entry)
+    sent = _sent(program, program.entry, of)
     return {
         kind: int(size) if size.denominator == 1 else float(size) for kind, size in sent.items()
     }
@@ -106,11 +132,11 @@ def _read(text: str) -> _Program:
     return _Program(computations, entry, prod(map(int, counts)))
 
 
-def _sent(program: _Program, name: str) -> dict[str, Fraction]:
-    """Returns the bytes that a device sends in one execution of a computation."""
+def _sent(program: _Program, name: str, of: _Measure) -> dict[str, Fraction]:
+    """Returns what a device sends in one execution of a computation."""
     computation = program.computations[name]
     return _total(
-        (1, _sent_by(program, computation, instruction)) for instruction in computation.values()
+        (1, _sent_by(program, computation, instruction, of)) for instruction in computation.values()
     )
 
 
@@ -125,21 +151,23 @@ def _total(parts: Iterable[tuple[int, dict[str, Fraction]]]) -> dict[str, Fracti
 
 
 def _sent_by(
-    program: _Program, computation: dict[str, _Instruction], instruction: _Instruction
+    program: _Program,
+    computation: dict[str, _Instruction],
+    instruction: _Instruction,
+    of: _Measure,
 ) -> dict[str, Fraction]:
     opcode, attributes = instruction.opcode.removesuffix("-start"), instruction.attributes
     # The corresponding start is counted, and `calls=` may refer to it again.
     if opcode.endswith(("-done", "-update")):
         return {}
     if opcode in _SENT or opcode == "collective-permute":
-        size = sum((_bytes(computation[name].shape) for name in instruction.operands), Fraction(0))
-        return {opcode: size * _operands_sent(opcode, attributes, program.devices)}
+        return {opcode: of(program, computation, instruction._replace(opcode=opcode))}
     if opcode in _UNKNOWN and "is_host_transfer=true" not in attributes:
         raise ValueError(
             f"traffic: the program contains {opcode}; expected collectives of known sizes"
         )
     called = {
-        role: [_sent(program, name) for name in _NAME.findall(names)]
+        role: [_sent(program, name, of) for name in _NAME.findall(names)]
         for role, names in _CALLS.findall(attributes)
     }
     if opcode == "while":
@@ -148,6 +176,25 @@ def _sent_by(
     if opcode == "conditional":
         return max(branches, key=lambda branch: sum(branch.values()))
     return _total((1, branch) for branch in branches)
+
+
+def _bytes_sent(
+    program: _Program, computation: dict[str, _Instruction], collective: _Instruction
+) -> Fraction:
+    size = sum((_bytes(computation[name].shape) for name in collective.operands), Fraction(0))
+    return size * _operands_sent(collective.opcode, collective.attributes, program.devices)
+
+
+def _arrays_sent(
+    program: _Program, computation: dict[str, _Instruction], collective: _Instruction
+) -> Fraction:
+    opcode, attributes, operands = collective.opcode, collective.attributes, collective.operands
+    if not _operands_sent(opcode, attributes, program.devices):
+        return Fraction(0)
+    # An all-to-all may have one operand for each receiver.
+    if opcode == "all-to-all" and collective.shape.startswith("("):
+        return Fraction(len(operands), _groups(attributes, program.devices)[0])
+    return Fraction(len(operands))
 
 
 def _sent_by_loop(

@@ -214,7 +214,9 @@ def measure_all(work: Tasks, sizes: Sequence[int], repeats: int, longest: float)
     return Found(seconds, rounds, max(0.0, few - samples * per_sample), per_sample)
 
 
-def measure_collectives(sizes: Sequence[int], repeats: int, longest: float) -> Times:
+def measure_collectives(
+    sizes: Sequence[int], repeats: int, longest: float, in_turn: int = 1
+) -> Times:
     """Measures the collectives; called in every process, each of which is one worker.
 
     Args:
@@ -223,21 +225,33 @@ def measure_collectives(sizes: Sequence[int], repeats: int, longest: float) -> T
         longest: maximal seconds for the repeats of one collective at one size. If three repeats
             would take longer, this size and all larger ones are skipped, except for the first two
             sizes.
+        in_turn: number of collectives that one call of a program executes; the call takes time
+            besides them, which the rounds of a run do not take.
     """
     mesh = nodes.mesh("calibrate", jax.process_count())
     return {
-        name: _one(collective, mesh, sizes, repeats, longest)
+        name: _one(collective, mesh, sizes, repeats, longest, in_turn)
         for name, collective in COLLECTIVES.items()
     }
 
 
 def _one(
-    collective: Collective, mesh: Mesh, sizes: Sequence[int], repeats: int, longest: float
+    collective: Collective,
+    mesh: Mesh,
+    sizes: Sequence[int],
+    repeats: int,
+    longest: float,
+    in_turn: int,
 ) -> dict[float, np.ndarray]:
     N, own = mesh.size, P(workers.AXIS)
+
+    def again(_, x):
+        # Each collective needs the result of the last one. An all-gather's has one more axis.
+        return collective.run(x).reshape(-1, *x.shape)[0]
+
     program = jax.jit(
         jax.shard_map(
-            lambda x: collective.run(x[0])[None],
+            lambda x: lax.fori_loop(0, in_turn, again, x[0])[None],
             mesh=mesh,
             in_specs=own,
             out_specs=own,
@@ -253,7 +267,7 @@ def _one(
         )
         if seconds is None:
             break
-        found[ELEMENT * N * columns / collective.own(N)] = seconds
+        found[ELEMENT * N * columns / collective.own(N)] = seconds / in_turn
     return found
 
 

@@ -45,6 +45,7 @@ REFUSED = {
         ({"methods": ("gd",)}, "--methods gd: expected some of mb-sgd, dsgd"),
     ],
     "calibrate": [
+        ({"shape_latency": 0.01}, "--shape-latency 0.01 without --shape: expected emulated links"),
         ({"processes": 1}, "--processes 1: expected whole numbers, at least 2"),
         ({"sizes": (1024,)}, "--sizes 1024: expected at least 2 whole numbers, increasing"),
         ({"sizes": (1024, 512)}, "--sizes 1024 512: expected at least 2 whole numbers, increasing"),

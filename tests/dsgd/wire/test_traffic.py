@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
-from dsgd.wire.traffic import traffic
+from dsgd.wire.traffic import arrays, traffic
 
 N, D = 16, 8
 ROW = 3  # numbers in a worker's row
@@ -80,6 +80,29 @@ def test_collectives_send_the_bytes_of_their_definitions(name, devices):
     function, given, expected = COLLECTIVES[name]
     found = traffic(compiled(function, given, devices=devices))
     assert found == expected(devices, N // devices)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sum", {"all-reduce": 1}),
+        ("tree", {"all-reduce": 3}),
+        ("gather", {"all-gather": 1}),
+        ("all_to_all", {"all-to-all": 1}),
+        ("shift by 0", {}),
+        ("shift by 2", {"collective-permute": 1}),
+    ],
+)
+def test_arrays_are_counted_by_collective(name, expected):
+    function, given, _ = COLLECTIVES[name]
+    assert arrays(compiled(function, given)) == expected
+    assert arrays(compiled(function, given, devices=1)) == {}
+
+
+def test_arrays_in_loops_are_multiplied():
+    assert arrays(compiled(repeat(5, lambda y: jnp.sin(workers.ring_shift(y, 1))), rows())) == {
+        "collective-permute": 5
+    }
 
 
 def test_one_device_sends_nothing():

@@ -1,0 +1,164 @@
+"""Predicted and measured seconds of real processes: the prediction in closed form, the comparison,
+and a point of two processes.
+"""
+
+from __future__ import annotations
+
+import jax
+import pytest
+import scripts
+
+from dsgd import problems
+from dsgd.machines import links
+from experiments.planning import verification
+from experiments.planning.verification import Measured, Point, Round
+from experiments.survey.calibrate_switch import Estimate, Line
+
+N = 4
+
+
+def _why_not() -> str:
+    try:
+        links.require_allowed()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+allowed = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "it is allowed")
+
+
+def line(alpha, beta):
+    return Line(Estimate(alpha, alpha, alpha), Estimate(beta, beta, beta))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    args = verification.Args(
+        processes=N,
+        methods=("local SGD", "EC-SGD", "decentralized SGD"),
+        period=4,
+        width=4,
+        rounds=8,
+        steps=64,
+        learning_rates=(0.3,),
+        progress=False,
+    )
+    problem = problems.neural_network(problems.MLP(10, (4,)), workers=N, batch_size=16)
+    return args, problem, verification.train(args, problem)[1]
+
+
+def test_the_first_settings_of_each_method_are_used():
+    args = verification.Args(methods=("local SGD", "EC-SGD"), period=8)
+    found = list(verification.candidates(args))
+    assert [str(each) for each in found] == ["mini-batch SGD", "local SGD", "EC-SGD, sign"]
+    assert found[1].grids == {"H": (8,)}
+
+
+def test_predictions_are_computations_and_collectives(trained):
+    """Predicted seconds are the sum of those of the collectives, each with its own latency and
+    bandwidth, and of the computations; measured ones are those of a run of three times as many
+    rounds but for one.
+    """
+    args, problem, chosen = trained
+    lines = {
+        "all-reduce": line(1e-2, 1e-6),
+        "all-to-all": line(2e-3, 3e-6),
+        "all-gather": line(4e-3, 1e-6),
+        "collective-permute": line(5e-3, 2e-6),
+    }
+    counts = {
+        "mini-batch SGD": {"all-reduce": 4},
+        "local SGD": {"all-reduce": 4},
+        "EC-SGD": {"all-to-all": 2, "all-gather": 2},
+        "decentralized SGD": {"collective-permute": 8},
+    }
+    d = sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
+    for each in chosen:
+        method, rounds = each.candidate.method, int(each.rounds[0])
+        row = verification.predict(
+            args,
+            Point(1e6, 0.0),
+            problem,
+            lines,
+            lines["all-reduce"],
+            each,
+            Round(0.25, counts[method]),
+            Measured(6.0, 3, 0.0),
+        )
+        exchanges = rounds // 4 if method == "local SGD" else rounds
+        bits = each.result.history["bits"][0]
+        sent = bits[rounds] / 2 / 8 / exchanges  # bytes of a worker in an exchange
+        expected = {
+            "mini-batch SGD": 6 * (4 * 1e-2 + d * 1e-6),
+            "local SGD": 6 * (4 * 1e-2 + d * 1e-6),
+            "EC-SGD": 2 * 3 * 2e-3 + 2 * 3 * 4e-3 + sent * 2e-6,
+            "decentralized SGD": 2 * (4 * 5e-3 + 4 * d * 2e-6),
+        }[method]
+        seconds = rounds * 0.25 + exchanges * expected
+        assert row.predicted == pytest.approx(seconds, rel=1e-3), method
+        first = 0.25 if method == "local SGD" else seconds / rounds
+        assert row.measured == pytest.approx(6 / (3 - first / seconds), rel=1e-3)
+        assert row.rounds == rounds
+        assert row.arrays == {"EC-SGD": 2}.get(method, 4)
+
+
+def test_accuracy_is_that_of_order_and_ratios():
+    assert verification.accuracy([1, 2, 3], [2, 4, 6]) == (pytest.approx(1.0), 0.5)
+    assert verification.accuracy([3, 2, 1], [3.3, 4, 5]).rank == pytest.approx(-1.0)
+    found = verification.accuracy([1.1, 2.0, 2.4], [1.0, 2.0, 3.0])
+    assert found.error == pytest.approx(0.1)
+
+
+def test_tables_have_80_columns_and_mark_wrong_winners(trained):
+    rows = [
+        verification.Row(
+            rate, latency, method, "", 0.1, 40, 0.2, 0.2, 0.1, 4.0, seconds, measured, measured
+        )
+        for rate in (4e6, 2e7, 1e8)
+        for latency in (0.0, 0.01)
+        for method, seconds, measured in (
+            ("decentralized SGD", 10.0, 12.0),
+            ("Qsparse-local-SGD", 9.0, 19.0),
+        )
+    ]
+    args = trained[0]
+    tables = (
+        verification.tabulate(args, rows),
+        verification.tabulate_methods(rows, "seconds", lambda row: f"{row.measured / 1e3:.3g}"),
+    )
+    screen = verification.tables.console()
+    for table in tables:
+        with screen.capture() as captured:
+            screen.print(table)
+        assert not scripts.too_wide(captured.get().splitlines())
+    assert "decentralized SGD*" in list(tables[0].columns[-1].cells)
+    assert len(verification.draw(args, 0.2, rows).axes) == 1
+
+
+@pytest.mark.long
+@allowed
+def test_a_point_of_two_processes(tmp_path):
+    args = verification.Args(
+        processes=2,
+        rates=(20e6,),
+        latencies=(0.0,),
+        methods=("local SGD",),
+        period=4,
+        width=4,
+        rounds=8,
+        steps=64,
+        learning_rates=(0.3,),
+        sizes=(1024, 8192),
+        longest=0.1,
+        out=tmp_path,
+        progress=False,
+    )
+    scripts.ran(verification.main, args)
+    rows = scripts.rows(tmp_path / "verification.csv")
+    assert [row["method"] for row in rows] == ["mini-batch SGD", "local SGD"]
+    for row in rows:
+        assert float(row["measured"]) > 0
+        assert float(row["predicted"]) > 0
+        assert float(row["loss"]) == pytest.approx(float(row["simulated_loss"]), rel=1e-3)
+    assert {path.name for path in tmp_path.glob("*.json")} >= {"20mbit-0ms.json", "rounds.json"}
