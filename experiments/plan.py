@@ -10,12 +10,18 @@ simulated seconds of the cluster: `dsgd.plan`.
 
 The file of `--problem` defines `problem`, a `dsgd.Problem`. It may also define `optimizer`, a
 function from the step size to an optimizer, and `candidates`, a list of `dsgd.Candidate`.
+
+    python -m experiments.plan --verify
+
+trains with real processes over emulated links instead, and compares their seconds with the
+predicted ones (`experiments.planning.verification`, which has flags of its own).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import runpy
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +34,10 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import Candidate, clusters, compressors
-from experiments.planning import ranking
+from experiments.planning import ranking, verification
 from experiments.shared import commands, resuming, statistics, tables, tuning
 
+VERIFY = "--verify"
 COMPRESSORS = {
     each.name: each
     for each in (
@@ -56,7 +63,9 @@ TOPOLOGIES = {
 
 @dataclass(frozen=True)
 class Args(commands.Model, commands.Switch, commands.Common):
-    """Ranks methods and their settings on a cluster."""
+    """Ranks methods and their settings on a cluster; with --verify, compares predicted and measured
+    seconds (--verify --help).
+    """
 
     problem: Path | None = None
     """Python file that defines `problem`, instead of --model and its data."""
@@ -241,4 +250,9 @@ def default_target(args: Args, task: Task) -> float:
 
 
 if __name__ == "__main__":
-    commands.run(main, Args)
+    if VERIFY in sys.argv[1:]:
+        sys.argv.remove(VERIFY)
+        name = f"{commands.program(Args)} {VERIFY}"
+        commands.launch(verification.main, commands.parsed(verification.Args, name))
+    else:
+        commands.run(main, Args)

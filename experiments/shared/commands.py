@@ -202,9 +202,14 @@ def run(main: Callable[[Any], Any], kind: Any) -> None:
     return launch(main, kind(**{name: getattr(given, name) for name in own}), given.machines)
 
 
-def parsed(kind: type[T]) -> T:
-    """Parses the arguments of a command from its command line, for `launch`."""
-    return tyro.cli(kind, prog=program(kind))
+def parsed(kind: type[T], name: str | None = None) -> T:
+    """Parses the arguments of a command from its command line, for `launch`.
+
+    Args:
+        kind: the dataclass of the arguments.
+        name: how the command is called; None: as `program`.
+    """
+    return tyro.cli(kind, prog=name or program(kind))
 
 
 def program(kind: type) -> str | None:
