@@ -73,7 +73,7 @@ def halve(
         progress: whether to show a progress bar.
     """
     alive, eliminated = list(contenders), list[Eliminated]()
-    with _bar(alive, lengths, progress) as (begin, advance):
+    with _bar(lengths, progress) as (begin, advance):
         for i, rounds in enumerate(lengths):
             begin(i, alive)
             trained = []
@@ -150,9 +150,7 @@ Advance = Callable[[Contender, int], None]
 
 
 @contextmanager
-def _bar(
-    contenders: Sequence[Contender], lengths: Sequence[int], shown: bool
-) -> Iterator[tuple[Begin, Advance]]:
+def _bar(lengths: Sequence[int], shown: bool) -> Iterator[tuple[Begin, Advance]]:
     """Shows the rung and the remaining time, and yields two functions: one to be called when a rung
     begins, the other after each contender. The work of later rungs is estimated.
     """

@@ -96,6 +96,12 @@ def notes(shown: Shown) -> list[str]:
     """
     plan = shown.plan
     lines = [f"To copy: {plan.rows[0].expression}"]
+    if not shown.reaches and plan.horizon < plan.goal.budget:
+        share = plan.horizon / plan.goal.budget
+        lines.append(
+            f"Compared at {share:.0%} of the budget, when the fastest method had finished "
+            f"--steps {shown.args.steps} rounds; pass more to use the whole budget."
+        )
     if len(plan.networks) > 1:
         lines += elsewhere(shown)
     by_rounds: dict[int, list[str]] = {}

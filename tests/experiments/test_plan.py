@@ -82,6 +82,7 @@ def test_a_file_defines_problem_optimizer_and_candidates(tmp_path, long):
     assert all("mine.optimizer(" in row["expression"] for row in rows)
     assert scripts.figures(args.out) == {"ranking"}
     assert not any("latency" in line for line in lines)
+    assert "of the budget, when the fastest method had finished --steps 40" in joined(lines)
     large = dataclasses.replace(args, size=800.0, megabits=2.0, out=tmp_path / "large")
     scripts.ran(command.main, large)
     for one, other in zip(rows, scripts.rows(large.out / "plan.csv"), strict=True):
