@@ -73,6 +73,7 @@ METHODS = (
 TOLERANCE = 0.01  # by which rounding may change the loss at the target, relative to it
 REPEATS = 3  # of each measurement, except for long runs
 MOST = 64  # factor by which short runs are longer than to the target, at most
+FASTEST = 1e-12  # seconds of a byte, if the fitted ones are 0
 IN_TURN = 4  # collectives in one program, as in the compiled loop of a run
 
 
@@ -264,7 +265,7 @@ def candidates(args: Args) -> Iterator[Candidate]:
         if name in (METHODS[0], *args.methods):
             candidate = next(each for each in algorithms.SYNCHRONOUS if each.method == name)
             yield dataclasses.replace(
-                candidate, grids=dict.fromkeys(candidate.grids, (args.period,))
+                candidate, grids=dict.fromkeys(candidate.swept, (args.period,))
             )
 
 
@@ -446,7 +447,7 @@ def predict(
     arrays = latencies / sum(network.cost(each.pattern, N, 1.0, 0.0) for each in exchanges)
 
     def on_switch(alpha: float, beta: float) -> tuple[float, float]:
-        bandwidth = switch.BITS / max(beta, switch.TINY)
+        bandwidth = switch.BITS / max(beta, FASTEST)
         return _seconds(
             chosen,
             clusters.Cluster(
