@@ -71,7 +71,7 @@ def tabulate(shown: Shown) -> Table:
         table.add_row(
             "\n".join(filter(None, [row.method, settings(row)])),
             f"{'*' * row.at_edge}{row.values['learning_rate']:g}",
-            tables.plain(value) if math.isfinite(value) else "not reached",
+            tables.plain(value) if math.isfinite(value) else "-",
             interval,
             f"{row.rounds:,.0f}",
             tables.plain(row.bits / 1e6 / shown.scale),
@@ -174,13 +174,13 @@ def write(shown: Shown) -> None:
 
 def draw(shown: Shown) -> Mapping[str, Figure]:
     """Draws the ranking, and the finalists on other networks if the plan has some."""
-    sheets = {"ranking": draw_ranking(shown)}
+    sheets = {"methods": draw_methods(shown)}
     if len(shown.plan.networks) > 1:
         sheets["networks"] = draw_networks(shown)
     return sheets
 
 
-def draw_ranking(shown: Shown) -> Figure:
+def draw_methods(shown: Shown) -> Figure:
     """Draws the finalists with their intervals, the best at the top."""
     rows = [
         row

@@ -206,7 +206,9 @@ class Row(NamedTuple):
         compute: measured seconds of one worker's computations.
         arrays: arrays of a message.
         predicted: with the latency and bandwidth of the collectives that the method uses.
-        common: with those of all collectives.
+        planned: as `experiments.plan` predicts with the file of `calibrate`: with the latency and
+            bandwidth of all collectives together, a latency for each exchange, and the computations
+            of mini-batch SGD.
         measured: of the real run.
     """
 
@@ -221,7 +223,7 @@ class Row(NamedTuple):
     compute: float
     arrays: float
     predicted: float
-    common: float
+    planned: float
     measured: float
 
 
@@ -326,7 +328,7 @@ def at_point(
     lines = {name: switch.switch({name: each}, costs) for name, each in times.items()}
     common = switch.switch(times, costs)
     rows = [
-        predict(args, point, problem, lines, common, *each)
+        predict(args, point, problem, lines, common, rounds[0].compute, *each)
         for each in zip(chosen, rounds, found, strict=True)
     ]
     for row in rows:
@@ -415,6 +417,7 @@ def predict(
     problem: dsgd.Problem,
     lines: Mapping[str, Line],
     common: Line,
+    gradient: float,
     chosen: Chosen,
     one_round: Round,
     measured: Measured,
@@ -427,12 +430,12 @@ def predict(
         problem: the problem.
         lines: latency and seconds per byte of each collective.
         common: those of all collectives together.
+        gradient: seconds of one worker's computations in a round of mini-batch SGD.
         chosen: the simulated run.
         one_round: measured computations and the collectives of a round.
         measured: the real run.
     """
     N, run = args.processes, run_of(chosen)
-    compute = one_round.compute * run.rounds
     _, units = _seconds(chosen, clusters.Cluster(clusters.constant(1.0)))
     used = [
         (count, measuring.COLLECTIVES[name].cost(N), lines[name])
@@ -446,18 +449,12 @@ def predict(
     exchanges = dsgd.exchanges(run.build(N), problem)
     arrays = latencies / sum(network.cost(each.pattern, N, 1.0, 0.0) for each in exchanges)
 
-    def on_switch(alpha: float, beta: float) -> tuple[float, float]:
-        bandwidth = switch.BITS / max(beta, FASTEST)
-        return _seconds(
-            chosen,
-            clusters.Cluster(
-                clusters.constant(compute / units),
-                clusters.constant(bandwidth),
-                latency=arrays * alpha,
-            ),
-        )
+    def on_switch(compute: float, alpha: float, beta: float) -> tuple[float, float]:
+        each = clusters.constant(compute * run.rounds / units)
+        bandwidth = clusters.constant(switch.BITS / max(beta, FASTEST))
+        return _seconds(chosen, clusters.Cluster(each, bandwidth, latency=alpha))
 
-    first, predicted = on_switch(alpha, beta)
+    first, predicted = on_switch(one_round.compute, arrays * alpha, beta)
     history = dsgd.evaluated(chosen.result.history)
     return Row(
         *point,
@@ -467,10 +464,10 @@ def predict(
         run.rounds,
         float(history["loss"][0, history["step"] == run.rounds].item()),
         measured.loss,
-        compute,
+        one_round.compute * run.rounds,
         arrays,
         predicted,
-        on_switch(common.alpha.value, common.beta.value)[1],
+        on_switch(gradient, common.alpha.value, common.beta.value)[1],
         measured.to_target(first / predicted),
     )
 
@@ -512,16 +509,16 @@ def tabulate(args: Args, rows: Sequence[Row]) -> Table:
     """Tabulates rank correlation, error and fastest method of each point, and of all points."""
     table = tables.table(
         f"predicted and measured seconds to the target, {args.processes} processes of one machine",
-        ("Mbit/s", "ms", "rank", "error", "common\nrank", "common\nerror", "fastest"),
+        ("Mbit/s", "ms", "rank", "error", "plan's\nrank", "plan's\nerror", "fastest"),
         "rank: Spearman's correlation of predicted and measured seconds. error: median\n"
-        "|predicted / measured - 1|. common: with one latency and bandwidth for all\n"
-        "collectives. fastest: measured; *: another method is predicted to be.",
+        "|predicted / measured - 1|. plan's: as experiments.plan predicts with a file of\n"
+        "calibrate. fastest: measured; *: another method is predicted to be.",
         left=0,
     )
 
     def compared(group):
         measured = [row.measured for row in group]
-        for name in ("predicted", "common"):
+        for name in ("predicted", "planned"):
             found = accuracy([getattr(row, name) for row in group], measured)
             yield f"{found.rank:.2f}"
             yield f"{found.error:.0%}"

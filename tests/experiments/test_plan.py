@@ -48,7 +48,7 @@ def planned(tmp_path_factory, long):
 
 def test_it_writes_the_ranking_and_what_would_change_it(planned):
     args, lines = planned
-    assert scripts.figures(args.out) == {"ranking", "networks"}
+    assert scripts.figures(args.out) == {"methods", "networks"}
     rows = scripts.rows(args.out / "plan.csv")
     assert {row["method"] for row in rows} == set(args.methods)
     seconds = [float(row["seconds"]) for row in rows]
@@ -80,7 +80,7 @@ def test_a_file_defines_problem_optimizer_and_candidates(tmp_path, long):
     rows = scripts.rows(args.out / "plan.csv")
     assert {row["method"] for row in rows} == {"SGD", "signs"}
     assert all("mine.optimizer(" in row["expression"] for row in rows)
-    assert scripts.figures(args.out) == {"ranking"}
+    assert scripts.figures(args.out) == {"methods"}
     assert not any("latency" in line for line in lines)
     assert "of the budget, when the fastest method had finished --steps 40" in joined(lines)
     large = dataclasses.replace(args, size=800.0, megabits=2.0, out=tmp_path / "large")

@@ -82,6 +82,7 @@ def test_predictions_are_computations_and_collectives(trained):
             problem,
             lines,
             lines["all-reduce"],
+            0.5,
             each,
             Round(0.25, counts[method]),
             Measured(6.0, 3, 0.0),
@@ -101,6 +102,8 @@ def test_predictions_are_computations_and_collectives(trained):
         assert row.measured == pytest.approx(6 / (3 - first / seconds), rel=1e-3)
         assert row.rounds == rounds
         assert row.arrays == {"EC-SGD": 2}.get(method, 4)
+        if method == "mini-batch SGD":  # one switch, a latency for each exchange
+            assert row.planned == pytest.approx(rounds * (0.5 + 6 * (1e-2 + d * 1e-6)), rel=1e-3)
 
 
 def test_accuracy_is_that_of_order_and_ratios():
