@@ -4,7 +4,7 @@
     python -m experiments.plan --problem mine.py --latency 1e-3 --bandwidth 1e7 --seconds 600
 
 Ranks methods of all families by their seconds to a target, or by their result within a budget of
-seconds or of bits, and says for which bandwidths and latencies the answer would be another one.
+seconds or of bits, and lists the bandwidths and latencies at which the answer is another one.
 Methods and settings (step size, period, compressor, topology) are chosen by successive halving, on
 simulated seconds of the cluster: `dsgd.plan`.
 
@@ -54,7 +54,6 @@ TOPOLOGIES = {
     for each in (
         topologies.chain,
         topologies.complete,
-        topologies.hypercube,
         topologies.ring,
         topologies.star,
     )
@@ -71,6 +70,8 @@ class Args(commands.Model, commands.Switch, commands.Common):
     """Python file that defines `problem`, instead of --model and its data."""
     metric: str = "loss"
     """What is compared: loss, test_accuracy, or another metric of the problem."""
+    largest: bool | None = None
+    """Whether the largest value of another metric is best."""
     target: float | None = None
     """Value of the metric to be reached in the fewest seconds; without it and a budget: the loss
     that mini-batch SGD reaches in a third of the rounds.
@@ -117,7 +118,7 @@ class Task(NamedTuple):
 def main(args: Args) -> None:
     task = make_task(args)
     scale = 1.0 if args.size is None else tuning.elements(task.problem) / args.size
-    cluster = make_cluster(args, scale)
+    cluster, gradient = make_cluster(args, task.problem, scale)
     commands.begin(args)
     target, seconds, bits = goal(args, task, scale)
     plan = dsgd.plan(
@@ -129,6 +130,7 @@ def main(args: Args) -> None:
         seconds=seconds,
         bits=bits,
         metric=args.metric,
+        largest=args.largest,
         optimizer=task.optimizer,
         learning_rates=args.learning_rates,
         steps=args.steps,
@@ -138,7 +140,7 @@ def main(args: Args) -> None:
         checkpoint=resuming.next_folder(),
         progress=args.progress,
     )
-    shown = ranking.Shown(plan, args, scale, task.problem.workers)
+    shown = ranking.Shown(plan, args, scale, task.problem.workers, gradient)
     ranking.write(shown)
     commands.finish(args, ranking.draw(shown), {"ranking": ranking.tabulate(shown)})
     tables.notes(ranking.notes(shown))
@@ -152,6 +154,7 @@ def make_task(args: Args) -> Task:
     """
     found: dict[str, Any] = {}
     if args.problem is not None:
+        refuse_others(args)
         found = runpy.run_path(str(args.problem), run_name=args.problem.stem)
         if not isinstance(found.get("problem"), dsgd.Problem):
             raise ValueError(
@@ -159,11 +162,21 @@ def make_task(args: Args) -> Task:
                 "that defines `problem`, a dsgd.Problem"
             )
     problem = found["problem"] if found else tuning.make_problem(args)
-    candidates = chosen(args, problem.workers, found.get("candidates", algorithms.CANDIDATES))
+    candidates = chosen(args, problem, found.get("candidates", algorithms.CANDIDATES))
     return Task(problem, found.get("optimizer", optax.sgd), candidates)
 
 
-def chosen(args: Args, workers: int, candidates: Sequence[Candidate]) -> list[Candidate]:
+def refuse_others(args: Args) -> None:
+    """Raises a ValueError if a flag is given that a problem in a file does not use."""
+    for field in dataclasses.fields(commands.Model):
+        if (given := getattr(args, field.name)) != field.default:
+            raise ValueError(
+                f"--problem {args.problem} and --{field.name.replace('_', '-')} {given}: the file "
+                "defines the problem; pass only one of the two"
+            )
+
+
+def chosen(args: Args, problem: dsgd.Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Returns the candidates of the flags: those with these names, with the given periods,
     compressors and topologies.
     """
@@ -180,18 +193,18 @@ def chosen(args: Args, workers: int, candidates: Sequence[Candidate]) -> list[Ca
         commands.require_known("--topologies", args.topologies, TOPOLOGIES)
         makers = [TOPOLOGIES[name] for name in args.topologies]
         found = [each.replaced(topology=maker) for each in found for maker in makers]
-    return accepted(list({str(each): each for each in found}.values()), workers)
+    return accepted(list({str(each): each for each in found}.values()), problem)
 
 
-def accepted(candidates: Sequence[Candidate], workers: int) -> list[Candidate]:
-    """Returns the candidates whose method accepts their compressors and topologies, and prints the
-    reasons of the others.
+def accepted(candidates: Sequence[Candidate], problem: dsgd.Problem) -> list[Candidate]:
+    """Returns the candidates that accept their compressors and topologies, and prints the reasons
+    of the others.
     """
     found, reasons = [], []
     for each in candidates:
         values = {name: grid[0] for name, grid in each.swept.items()}
         try:
-            each.build(optax.sgd(1.0), workers, **values)
+            each.build(optax.sgd(1.0), problem.workers, **values)
         except ValueError as error:
             reasons.append(f"Left out: {each} ({error}).")
         else:
@@ -206,16 +219,28 @@ def with_periods(candidate: Candidate, periods: tuple[int, ...]) -> Candidate:
     return dataclasses.replace(candidate, grids=grids)
 
 
-def make_cluster(args: Args, scale: float) -> clusters.Cluster:
-    """Returns equal workers on the survey's switch, with random delays if given.
+def make_cluster(args: Args, problem: dsgd.Problem, scale: float) -> tuple[clusters.Cluster, float]:
+    """Returns equal workers on the survey's switch, with random delays if given, and the seconds of
+    a gradient without them.
 
     Args:
         args: the command's arguments.
+        problem: the problem.
         scale: elements of the trained model, relative to those of the model to plan for.
     """
-    return tuning.equal_workers(
-        args.compute * args.batch_size, scale * args.bandwidth, args.latency, args.delay
+    if args.cluster is None:
+        fixed, of_sample = 0.0, args.compute
+    else:
+        measured = clusters.load(args.cluster)
+        fixed, of_sample = measured.compute, measured.per_sample
+    cluster = tuning.equal_workers(
+        fixed,
+        scale * args.bandwidth,
+        args.latency,
+        args.delay,
+        per_sample=clusters.constant(of_sample),
     )
+    return cluster, fixed + of_sample * (problem.batch_size or 1)
 
 
 def goal(args: Args, task: Task, scale: float) -> tuple[float | None, float | None, float | None]:
@@ -246,7 +271,10 @@ def default_target(args: Args, task: Task) -> float:
             f"--learning-rates {' '.join(map(str, args.learning_rates))}: mini-batch SGD diverges "
             "with all of them; expected smaller ones, or a --target"
         )
-    return statistics.rounded_up(float(dsgd.tail_mean(found.history["loss"], 0.05).mean()))
+    reached = float(dsgd.tail_mean(found.history["loss"], 0.05).mean())
+    if reached <= 0:
+        raise ValueError(f"mini-batch SGD reaches the loss {reached:g}; expected a --target")
+    return statistics.rounded_up(reached)
 
 
 if __name__ == "__main__":

@@ -72,10 +72,13 @@ def pairs(enter: Sequence[str], names: Sequence[tuple[str, str]], seconds: float
         assert relay.stdout is not None
         ready, *_ = select.select([relay.stdout], [], [], _BOUND)
         if not ready or not relay.stdout.readline():
-            raise ValueError(_failed(relay, "created no TAP devices"))
-        yield
-        if relay.poll() is not None:  # measurements since then were taken without links
-            raise ValueError(_failed(relay, "ended early"))
+            words = _failed(relay, "created no TAP devices")
+            raise ValueError(f"{words}; expected permission to create them")
+        try:
+            yield
+        finally:
+            if relay.poll() is not None:  # measurements since then were taken without links
+                raise ValueError(_failed(relay, "ended early"))
     finally:
         relay.kill()
         relay.communicate()
@@ -84,7 +87,7 @@ def pairs(enter: Sequence[str], names: Sequence[tuple[str, str]], seconds: float
 def _failed(relay: subprocess.Popen, what: str) -> str:
     relay.kill()
     *_, last = relay.communicate()[1].strip().splitlines() or ["no message"]
-    return f"shaped: the relay that delays frames {what} ({last}); expected permission to use TAP"
+    return f"shaped: the relay that delays frames {what} ({last})"
 
 
 def _opened(name: str) -> int:

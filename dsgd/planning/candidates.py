@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import optax
@@ -17,6 +16,7 @@ import dsgd.compressors
 from dsgd import checks
 from dsgd.base import Algorithm, Compressor
 from dsgd.graphs.topology import Topology
+from dsgd.runs.sweeps import grid_values
 
 RATE = "learning_rate"
 
@@ -30,6 +30,9 @@ class Candidate:
         Candidate("EF21", algorithms.ef21, (compressors.sign, compressors.sign))
         Candidate("decentralized SGD", algorithms.decentralized_sgd, (topologies.ring,))
 
+    Methods that read the cluster, its clock or measured times are not candidates, except those with
+    `updates`.
+
     Args:
         method: name in tables and figures.
         function: (optimizer, *arguments) -> method.
@@ -41,8 +44,8 @@ class Candidate:
             methods: N rounds then count as one.
 
     Raises:
-        ValueError: if an argument is a string without a grid, a grid belongs to no argument, or the
-            step size is one of them.
+        ValueError: if an argument is a string without a grid, a grid belongs to no argument, is
+            empty or contains non-finite numbers, or the step size is one of them.
     """
 
     method: str
@@ -63,6 +66,8 @@ class Candidate:
                 f"Candidate: {self} has a grid of {RATE}; expected it as `learning_rates` of "
                 "dsgd.plan, which are those of the optimizer"
             )
+        for name, grid in self.swept.items():
+            grid_values(name, grid)
 
     @property
     def swept(self) -> dict[str, Sequence[float]]:
@@ -87,9 +92,8 @@ class Candidate:
             workers: N.
             values: values of the hyperparameters in `grids`, which may be traced.
         """
-        return self.function(
-            optimizer, *(_passed(each, workers, values) for each in self.arguments)
-        )
+        arguments = [_passed(each, workers, values) for each in self.arguments]
+        return self.function(optimizer, *arguments)
 
     def expression(self, optimizer: str, workers: int, values: Mapping[str, float]) -> str:
         """Returns the Python expression that makes the method, to be copied.
@@ -99,9 +103,8 @@ class Candidate:
             workers: N.
             values: values of the hyperparameters in `grids`.
         """
-        arguments = (_written(_passed(each, workers, values), each) for each in self.arguments)
-        return (
-            f"{_root(self.function)}.{self.function.__name__}({', '.join((optimizer, *arguments))})"
+        return call(
+            self.function, optimizer, *(_written(each, workers, values) for each in self.arguments)
         )
 
     def replaced(self, compressor: Compressor | None = None, topology: Any = None) -> Candidate:
@@ -127,21 +130,35 @@ class Candidate:
 
 
 def require(candidates: Sequence[Candidate]) -> None:
-    """Raises ValueError if there are no candidates, or two are called the same."""
+    """Raises ValueError if there are no candidates, or two have the same name."""
     if not candidates:
         raise ValueError("plan: no candidates; expected at least one dsgd.Candidate")
     names = [str(each) for each in candidates]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
-            f"plan: several candidates are called {', '.join(twice)}; expected distinct methods or "
-            "settings"
+            f"plan: several candidates have the name {', '.join(twice)}; expected distinct methods "
+            "or settings"
         )
 
 
-def longest_period(candidates: Sequence[Candidate]) -> int:
-    """Returns the largest integer in the grids: they are periods, in rounds."""
-    numbers = [n for each in candidates for grid in each.swept.values() for n in grid]
-    return max((int(n) for n in numbers if checks.is_integer(n)), default=1)
+def call(function: Callable[..., Any], *arguments: str) -> str:
+    """Returns the expression of a call, with the keywords of `functools.partial`."""
+    keywords = {}
+    while isinstance(function, functools.partial):
+        keywords = {**function.keywords, **keywords}
+        arguments = (*map(repr, function.args), *arguments)
+        function = function.func
+    named = (f"{name}={value!r}" for name, value in keywords.items())
+    return f"{_reference(function)}({', '.join((*arguments, *named))})"
+
+
+def _reference(function: Callable[..., Any]) -> str:
+    """Returns the name of a function with that of the shortest module that has it."""
+    name = getattr(function, "__name__", type(function).__name__)
+    module = getattr(function, "__module__", None) or ""
+    root = module.split(".")[0]
+    is_public = getattr(sys.modules.get(root), name, None) is function
+    return f"{root if is_public else module}.{name}"
 
 
 def _passed(argument: Any, workers: int, values: Mapping[str, Any]) -> Any:
@@ -156,25 +173,31 @@ def _label(argument: Any) -> str:
     """Describes a topology or a compressor; other arguments have no label."""
     if isinstance(argument, Compressor):
         return re.sub(r"^whole_model\((.*)\)$", r"\1", argument.name)
-    return _maker(argument).__name__.replace("_", " ") if callable(argument) else ""
+    while isinstance(argument, functools.partial):
+        argument = argument.func
+    return getattr(argument, "__name__", "").replace("_", " ") if callable(argument) else ""
 
 
-def _maker(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function behind `functools.partial`."""
-    return function.func if isinstance(function, functools.partial) else function
-
-
-def _written(value: Any, argument: Any) -> str:
+def _written(argument: Any, workers: int, values: Mapping[str, float]) -> str:
     """Returns the expression of an argument."""
-    if isinstance(value, Compressor):
-        return _qualified(value.name, dsgd.compressors, "compressors")
-    if isinstance(value, Topology):
-        root = _root(_maker(argument))
-        return _qualified(value.name, sys.modules[root], root)
-    return repr(value)
+    if isinstance(argument, str):
+        return f"{values[argument]:g}"
+    if isinstance(argument, Compressor):
+        return _qualified(argument.name, "compressors", dsgd.compressors)
+    if not callable(argument):
+        return repr(argument)
+    made, module = argument(workers), sys.modules.get("topologies")
+    if isinstance(made, Topology) and hasattr(module, _function(made.name)):
+        return _qualified(made.name, "topologies", module)
+    return call(argument, f"{workers}")
 
 
-def _qualified(name: str, module: ModuleType, prefix: str) -> str:
+def _function(name: str) -> str:
+    """Returns the function in a name such as `ring(8)`."""
+    return name.partition("(")[0]
+
+
+def _qualified(name: str, prefix: str, module: Any) -> str:
     """Returns a name such as `top_k(0.1)` with the module's prefix of its functions. Other words
     are texts.
     """
@@ -183,7 +206,3 @@ def _qualified(name: str, module: ModuleType, prefix: str) -> str:
         return f"{prefix}.{word[0]}" if hasattr(module, word[0]) else repr(word[0])
 
     return re.sub(r"(?<![\w.])[a-z_]\w*", of, name)
-
-
-def _root(function: Callable[..., Any]) -> str:
-    return function.__module__.split(".")[0]

@@ -11,6 +11,7 @@ from dsgd.planning.goals import Goal, Scores
 from dsgd.planning.halving import Rung
 from dsgd.planning.networks import BANDWIDTH, LATENCY, Networks
 from dsgd.planning.training import Point
+from dsgd.runs.sweeps import mean_and_error
 
 
 class Change(NamedTuple):
@@ -53,26 +54,27 @@ class Outcome(NamedTuple):
 def outcome(goal: Goal, scores: Scores) -> Outcome:
     """Returns the outcome of a finalist."""
     found = scores.value if goal.target is None else scores.cost
-    mean, seeds = found.mean(axis=-1), found.shape[-1]
+    mean, error = mean_and_error(np.moveaxis(found, -1, 0))
     point = mean.argmin(axis=1)
-    with np.errstate(invalid="ignore"):  # the deviation of infinite values
-        error = found.std(axis=-1, ddof=min(1, seeds - 1)) / np.sqrt(seeds)
     network = np.arange(len(mean))
     return Outcome(mean[network, point], np.nan_to_num(error[network, point]), point)
 
 
-def changes(goal: Goal, last: Rung, found: Sequence[Outcome], networks: Networks) -> list[Change]:
+def changes(
+    goal: Goal, last: Rung, order: Sequence[int], found: Sequence[Outcome], networks: Networks
+) -> list[Change]:
     """Returns the changes away from the plan's cluster, along smaller and larger bandwidths and
-    latencies. A method replaces another one if it is better by more than two standard errors.
-    Methods that read the clock are left out.
+    latencies. A method replaces another one if it is better by more than two standard errors; with
+    one seed, if it is better. Methods that read the clock are left out.
 
     Args:
         goal: what is best.
         last: the finalists' runs.
+        order: numbers of the finalists, the best on the plan's cluster first.
         found: their outcomes.
         networks: the plan's cluster first.
     """
-    replayed = [i for i, each in enumerate(last.trained) if not each.contender.candidate.updates]
+    replayed = [i for i in order if not last.trained[i].contender.candidate.updates]
     if not replayed:
         return []
     mean, error = (
@@ -84,7 +86,7 @@ def changes(goal: Goal, last: Rung, found: Sequence[Outcome], networks: Networks
             side = np.flatnonzero(np.sign(np.log(factors)) == direction)
             path = side[np.argsort(direction * factors[side])]
             for network, i in _replacements(mean, error, path):
-                candidate, points = last.trained[replayed[i]].contender
+                candidate, points, _ = last.trained[replayed[i]].contender
                 all_changes.append(
                     Change(
                         axis,
@@ -93,7 +95,7 @@ def changes(goal: Goal, last: Rung, found: Sequence[Outcome], networks: Networks
                         candidate.settings,
                         points[found[replayed[i]].point[network]],
                         sign * float(mean[i, network]),
-                        sign * float(mean[mean[:, 0].argmin(), network]),
+                        sign * float(mean[0, network]),
                     )
                 )
     return all_changes
@@ -104,10 +106,10 @@ def _replacements(mean: np.ndarray, error: np.ndarray, path: np.ndarray) -> list
     the method.
 
     Args:
-        mean, error: `[methods, networks]`; network 0 is where the path begins.
+        mean, error: `[methods, networks]`; method 0 is the best where the path begins.
         path: numbers of networks.
     """
-    current, found = int(mean[:, 0].argmin()), []
+    current, found = 0, []
     for network in path:
         new = int(mean[:, network].argmin())
         if not np.isfinite(mean[new, network]):

@@ -29,15 +29,14 @@ def estimate(values: np.ndarray) -> Estimate:
 
 
 def positive_estimate(values: np.ndarray) -> Estimate:
-    """Returns the mean over seeds of positive numbers, with an interval of the same width as
-    Student's interval of their logarithms.
+    """Returns the mean over seeds of numbers that are not negative. The ends of the interval are
+    the mean divided and multiplied by the width that Student's interval has for their logarithms.
 
     Args:
-        values: `[seeds]`, above 0 or infinite.
+        values: `[seeds]`, at least 0, or infinite.
     """
     mean = float(values.mean())
-    with np.errstate(divide="ignore"):  # a target that is reached before the first round
-        factor = float(np.exp(_half(np.log(values))))
+    factor = float(np.exp(_half(np.log(values)))) if (values > 0).all() else 1.0
     return Estimate(mean, mean / factor, mean * factor)
 
 

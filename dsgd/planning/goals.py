@@ -36,21 +36,29 @@ class Goal(NamedTuple):
         """Returns the metric in all records, `[points, seeds, records]`; the smallest value is
         best, and diverged runs are infinite.
         """
-        if self.metric not in trained.history:
+        history = trained.history
+        if self.metric not in history:
             raise ValueError(
                 f"plan: metric = {self.metric!r} is not in the history of "
-                f"{trained.contender.candidate}; expected one of {', '.join(trained.history)}"
+                f"{trained.contender.candidate}; expected one of {', '.join(history)}"
             )
-        found = self.sign * trained.history[self.metric]
-        return np.where(np.isfinite(found), found, np.inf)
+        found, loss = history[self.metric], history["loss"]
+        if found.shape != loss.shape:
+            raise ValueError(
+                f"plan: metric = {self.metric!r} has one number per worker; expected a metric with "
+                "one number per record, such as the loss"
+            )
+        return np.where(np.isfinite(found) & np.isfinite(loss), self.sign * found, np.inf)
 
     def costs(self, trained: Trained, networks: Networks) -> np.ndarray:
-        """Returns the seconds or bits before each record, `[networks, points, seeds, records]`."""
+        """Returns the seconds or bits until the workers have the model of each record,
+        `[networks, points, seeds, records]`.
+        """
         if self.bits is None:
             return networks.seconds(trained)
-        return np.broadcast_to(
-            trained.history["bits"], (len(networks), *trained.history["bits"].shape)
-        )
+        bits = trained.sweep.history["bits"]
+        found = bits if trained.contender.candidate.updates else trained.at_ends(bits)
+        return np.broadcast_to(found, (len(networks), *found.shape))
 
 
 class Scores(NamedTuple):
@@ -60,18 +68,20 @@ class Scores(NamedTuple):
         cost: seconds or bits until the target is reached; inf if it is not, or there is none.
         record: the record in which it is reached, or else the last one within the horizon.
         value: the metric in that record (the smallest value is best).
+        last: the metric in the last record of the run.
     """
 
     cost: np.ndarray
     record: np.ndarray
     value: np.ndarray
+    last: np.ndarray
 
     @property
-    def order(self) -> tuple[np.ndarray, np.ndarray]:
+    def order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Means over the seeds, `[networks, points]`, the first of which decides: the cost to the
-        target, then the metric.
+        target, the metric, and the metric at the end, if the horizon is too short to differ.
         """
-        return self.cost.mean(axis=-1), self.value.mean(axis=-1)
+        return tuple(each.mean(axis=-1) for each in (self.cost, self.value, self.last))  # pyright: ignore[reportReturnType] (three)
 
 
 def score(goal: Goal, values: np.ndarray, costs: np.ndarray, horizon: np.ndarray) -> Scores:
@@ -83,7 +93,7 @@ def score(goal: Goal, values: np.ndarray, costs: np.ndarray, horizon: np.ndarray
         costs: `Goal.costs`, `[networks, points, seeds, records]`.
         horizon: seconds or bits on each network, `[networks]`.
     """
-    within = costs <= horizon[:, None, None, None]
+    within = (costs <= horizon[:, None, None, None]) & np.isfinite(costs)
     target = -np.inf if goal.target is None else goal.sign * goal.target
     reached = within & (values <= target)
     last = np.maximum(within.sum(axis=-1) - 1, 0)
@@ -93,7 +103,8 @@ def score(goal: Goal, values: np.ndarray, costs: np.ndarray, horizon: np.ndarray
         return np.take_along_axis(array, record[..., None], axis=-1)[..., 0]
 
     cost = np.where(reached.any(axis=-1), at(costs), np.inf)
-    return Scores(cost, record, at(np.broadcast_to(values, costs.shape)))
+    everywhere = np.broadcast_to(values, costs.shape)
+    return Scores(cost, record, at(everywhere), everywhere[..., -1])
 
 
 def goal_of(

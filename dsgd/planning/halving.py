@@ -22,8 +22,7 @@ class Eliminated(NamedTuple):
     Args:
         method, settings: of the candidate.
         rounds: number of rounds after which it left.
-        value: mean of the metric after these rounds, or when the fastest candidate had finished
-            them.
+        value: mean of the metric when the candidates were compared.
     """
 
     method: str
@@ -38,13 +37,10 @@ class Rung(NamedTuple):
     Args:
         trained: their runs.
         scores: of each.
-        horizon: seconds or bits on each network at which they were compared, `[networks]`. On the
-            last rung runs count that reach the target later.
     """
 
     trained: list[Trained]
     scores: list[Scores]
-    horizon: np.ndarray
 
 
 def halve(
@@ -58,9 +54,11 @@ def halve(
 ) -> tuple[Rung, list[Eliminated]]:
     """Returns the last rung, and the candidates that left before.
 
-    On each rung, all contenders run the same number of rounds, from the start, and are compared at
-    the time at which the fastest of them has finished. A point survives if it is among the best of
-    its candidate on one of the networks, and a candidate if it is among the best candidates.
+    On each rung, all contenders run the same number of rounds, from the start. With a target, they
+    are compared at the time at which half of the candidates have finished at one of their points;
+    with a budget, at the same share of it. Runs that end earlier count as they ended. A point
+    survives if it is among the best of its candidate on one of the networks, and a candidate if it
+    is among the best candidates.
 
     Args:
         setting: what all runs share.
@@ -90,26 +88,43 @@ def halve(
 
 
 def _compared(trained: list[Trained], networks: Networks, goal: Goal, share: float) -> Rung:
-    """Scores the runs within the given share of the budget, 1 on the last rung."""
+    """Scores the runs, of which each has the given share of the rounds, 1 on the last rung."""
     costs = [goal.costs(each, networks) for each in trained]
-    ends = [each[..., -1].mean(axis=-1).min(axis=-1) for each in costs]
-    horizon = np.minimum(np.min(ends, axis=0), share * goal.budget)
-    until = np.full_like(horizon, np.inf) if share == 1 and goal.target is not None else horizon
+    horizon = np.full(len(networks), share * goal.budget)
+    if share < 1 and goal.target is not None:
+        ends = [each[..., -1].mean(axis=-1).min(axis=-1) for each in costs]
+        horizon = np.median(ends, axis=0)
     scores = [
-        score(goal, goal.values(each), cost, until)
+        score(goal, goal.values(each), cost, horizon)
         for each, cost in zip(trained, costs, strict=True)
     ]
-    return Rung(trained, scores, horizon)
+    _require_comparable(goal, scores)
+    return Rung(trained, scores)
+
+
+def _require_comparable(goal: Goal, scores: Sequence[Scores]) -> None:
+    """Raises ValueError if there is nothing to compare: every run diverges, or reaches the target
+    before the first round.
+    """
+    if not any(np.isfinite(each.last[0]).any() for each in scores):
+        raise ValueError(
+            "plan: every candidate diverges at every step size; expected a finite result; pass "
+            "smaller learning_rates"
+        )
+    if all((np.isfinite(each.cost[0]) & (each.record[0] == 0)).all() for each in scores):
+        raise ValueError(
+            f"plan: target = {goal.target} is reached before the first round; expected a "
+            f"{'larger' if goal.sign < 0 else 'smaller'} value of {goal.metric}"
+        )
 
 
 def ranks(scores: Sequence[Scores]) -> list[np.ndarray]:
     """Returns the places of all points among those of all contenders, from 0, `[networks, points]`
     for each contender.
     """
-    cost, value = (
-        np.concatenate(each, axis=1) for each in zip(*(s.order for s in scores), strict=True)
-    )
-    places = np.argsort(np.lexsort((value, cost), axis=1), axis=1)
+    orders = zip(*(each.order for each in scores), strict=True)
+    keys = [np.concatenate(each, axis=1) for each in orders]
+    places = np.argsort(np.lexsort(keys[::-1], axis=1), axis=1)
     ends = np.cumsum([each.cost.shape[1] for each in scores])
     return np.split(places, ends[:-1], axis=1)
 
@@ -124,10 +139,11 @@ def _survivors(
     stays = np.any(place < count[:, None], axis=0)
     alive, left = [], []
     for i, (trained, found) in enumerate(zip(rung.trained, places, strict=True)):
-        candidate, points = trained.contender
+        candidate, points, periods = trained.contender
         if stays[i]:
             kept = (_places(found) < np.ceil(share * len(points))).any(axis=0)
-            alive.append(Contender(candidate, tuple(itertools.compress(points, kept))))
+            points = tuple(itertools.compress(points, kept))
+            alive.append(Contender(candidate, points, tuple(itertools.compress(periods, kept))))
         else:
             at = int(found[0].argmin())
             value = goal.sign * rung.scores[i].value[0, at].mean()

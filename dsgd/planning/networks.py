@@ -16,7 +16,7 @@ BANDWIDTH, LATENCY = "bandwidth", "latency"
 MOST = 100.0  # largest factor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Networks:
     """A cluster with its bandwidths and latency multiplied by factors; the first are 1.
 
@@ -33,17 +33,17 @@ class Networks:
         return len(self.bandwidth)
 
     def seconds(self, trained: Trained) -> np.ndarray:
-        """Returns the seconds before each evaluation, `[networks, points, seeds, records]`. Those
-        of a method that reads the clock are infinite, except on the plan's cluster.
+        """Returns the seconds until the workers have the model of each record,
+        `[networks, points, seeds, records]`. Those of a method that reads the clock are infinite,
+        except on the plan's cluster.
         """
-        history = trained.history
-        if "clock" in history and trained.contender.candidate.updates:
-            found = np.full((len(self), *history["clock"].shape), np.inf)
-            found[0] = history["clock"]
+        if trained.contender.candidate.updates:
+            clock = trained.history["clock"]
+            found = np.full((len(self), *clock.shape), np.inf)
+            found[0] = clock
             return found
         build = partial(_scaled, self)
-        every = replay(trained.sweep, build, network=np.arange(len(self)))
-        return every[..., history["step"] - trained.sweep.history["step"][0]]
+        return trained.at_ends(replay(trained.sweep, build, network=np.arange(len(self))))
 
 
 def around(cluster: Cluster, points: int) -> Networks:

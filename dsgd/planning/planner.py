@@ -39,9 +39,11 @@ class Planned(NamedTuple):
         method: name of the candidate.
         settings: its topology and compressors.
         values: the step size and the candidate's hyperparameters by name.
-        seconds: simulated seconds until the target is reached, or of the budget; with a 95 %
-            interval over the seeds. Infinite if the target is not reached.
-        rounds: mean number of rounds until then; N updates of an asynchronous method count as one.
+        seconds: simulated seconds until the target is reached, infinite if it is not; with a
+            budget, those of the last record within it. With a 95 % interval over the seeds, which
+            are also those by which the settings were chosen.
+        rounds: mean number of rounds until then, or of the whole run if the target is not reached;
+            N updates of an asynchronous method count as one.
         bits: mean bits sent and received by a worker until then.
         metric: the metric then.
         at_edge: whether the step size is the smallest or largest candidate, so that another one may
@@ -74,7 +76,6 @@ class Plan(NamedTuple):
         changes: the networks on which another method is better.
         networks: the cluster, and others with other bandwidths or latencies, on which the finalists
             are compared.
-        horizon: seconds or bits at which the finalists were compared.
     """
 
     goal: Goal
@@ -82,7 +83,6 @@ class Plan(NamedTuple):
     eliminated: list[Eliminated]
     changes: list[Change]
     networks: Networks
-    horizon: float
 
 
 @checks.arguments
@@ -110,9 +110,11 @@ def plan(
     result within a budget, by successive halving.
 
     All candidates run with all settings for few rounds; the best run four times as many, and so
-    on until `steps`. Runs are compared at equal simulated seconds (or bits) on the cluster. Runs
-    of synchronous methods are also replayed on networks with other bandwidths and latencies, and
-    those that are best there are kept as well: `changes` says where the answer is another one.
+    on until `steps`. The first runs have at least two exchanges of every candidate. Runs are
+    compared at equal simulated seconds (or bits) on the cluster. A model that is the mean of the
+    workers' models counts after their next exchange. Runs of synchronous methods are also replayed
+    on networks with other bandwidths and latencies, and those that are best there are kept as well:
+    `Plan.changes` has the networks on which the answer is another one.
 
         plan = dsgd.plan(
             algorithms.CANDIDATES, problem, clusters.load("cluster.json").cluster,
@@ -149,7 +151,10 @@ def plan(
     finalists = checks.positive_int("plan: finalists", finalists)
     of_candidates.require(candidates)
     rates = grid_values("learning_rates", learning_rates).tolist()
-    sign = -1 if largest_is_best(metric, largest) else 1
+    sign = -1 if largest_is_best(metric, largest, "plan") else 1
+    goal = goals.goal_of(metric, sign, target, seconds, bits)
+    cluster.require_workers(problem.workers)
+    checks.require_call("plan: optimizer", optimizer, "step size")
     setting = training.Setting(
         problem,
         cluster,
@@ -160,12 +165,8 @@ def plan(
         max(1, steps // RECORDS),
         None if checkpoint is None else records.expanded("plan: checkpoint", checkpoint),
     )
-    contenders = [training.all_points(each, rates) for each in candidates]
-    cluster.require_workers(problem.workers)
-    checks.require_call("plan: optimizer", optimizer, "step size")
-    for each in contenders:  # a method refuses its arguments before the first run
-        training.method_at(setting, each, 0)
-    goal = goals.goal_of(metric, sign, target, seconds, bits)
+    # a method refuses its arguments before the first run
+    contenders = [training.all_points(setting, each, rates) for each in candidates]
     return _ranked(setting, contenders, goal, rates, steps, finalists, progress)
 
 
@@ -180,18 +181,16 @@ def _ranked(
 ) -> Plan:
     """Returns the plan for valid arguments."""
     around = networks.around(setting.cluster, 0 if goal.bits is not None else _FACTORS)
-    period = of_candidates.longest_period([each.candidate for each in contenders])
+    longest = max(period for each in contenders for period in each.periods)
     last, eliminated = halving.halve(
-        setting, contenders, around, goal, lengths(steps, period), finalists, progress
+        setting, contenders, around, goal, lengths(steps, longest), finalists, progress
     )
-    _require_comparable(goal, last)
     found = [changes.outcome(goal, scores) for scores in last.scores]
-    rows = [
-        _row(setting, goal, rates, last, i, int(places[0].argmin()), found[i])
-        for i, places in _by_place(last)
-    ]
-    other = changes.changes(goal, last, found, around)
-    return Plan(goal, rows, eliminated, other, around, float(last.horizon[0]))
+    places = [each[0] for each in halving.ranks(last.scores)]
+    order = sorted(range(len(places)), key=lambda i: places[i].min())
+    rows = [_row(setting, goal, rates, last, i, int(places[i].argmin()), found[i]) for i in order]
+    other = changes.changes(goal, last, order, found, around)
+    return Plan(goal, rows, eliminated, other, around)
 
 
 def lengths(steps: int, period: int) -> list[int]:
@@ -203,12 +202,6 @@ def lengths(steps: int, period: int) -> list[int]:
         lambda rounds: rounds >= shortest, (steps // REDUCTION**k for k in itertools.count())
     )
     return [*every][::-1] or [steps]
-
-
-def _by_place(rung: Rung) -> list[tuple[int, np.ndarray]]:
-    """Returns the numbers of the contenders, the best first, with the places of their points."""
-    places = halving.ranks(rung.scores)
-    return sorted(enumerate(places), key=lambda each: each[1][0].min())
 
 
 def _row(
@@ -225,22 +218,24 @@ def _row(
     candidate, values = trained.contender.candidate, trained.contender.points[point]
     record = scores.record[0, point]
     seeds = np.arange(len(record))
+    here = networks.around(setting.cluster, 0)
     cost = scores.cost[0, point]
     if goal.target is None:
-        cost = np.full(len(record), rung.horizon[0] if goal.bits is None else np.nan)
+        cost = here.seconds(trained)[0, point, seeds, record]
+    sent = goal._replace(bits=np.inf).costs(trained, here)[0, point, seeds, record]
     rate = float(values[RATE])
-    step = f"{setting.optimizer.__module__.split('.')[0]}.{setting.optimizer.__name__}({rate:g})"
+    others = {name: value for name, value in values.items() if name != RATE}
     return Planned(
         candidate.method,
         candidate.settings,
         values,
         positive_estimate(cost),
-        float(trained.rounds[record].mean()),
-        float(trained.history["bits"][point, seeds, record].mean()),
+        float(trained.rounds[point, record].mean()),
+        float(sent.mean()),
         estimate(goal.sign * scores.value[0, point]),
         len(rates) > 2 and rate in (min(rates), max(rates)),
         candidate.expression(
-            step, trained.workers, {name: v for name, v in values.items() if name != RATE}
+            of_candidates.call(setting.optimizer, f"{rate:g}"), trained.workers, others
         ),
         _known(candidate, elsewhere.mean, 1 if goal.target is not None else goal.sign),
     )
@@ -250,20 +245,3 @@ def _known(candidate: Candidate, means: np.ndarray, sign: int) -> np.ndarray:
     """Returns the means on all networks; NaN where they are not known."""
     known = (np.arange(len(means)) == 0) | (not candidate.updates)
     return np.where(known, sign * means, np.nan)
-
-
-def _require_comparable(goal: Goal, rung: Rung) -> None:
-    """Raises ValueError if there is nothing to compare: every run diverges, or reaches the target
-    before the first round.
-    """
-    costs, values = (np.concatenate([each.order[k][0] for each in rung.scores]) for k in (0, 1))
-    if not np.isfinite(values).any():
-        raise ValueError(
-            "plan: every candidate diverges at every step size; expected a finite result; pass "
-            "smaller learning_rates"
-        )
-    if (costs == 0).all():
-        raise ValueError(
-            f"plan: target = {goal.target} is reached before the first round; expected a "
-            f"{'larger' if goal.sign < 0 else 'smaller'} value of {goal.metric}"
-        )

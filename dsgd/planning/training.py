@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from dsgd import sameness
 from dsgd.base import Algorithm, Key, Problem
 from dsgd.clusters import Cluster
 from dsgd.planning.candidates import RATE, Candidate
+from dsgd.runs.driver import exchanges
 from dsgd.runs.history import evaluated
 from dsgd.runs.sweeps import Sweep, sweep
 
@@ -45,10 +46,17 @@ class Setting(NamedTuple):
 
 
 class Contender(NamedTuple):
-    """A candidate with the points at which it is still considered."""
+    """A candidate with the points at which it is still considered.
+
+    Args:
+        candidate: the candidate.
+        points: its points.
+        periods: the number of rounds from one exchange to the next at each point.
+    """
 
     candidate: Candidate
     points: tuple[Point, ...]
+    periods: tuple[int, ...]
 
 
 class Trained(NamedTuple):
@@ -67,21 +75,68 @@ class Trained(NamedTuple):
     workers: int
 
     @property
+    def ends(self) -> np.ndarray:
+        """The round after which the workers have the model of each record, `[points, records]`:
+        that of the next exchange, since the model is the mean of the workers' models; at most the
+        last round.
+        """
+        step, period = self.history["step"], np.array(self.contender.periods)[:, None]
+        return np.minimum(-(-step // period) * period, step[-1])
+
+    @property
     def rounds(self) -> np.ndarray:
-        """Rounds before each evaluation, `[records]`; N updates count as one."""
-        per_round = self.workers if self.contender.candidate.updates else 1
-        return self.history["step"] / per_round
+        """`ends` in rounds of all workers, of which N updates count as one."""
+        return self.ends / (self.workers if self.contender.candidate.updates else 1)
+
+    def at_ends(self, series: np.ndarray) -> np.ndarray:
+        """Selects the `ends` in a series of all rounds, `[..., points, seeds, rounds]` to
+        `[..., points, seeds, records]`.
+        """
+        first = self.sweep.history["step"][0]
+        each = np.broadcast_to(
+            (self.ends - first)[:, None], (*series.shape[:-1], self.ends.shape[-1])
+        )
+        return np.take_along_axis(series, each, axis=-1)
 
 
-def all_points(candidate: Candidate, learning_rates: Sequence[float]) -> Contender:
-    """Returns a candidate at all combinations of its hyperparameters and the step sizes."""
-    grids = {RATE: tuple(learning_rates), **candidate.swept}
-    return Contender(
-        candidate,
-        tuple(
-            dict(zip(grids, values, strict=True)) for values in itertools.product(*grids.values())
-        ),
+def all_points(setting: Setting, candidate: Candidate, rates: Sequence[float]) -> Contender:
+    """Returns a candidate at all combinations of its hyperparameters and the step sizes.
+
+    Raises:
+        ValueError: if the method refuses a combination, the problem or the cluster.
+    """
+    grids = candidate.swept
+    others = [dict(zip(grids, each, strict=True)) for each in itertools.product(*grids.values())]
+    try:
+        periods = [_period(setting, candidate, rates[0], each) for each in others]
+    except ValueError as error:
+        raise ValueError(f"plan: candidate {candidate}: {error}") from error
+    pairs = itertools.product(rates, zip(others, periods, strict=True))
+    points, all_periods = zip(
+        *(({RATE: rate, **values}, period) for rate, (values, period) in pairs), strict=True
     )
+    return Contender(candidate, points, all_periods)
+
+
+def period(
+    candidate: Candidate,
+    optimizer: optax.GradientTransformation,
+    problem: Problem,
+    cluster: Cluster | None,
+    values: Mapping[str, Any],
+) -> int:
+    """Returns the number of rounds from one exchange of a method to the next.
+
+    Raises:
+        ValueError: if the method refuses its settings, the problem or the cluster.
+    """
+    method = candidate.build(optimizer, problem.workers, **values)
+    return max([1, *(each.period for each in exchanges(method, problem, cluster=cluster))])
+
+
+def _period(setting: Setting, candidate: Candidate, rate: float, values: Point) -> int:
+    cluster = setting.cluster if candidate.updates else _participation(setting.cluster)
+    return period(candidate, setting.optimizer(rate), setting.problem, cluster, values)
 
 
 def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Trained:
@@ -101,17 +156,21 @@ def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Tra
         if candidate.updates
         else {"taped": True, "evaluate_every": every, "cluster": _participation(setting.cluster)}
     )
-    found = sweep(
-        _Factory(setting, contender),
-        setting.problem,
-        steps=rounds * times,
-        key=setting.key,
-        seeds=setting.seeds,
-        mesh=setting.mesh,
-        checkpoint=setting.folder and setting.folder / name,
-        point=range(len(contender.points)),
-        **options,
-    )
+    try:
+        found = sweep(
+            _Factory(setting, contender),
+            setting.problem,
+            steps=rounds * times,
+            key=setting.key,
+            seeds=setting.seeds,
+            mesh=setting.mesh,
+            checkpoint=setting.folder and setting.folder / name,
+            point=range(len(contender.points)),
+            **options,
+        )
+    except ValueError as error:
+        names = ", ".join((RATE, *candidate.swept))
+        raise ValueError(f"plan: candidate {candidate}, points of {names}: {error}") from error
     return Trained(contender, evaluated(found.history), found, N)
 
 
@@ -128,17 +187,12 @@ class _Factory(sameness.Compared):
     contender: Contender
 
     def __call__(self, point: Any) -> Algorithm:
-        return method_at(self.setting, self.contender, point)
-
-
-def method_at(setting: Setting, contender: Contender, point: Any) -> Algorithm:
-    """Returns a contender's method at one of its points, by its index, which may be traced."""
-    values = {
-        name: at(np.array([each[name] for each in contender.points]), point)
-        for name in contender.points[0]
-    }
-    optimizer = setting.optimizer(values.pop(RATE))
-    return contender.candidate.build(optimizer, setting.problem.workers, **values)
+        values = {
+            name: at(np.array([each[name] for each in self.contender.points]), point)
+            for name in self.contender.points[0]
+        }
+        optimizer = self.setting.optimizer(values.pop(RATE))
+        return self.contender.candidate.build(optimizer, self.setting.problem.workers, **values)
 
 
 def at(numbers: np.ndarray, index: Any) -> Any:

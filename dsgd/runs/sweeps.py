@@ -183,11 +183,11 @@ _SMALLEST = {
 _LARGEST = {"accuracy", "test_accuracy"}
 
 
-def largest_is_best(metric: str, given: bool | None) -> bool:
-    """Whether the largest value of a metric is the best."""
+def largest_is_best(metric: str, given: bool | None, where: str = "best") -> bool:
+    """Whether the largest value of a metric is the best; `where` begins the error message."""
     if given is None and metric not in _SMALLEST | _LARGEST:
         raise ValueError(
-            f"best: metric = {metric!r}, for which the better direction is not known; pass "
+            f"{where}: metric = {metric!r}, for which the better direction is not known; pass "
             "largest=False or largest=True"
         )
     return metric in _LARGEST if given is None else given

@@ -14,6 +14,7 @@ import optax
 
 import dsgd
 from dsgd import Candidate, clusters
+from dsgd.planning import training
 from experiments.shared import tuning
 
 
@@ -23,12 +24,15 @@ class Trained(NamedTuple):
     Args:
         candidate: the method.
         sweep: the taped runs.
+        periods: rounds from one exchange to the next, for each combination of the settings other
+            than the step size.
         participation: the arguments of `clusters.Cluster` that determine which workers participate;
             {}: all.
     """
 
     candidate: Candidate
     sweep: dsgd.Sweep
+    periods: np.ndarray
     participation: Mapping[str, Any]
 
 
@@ -39,7 +43,9 @@ class Chosen(NamedTuple):
         candidate: the method.
         settings: the step size and the other swept hyperparameters, by name.
         result: the taped runs, `[seeds]`.
-        rounds: the first evaluated round of each seed with a loss of at most the target, `[seeds]`.
+        rounds: those of each seed until the workers have a model with a loss of at most the target,
+            `[seeds]`: the first exchange after the first evaluation with such a loss, since the
+            model is the mean of the workers' models.
         participation: as in `Trained`.
     """
 
@@ -68,68 +74,53 @@ def train(
     """
     if participants is None:
         return [_train(args, problem, candidate, candidate.swept, {})]
-    points = [
-        dict(zip(candidate.swept, values, strict=True))
-        for values in itertools.product(*candidate.swept.values())
-    ]
     present = clusters.sampled(participants, of=problem.workers)
-    periods = [period(problem, candidate, point, present) for point in points]
-    return [
-        _train(
-            args,
-            problem,
-            candidate,
-            {name: (value,) for name, value in point.items()},
-            {"present": present, "participation_period": rounds},
-        )
-        for point, rounds in zip(points, periods, strict=True)
-        if rounds is not None
-    ]
+    trained = []
+    for values in itertools.product(*candidate.swept.values()):
+        point = dict(zip(candidate.swept, values, strict=True))
+        every = training.period(candidate, optax.sgd(1.0), problem, None, point)
+        participation = {"present": present, "participation_period": every}
+        try:
+            training.period(candidate, optax.sgd(1.0), problem, _cluster(participation), point)
+        except ValueError:  # the method requires all workers
+            continue
+        grids = {name: (value,) for name, value in point.items()}
+        trained.append(_train(args, problem, candidate, grids, participation))
+    return trained
 
 
-def period(
-    problem: dsgd.Problem,
-    candidate: Candidate,
-    point: Mapping[str, Any],
-    present: clusters.Quantity,
-) -> int | None:
-    """Returns the number of rounds from one exchange of a method to the next; None if the method
-    requires that all workers participate.
-    """
-    method = candidate.build(optax.sgd(1.0), problem.workers, **point)
-    cluster = clusters.Cluster(clusters.constant(0.0), present=present)
-    try:
-        exchanges = dsgd.exchanges(method, problem, cluster=cluster)
-    except ValueError:
-        return None
-    return max([1, *(each.period for each in exchanges)])
+def _cluster(participation: Mapping[str, Any]) -> clusters.Cluster | None:
+    """Returns the cluster of taped runs."""
+    return clusters.Cluster(clusters.constant(0.0), **participation) if participation else None
 
 
 def _train(
     args: Any,
     problem: dsgd.Problem,
     candidate: Candidate,
-    swept: Mapping[str, Any],
+    grids: Mapping[str, Any],
     participation: Mapping[str, Any],
 ) -> Trained:
     def build(learning_rate, **swept):
         return candidate.build(optax.sgd(learning_rate), problem.workers, **swept)
 
-    cluster = clusters.Cluster(clusters.constant(0.0), **participation) if participation else None
     sweep = dsgd.sweep(
         build,
         problem,
         steps=args.steps,
         key=jax.random.key(args.seed),
         seeds=args.seeds,
-        cluster=cluster,
+        cluster=_cluster(participation),
         evaluate_every=args.every,
         mesh=tuning.devices_for(problem.workers),
         taped=True,
         learning_rate=args.learning_rates,
-        **swept,
+        **grids,
     )
-    return Trained(candidate, sweep, participation)
+    points = (dict(zip(grids, each, strict=True)) for each in itertools.product(*grids.values()))
+    periods = [training.period(candidate, optax.sgd(1.0), problem, None, each) for each in points]
+    shape = tuple(map(len, grids.values()))
+    return Trained(candidate, sweep, np.reshape(periods, shape), participation)
 
 
 def choose(trained: Trained, target: float) -> list[Chosen]:
@@ -137,20 +128,23 @@ def choose(trained: Trained, target: float) -> list[Chosen]:
     that reaches the target in the fewest rounds with every seed; none if there is no such step
     size.
     """
-    candidate, sweep, participation = trained
-    rounds = rounds_to(dsgd.evaluated(sweep.history), target)
+    candidate, sweep, periods, participation = trained
+    history = dsgd.evaluated(sweep.history)
+    last = float(history["step"][-1])
+    rounds = rounds_to(history, target)
     mean = rounds.mean(axis=-1)
     chosen = []
     for others in np.ndindex(mean.shape[1:]):
         best = int(np.argmin(mean[(slice(None), *others)]))
         index = (best, *others)
         if np.isfinite(mean[index]):
+            exchanged = np.ceil(rounds[index] / periods[others]) * periods[others]
             chosen.append(
                 Chosen(
                     candidate,
                     sweep.point(index),
                     sweep.result(index),
-                    rounds[index].astype(int),
+                    np.minimum(exchanged, last).astype(int),
                     participation,
                 )
             )

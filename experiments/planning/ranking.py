@@ -27,12 +27,14 @@ class Shown(NamedTuple):
         args: the command's arguments.
         scale: bits of the trained model, relative to those of the model to plan for.
         workers: N.
+        gradient: seconds of a gradient, without random delays.
     """
 
     plan: dsgd.Plan
     args: Any
     scale: float
     workers: int
+    gradient: float
 
     @property
     def reaches(self) -> bool:
@@ -96,11 +98,10 @@ def notes(shown: Shown) -> list[str]:
     """
     plan = shown.plan
     lines = [f"To copy: {plan.rows[0].expression}"]
-    if not shown.reaches and plan.horizon < plan.goal.budget:
-        share = plan.horizon / plan.goal.budget
+    if ended := [named(row) for row in plan.rows if ends_early(shown, row)]:
         lines.append(
-            f"Compared at {share:.0%} of the budget, when the fastest method had finished "
-            f"--steps {shown.args.steps} rounds; pass more to use the whole budget."
+            f"Ended after --steps {shown.args.steps} rounds, before the budget was used: "
+            f"{', '.join(ended)}."
         )
     if len(plan.networks) > 1:
         lines += elsewhere(shown)
@@ -111,21 +112,31 @@ def notes(shown: Shown) -> list[str]:
     return lines
 
 
+def ends_early(shown: Shown, row: Any) -> bool:
+    """Returns whether a method's rounds ended before the budget was used."""
+    return not shown.reaches and row.rounds >= shown.args.steps
+
+
 def elsewhere(shown: Shown) -> list[str]:
     """Returns the sentences on other bandwidths and latencies."""
     replayed = [row for row in shown.plan.rows if is_replayed(row)]
     lines = []
     if others := dict.fromkeys(row.method for row in shown.plan.rows if not is_replayed(row)):
         lines.append(
-            f"The result of {', '.join(others)} is known on this cluster only, because it depends "
-            "on the clock."
+            f"Known on this cluster only, because the iterates depend on the clock: "
+            f"{', '.join(others)}."
         )
     if replayed and not shown.plan.changes:
         lines.append(
-            f"With a hundredth to a hundred times the bandwidth or latency, {replayed[0].method} "
-            "is the best of the others, or not significantly worse."
+            f"On networks with a hundredth to a hundred times the {' or '.join(varied(shown))}, no "
+            f"method is significantly better than {named(replayed[0])}."
         )
     return lines + [changed(shown, change, replayed[0]) for change in shown.plan.changes]
+
+
+def varied(shown: Shown) -> list[str]:
+    """Returns what differs between the networks: bandwidth, latency or both."""
+    return [name for name in UNITS if (getattr(shown.plan.networks, name) != 1).any()]
 
 
 def is_replayed(row: Any) -> bool:
@@ -175,7 +186,7 @@ def write(shown: Shown) -> None:
 def draw(shown: Shown) -> Mapping[str, Figure]:
     """Draws the ranking, and the finalists on other networks if the plan has some."""
     sheets = {"methods": draw_methods(shown)}
-    if len(shown.plan.networks) > 1:
+    if len(shown.plan.networks) > 1 and any(map(is_replayed, shown.plan.rows)):
         sheets["networks"] = draw_networks(shown)
     return sheets
 
@@ -205,16 +216,16 @@ def heading(shown: Shown) -> str:
     args = shown.args
     return (
         f"{shown.workers} workers, {args.bandwidth / 1e6:g} Mbit/s, latency {args.latency * 1e3:g} "
-        f"ms, {args.compute * args.batch_size * 1e3:g} ms per gradient"
+        f"ms, {tables.plain(shown.gradient * 1e3)} ms per gradient"
     )
 
 
 def draw_networks(shown: Shown) -> Figure:
     """Draws the best methods against bandwidth and against latency."""
-    axes_of = [name for name in UNITS if (getattr(shown.plan.networks, name) != 1).any()]
-    sheet, every = plots.figure(len(axes_of), width=figures.WIDTH / len(axes_of), height=4.0)
+    names = varied(shown)
+    sheet, every = plots.figure(len(names), width=figures.WIDTH / len(names), height=4.0)
     rows = best_somewhere(shown)
-    for axes, name in zip(every, axes_of, strict=True):
+    for axes, name in zip(every, names, strict=True):
         draw_network(shown, axes, name, rows)
     every[0].set_ylabel(shown.what)
     figures.legend(sheet, 3, every[0])
@@ -228,8 +239,8 @@ def best_somewhere(shown: Shown) -> list[Any]:
     """
     rows, sign = shown.plan.rows, 1 if shown.reaches else shown.plan.goal.sign
     found = np.stack([sign * row.elsewhere for row in rows])
-    first = list(dict.fromkeys(np.nanargmin(found, axis=0).tolist()))
-    order = list(dict.fromkeys([*first, *range(len(rows))]))[:LINES]
+    first = np.where(np.isnan(found), np.inf, found).argmin(axis=0)
+    order = list(dict.fromkeys([*first.tolist(), *range(len(rows))]))[:LINES]
     return [rows[i] for i in sorted(order)]
 
 
@@ -237,15 +248,15 @@ def draw_network(shown: Shown, axes: Axes, name: str, rows: list[Any]) -> None:
     """Draws a panel: all networks in which only the bandwidth or only the latency differs."""
     networks = shown.plan.networks
     other = networks.latency if name == "bandwidth" else networks.bandwidth
-    own = getattr(networks, name)
+    factors = getattr(networks, name)
     chosen = np.flatnonzero(other == 1)
-    chosen = chosen[np.argsort(own[chosen])]
+    chosen = chosen[np.argsort(factors[chosen])]
     unit, words = UNITS[name]
     here = getattr(shown.args, name) / unit
     for i, row in enumerate(rows):
         y = np.where(np.isfinite(row.elsewhere), row.elsewhere, np.nan)
         if is_replayed(row):
-            axes.plot(here * own[chosen], y[chosen], label=row_label(row), **figures.look(i))
+            axes.plot(here * factors[chosen], y[chosen], label=row_label(row), **figures.look(i))
         else:  # a method that reads the clock
             axes.plot(here, y[0], "o", label=row_label(row), color=plots.COLOURS[i])
     axes.axvline(here, color="0.4", linestyle=":", linewidth=1)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scripts
 
+import dsgd
 from dsgd import network
 from experiments import map as the_map
 from experiments.planning import plane
@@ -99,6 +100,20 @@ def test_workers_are_drawn_once_for_the_local_steps_between_two_exchanges(small)
     assert [trained.participation["participation_period"] for trained in each] == [1, 4]
     for trained in each:
         np.testing.assert_array_equal(trained.sweep.history["present"][..., 1:], 0.5)
+
+
+def test_a_model_counts_after_the_next_exchange(small):
+    """The loss is that of the mean model, which the workers have after rounds 8, 16 and so on."""
+    args, problem = small
+    (local,) = (each for each in the_map.SYNCHRONOUS if each.method == "local SGD")
+    (trained,) = plane.train(args, problem, dataclasses.replace(local, grids={"H": (1, 8)}))
+    history = dsgd.evaluated(trained.sweep.history)
+    target = float(history["loss"][:, 1].max(axis=(0, 1))[3])  # at round 12
+    often, seldom = plane.choose(trained, target)
+    first = plane.rounds_to(history, target)[0]
+    np.testing.assert_array_equal(often.rounds, first[0])
+    np.testing.assert_array_equal(seldom.rounds, 8 * np.ceil(first[1] / 8))
+    assert (seldom.rounds > first[1]).any()
 
 
 def test_the_default_target_is_that_of_the_first_participation_if_it_is_reached(small, baseline):

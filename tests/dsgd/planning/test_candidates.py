@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import networkx as nx
 import optax
 import pytest
 
@@ -61,12 +62,31 @@ def test_arguments_and_grids_must_match(options, words):
 
 def test_a_plan_needs_distinct_candidates():
     each = Candidate("x", algorithms.minibatch_sgd)
-    with pytest.raises(ValueError, match="plan: several candidates are called x; expected"):
+    with pytest.raises(ValueError, match="plan: several candidates have the name x; expected"):
         candidates.require([each, each])
     with pytest.raises(ValueError, match="plan: no candidates; expected at least one"):
         candidates.require([])
 
 
-def test_the_longest_period_is_the_largest_integer_of_the_grids():
-    assert candidates.longest_period(algorithms.CANDIDATES) == 64
-    assert candidates.longest_period([Candidate("x", algorithms.minibatch_sgd)]) == 1
+def mine(optimizer, topology, share=0.5):
+    return algorithms.decentralized_sgd(optimizer, topology)
+
+
+def test_expressions_of_functions_of_users_name_their_module_and_keywords():
+    """A graph that is not one of `topologies`, and a partial function."""
+
+    def graph(workers):
+        return topologies.from_graph(nx.path_graph(workers))
+
+    each = Candidate("mine", partial(mine, share=0.2), (graph,))
+    text = each.expression("SGD", N, {})
+    assert text == f"{__name__}.mine(SGD, {__name__}.graph(8), share=0.2)"
+    assert candidates.call(partial(optax.adamw, weight_decay=0.1), "0.3") == (
+        "optax.adamw(0.3, weight_decay=0.1)"
+    )
+
+
+@pytest.mark.parametrize("grid", [(), (1.0, float("nan"))])
+def test_grids_must_have_finite_numbers(grid):
+    with pytest.raises(ValueError, match=r"grid H = .*; expected a non-empty sequence of finite"):
+        Candidate("x", algorithms.local_sgd, ("H",), {"H": grid})

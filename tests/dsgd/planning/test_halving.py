@@ -43,15 +43,27 @@ def test_a_run_counts_until_the_target_or_the_horizon(sign):
                         break
                 assert found.cost[at] == cost
                 assert found.value[at] == value
+                assert found.last[at] == values[at[1:]][-1]
 
 
 def test_the_cost_to_the_target_decides_and_then_the_value():
     cost = np.array([[[2.0], [np.inf]], [[1.0], [np.inf]]])
     value = np.array([[[0.1], [0.5]], [[0.1], [0.5]]])
-    other = Scores(np.full((2, 1, 1), np.inf), np.zeros((2, 1, 1), int), np.full((2, 1, 1), 0.3))
-    first, second = halving.ranks([Scores(cost, np.zeros((2, 2, 1), int), value), other])
+    other = scores(np.full((2, 1, 1), np.inf), np.full((2, 1, 1), 0.3))
+    first, second = halving.ranks([scores(cost, value), other])
     np.testing.assert_array_equal(first, [[0, 2], [0, 2]])
     np.testing.assert_array_equal(second, [[1], [1]])
+
+
+def test_the_end_of_the_run_decides_if_the_horizon_is_too_short():
+    """All points have the value of the first record; the last point is the best at the end."""
+    equal, last = np.ones((1, 3, 1)), np.array([[[0.9], [0.8], [0.1]]])
+    found = scores(np.full((1, 3, 1), np.inf), equal)._replace(last=last)
+    np.testing.assert_array_equal(halving.ranks([found])[0], [[2, 1, 0]])
+
+
+def scores(cost: np.ndarray, value: np.ndarray) -> Scores:
+    return Scores(cost, np.zeros(cost.shape, int), value, value)
 
 
 def rung(count: int, networks: int, points: int) -> halving.Rung:
@@ -61,6 +73,7 @@ def rung(count: int, networks: int, points: int) -> halving.Rung:
             training.Contender(
                 Candidate(f"{i}", algorithms.minibatch_sgd),
                 tuple({"learning_rate": float(rate)} for rate in range(points)),
+                (1,) * points,
             ),
             {},
             None,  # pyright: ignore[reportArgumentType] (no runs)
@@ -69,11 +82,8 @@ def rung(count: int, networks: int, points: int) -> halving.Rung:
         for i in range(count)
     ]
     shape = (networks, points, 1)
-    scores = [
-        Scores(np.full(shape, np.inf), np.zeros(shape, int), RNG.uniform(size=shape))
-        for _ in range(count)
-    ]
-    return halving.Rung(trained, scores, np.ones(networks))
+    found = [scores(np.full(shape, np.inf), RNG.uniform(size=shape)) for _ in range(count)]
+    return halving.Rung(trained, found)
 
 
 def test_the_best_on_each_network_survive():
@@ -84,7 +94,7 @@ def test_the_best_on_each_network_survive():
     goal = Goal("loss", 1, seconds=1.0)
     alive, left = halving._survivors(each, goal, share=0.25, finalists=4)
     by_name = {contender.candidate.method: contender for contender in alive}
-    best = np.stack([scores.value[..., 0].min(axis=1) for scores in each.scores], axis=1)
+    best = np.stack([found.value[..., 0].min(axis=1) for found in each.scores], axis=1)
     expected = set(np.argsort(best[0])[:4])
     for network in range(3):
         expected |= set(np.argsort(best[network])[: halving.ELSEWHERE])

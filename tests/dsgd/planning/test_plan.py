@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import algorithms
 import dsgd
 from dsgd import Candidate, clusters, compressors, problems
-from dsgd.planning import planner
+from dsgd.planning import halving, planner
 
 N, STEPS, SEEDS, RATES = 4, 48, 2, (0.1, 0.3)
 KEY = jax.random.key(0)
@@ -50,14 +51,22 @@ def direct(candidate: Candidate, cluster=CLUSTER, **values) -> dict[str, np.ndar
     ).history
 
 
-def seconds_to(history: dict[str, np.ndarray], target: float) -> np.ndarray:
-    """Returns the seconds until the loss is at most the target, `[points, seeds]`."""
+def exchanged(records: np.ndarray, period: int) -> np.ndarray:
+    """Returns the numbers of the records at the next exchange, of which the last is at the end."""
+    return np.minimum(-(-records // period) * period, STEPS)
+
+
+def seconds_to(history: dict[str, np.ndarray], target: float, period: int = 1) -> np.ndarray:
+    """Returns the seconds until the loss is at most the target and the workers have exchanged their
+    models, `[points, seeds]`.
+    """
     reached = history["loss"] <= target
-    first = np.take_along_axis(history["clock"], reached.argmax(axis=-1)[..., None], axis=-1)
+    at = exchanged(reached.argmax(axis=-1), period)
+    first = np.take_along_axis(history["clock"], at[..., None], axis=-1)
     return np.where(reached.any(axis=-1), first[..., 0], np.inf)
 
 
-def all_settings() -> list[tuple[Candidate, dict[str, int]]]:
+def all_settings() -> list[tuple[Candidate, dict[str, Any]]]:
     return [
         (each, dict(zip(each.swept, values, strict=True)))
         for each in CANDIDATES
@@ -85,8 +94,8 @@ def plan(target):
 
 def test_seconds_and_ranking_are_those_of_runs_on_the_cluster(plan, histories, target):
     best = {}
-    for each, _, history in histories:
-        found = seconds_to(history, target).mean(axis=-1)
+    for each, values, history in histories:
+        found = seconds_to(history, target, values.get("H", 1)).mean(axis=-1)
         best[each.method] = min(found.min(), best.get(each.method, np.inf))
     assert [row.method for row in plan.rows] == sorted(best, key=best.__getitem__)
     for row in plan.rows:
@@ -103,7 +112,8 @@ def test_rounds_and_bits_are_those_until_the_target(plan, histories, target):
             if each.method == row.method and values.items() <= row.values.items()
         )
         point = RATES.index(row.values["learning_rate"])
-        at = (history["loss"][point] <= target).argmax(axis=-1)
+        first = (history["loss"][point] <= target).argmax(axis=-1)
+        at = exchanged(first, int(row.values.get("H", 1)))
         updates = N if row.method == "asynchronous SGD" else 1
         assert row.rounds == pytest.approx((history["step"][at] / updates).mean())
         assert row.bits == pytest.approx(history["bits"][point, range(SEEDS), at].mean())
@@ -137,7 +147,6 @@ def test_changes_are_networks_on_which_another_method_is_better(plan):
         assert change.result == rows[change.method].elsewhere[at]
         assert change.result == min(row.elsewhere[at] for row in replayed)
         assert change.before == replayed[0].elsewhere[at]
-        assert change.method != replayed[0].method or len(plan.changes) > 1
 
 
 @pytest.mark.parametrize("budget", ["seconds", "bits"])
@@ -145,17 +154,13 @@ def test_within_a_budget_the_smallest_loss_is_best(histories, budget):
     """The loss of the last record within the budget, on the cluster itself."""
     column = {"seconds": "clock", "bits": "bits"}[budget]
     amount = 0.5 * min(h[column][..., -1].mean(axis=-1).min() for *_, h in histories)
-    found = planned(**{budget: float(amount)})
+    found = planned(**dict[str, Any]({budget: float(amount)}))
     best = {}
-    for each, _, history in histories:
-        last = (history[column] <= amount).sum(axis=-1) - 1
-        if last.ndim == 0:
-            continue
-        loss = np.take_along_axis(
-            history["loss"], np.broadcast_to(last, history["loss"].shape[:-1])[..., None], axis=-1
-        )
+    for each, values, history in histories:
+        at = exchanged(np.arange(STEPS + 1), values.get("H", 1))
+        last = (history[column][..., at] <= amount).sum(axis=-1) - 1
+        loss = np.take_along_axis(history["loss"], last[..., None], axis=-1)
         best[each.method] = min(loss.mean(axis=(-2, -1)).min(), best.get(each.method, np.inf))
-    assert found.horizon == pytest.approx(amount)
     assert [row.method for row in found.rows] == sorted(best, key=best.__getitem__)
     for row in found.rows:
         np.testing.assert_allclose(row.metric.value, best[row.method], 1e-5, err_msg=row.method)
@@ -163,8 +168,11 @@ def test_within_a_budget_the_smallest_loss_is_best(histories, budget):
 
 def test_more_rungs_leave_fewer_candidates_and_the_same_winner(plan, target, monkeypatch):
     monkeypatch.setattr(planner, "REDUCTION", 3)
+    monkeypatch.setattr(halving, "ELSEWHERE", 1)
     found = planned(CANDIDATES[:3], target=target, finalists=1)
     assert planner.lengths(STEPS, 8) == [16, 48]
+    assert found.eliminated
+    assert {each.rounds for each in found.eliminated} == {16}
     replayed = [row for row in plan.rows if row.method != "asynchronous SGD"]
     assert found.rows[0].method == replayed[0].method
     assert found.rows[0].seconds == replayed[0].seconds
@@ -195,7 +203,7 @@ def test_the_same_call_resumes_from_finished_runs(tmp_path, target):
         ({"seconds": 0.0}, "plan: seconds = 0.0; expected a finite number > 0"),
         ({"target": np.inf}, "plan: target = inf; expected a finite number"),
         ({"target": 1.0, "metric": "accuracy"}, "plan: metric = 'accuracy' is not in the history"),
-        ({"target": 1.0, "metric": "mine"}, "metric = 'mine', for which the better direction"),
+        ({"target": 1.0, "metric": "mine"}, "plan: metric = 'mine', for which the better"),
         ({"target": 1.0, "steps": 0}, "plan: steps = 0"),
         ({"target": -9.0, "learning_rates": (1e6,)}, "plan: every candidate diverges"),
         ({"target": 9.0}, "plan: target = 9.0 is reached before the first round; expected a small"),
@@ -204,3 +212,48 @@ def test_the_same_call_resumes_from_finished_runs(tmp_path, target):
 def test_invalid_plans_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         planned(CANDIDATES[:1], **options)
+
+
+def test_the_largest_accuracy_is_best_also_with_one_seed_and_on_a_network_without_bandwidth():
+    """Within a budget of seconds; on a cluster in which messages take only a latency."""
+    problem = problems.logistic_regression("digits", workers=N, batch_size=8)
+    cluster = clusters.Cluster(clusters.constant(0.01), latency=1e-3)
+    found = dsgd.plan(
+        CANDIDATES[:2],
+        problem,
+        cluster,
+        key=KEY,
+        metric="test_accuracy",
+        seconds=0.2,
+        steps=16,
+        seeds=1,
+        learning_rates=(0.001, 0.3, 1.0),
+        mesh=1,
+    )
+    accuracies = [row.metric.value for row in found.rows]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert accuracies[0] > 0.5
+    assert all(row.values["learning_rate"] > 0.001 for row in found.rows)
+    for row in found.rows:
+        assert row.elsewhere[0] == row.metric.value
+        assert row.seconds.value <= 0.2
+        assert row.seconds.low == row.seconds.value == row.seconds.high
+    assert (found.networks.bandwidth == 1).all()
+
+
+def test_candidates_that_the_cluster_excludes_are_refused_before_the_first_run():
+    half = clusters.Cluster(clusters.constant(0.01), present=clusters.sampled(2, of=N))
+    words = "plan: candidate EC-SGD, sign: .*participat"
+    with pytest.raises(ValueError, match=words):
+        planned(cluster=half, target=0.0)
+    found = planned(CANDIDATES[:1], half, target=-0.1, learning_rates=(0.3,))
+    assert np.isfinite(found.rows[0].seconds.value)
+
+
+def test_a_grid_that_cannot_be_traced_names_the_candidate_and_its_hyperparameters():
+    def quantized(optimizer, bits):
+        return algorithms.compressed_sgd(optimizer, compressors.random_quantization(bits))
+
+    each = Candidate("quantized", quantized, ("bits",), {"bits": (2, 4)})
+    with pytest.raises(ValueError, match="candidate quantized, points of learning_rate, bits: "):
+        planned([each], target=0.0)

@@ -53,7 +53,7 @@ def marked() -> list:
 
 
 @pytest.mark.parametrize("name", marked())
-def test_one_run_has_the_recorded_seconds_of_runs_on_every_cluster(name):
+def test_one_run_has_the_recorded_seconds_of_runs_on_two_clusters(name):
     method = algorithms.make(name, references.MOMENTUM, N)
     if name in ON_EACH_CLUSTER:
         with pytest.raises(ValueError, match=r"taped, but .* reads the cluster"):
