@@ -15,7 +15,6 @@ import optax
 import dsgd.compressors
 from dsgd import checks
 from dsgd.base import Algorithm, Compressor
-from dsgd.graphs.topology import Topology
 from dsgd.runs.sweeps import grid_values
 
 RATE = "learning_rate"
@@ -173,9 +172,8 @@ def _label(argument: Any) -> str:
     """Describes a topology or a compressor; other arguments have no label."""
     if isinstance(argument, Compressor):
         return re.sub(r"^whole_model\((.*)\)$", r"\1", argument.name)
-    while isinstance(argument, functools.partial):
-        argument = argument.func
-    return getattr(argument, "__name__", "").replace("_", " ") if callable(argument) else ""
+    inner = _inner(argument) if callable(argument) else None
+    return getattr(inner, "__name__", "").replace("_", " ")
 
 
 def _written(argument: Any, workers: int, values: Mapping[str, float]) -> str:
@@ -186,15 +184,16 @@ def _written(argument: Any, workers: int, values: Mapping[str, float]) -> str:
         return _qualified(argument.name, "compressors", dsgd.compressors)
     if not callable(argument):
         return repr(argument)
-    made, module = argument(workers), sys.modules.get("topologies")
-    if isinstance(made, Topology) and hasattr(module, _function(made.name)):
-        return _qualified(made.name, "topologies", module)
+    if (root := _inner(argument).__module__.split(".")[0]) == "topologies":
+        return _qualified(argument(workers).name, root, sys.modules[root])
     return call(argument, f"{workers}")
 
 
-def _function(name: str) -> str:
-    """Returns the function in a name such as `ring(8)`."""
-    return name.partition("(")[0]
+def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function inside `functools.partial`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def _qualified(name: str, prefix: str, module: Any) -> str:

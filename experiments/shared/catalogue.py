@@ -217,6 +217,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "map": "map",
     "map_participation": "map --delays 0 --participations 1 0.25",
     "plan": "plan --bandwidth 1e7 --latency 1e-3 --compute 1e-3 --size 1e6",
+    "plan_verify": "plan --verify",
     "real_asynchrony": "real_asynchrony",
     "slow_links": "slow_links",
     "stragglers": "stragglers",

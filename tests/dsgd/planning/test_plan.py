@@ -251,9 +251,9 @@ def test_candidates_that_the_cluster_excludes_are_refused_before_the_first_run()
 
 
 def test_a_grid_that_cannot_be_traced_names_the_candidate_and_its_hyperparameters():
-    def quantized(optimizer, bits):
-        return algorithms.compressed_sgd(optimizer, compressors.random_quantization(bits))
+    def branching(optimizer, bits):
+        return CANDIDATES[0].build(optimizer, N) if bits > 2 else CANDIDATES[2].build(optimizer, N)
 
-    each = Candidate("quantized", quantized, ("bits",), {"bits": (2, 4)})
-    with pytest.raises(ValueError, match="candidate quantized, points of learning_rate, bits: "):
+    each = Candidate("branching", branching, ("bits",), {"bits": (2, 4)})
+    with pytest.raises(ValueError, match="candidate branching, points of learning_rate, bits: "):
         planned([each], target=0.0)
