@@ -15,6 +15,7 @@ import optax
 import dsgd.compressors
 from dsgd import checks
 from dsgd.base import Algorithm, Compressor
+from dsgd.graphs.topology import Topology
 from dsgd.runs.sweeps import grid_values
 
 RATE = "learning_rate"
@@ -184,8 +185,9 @@ def _written(argument: Any, workers: int, values: Mapping[str, float]) -> str:
         return _qualified(argument.name, "compressors", dsgd.compressors)
     if not callable(argument):
         return repr(argument)
-    if (root := _inner(argument).__module__.split(".")[0]) == "topologies":
-        return _qualified(argument(workers).name, root, sys.modules[root])
+    made, root = argument(workers), _inner(argument).__module__.split(".")[0]
+    if isinstance(made, Topology) and root == "topologies":
+        return _qualified(made.name, root, sys.modules[root])
     return call(argument, f"{workers}")
 
 

@@ -54,11 +54,12 @@ def halve(
 ) -> tuple[Rung, list[Eliminated]]:
     """Returns the last rung, and the candidates that left before.
 
-    On each rung, all contenders run the same number of rounds, from the start. With a target, they
-    are compared at the time at which half of the candidates have finished at one of their points;
-    with a budget, at the same share of it. Runs that end earlier count as they ended. A point
-    survives if it is among the best of its candidate on one of the networks, and a candidate if it
-    is among the best candidates.
+    On each rung, all contenders run the same number of rounds, from the start. They are compared
+    twice: early, when the first of them has finished, which favours cheap rounds; and later, when
+    half of the candidates have finished at one of their points (with a budget, at the same share of
+    it), which favours progress per round, since runs that have ended count as they ended. A point
+    survives if it is among the best of its candidate in one of the comparisons on one of the
+    networks, and a candidate if it is among the best candidates.
 
     Args:
         setting: what all runs share.
@@ -88,12 +89,17 @@ def halve(
 
 
 def _compared(trained: list[Trained], networks: Networks, goal: Goal, share: float) -> Rung:
-    """Scores the runs, of which each has the given share of the rounds, 1 on the last rung."""
+    """Scores the runs, of which each has the given share of the rounds, 1 on the last rung: there
+    on all networks, before on all networks at two horizons.
+    """
     costs = [goal.costs(each, networks) for each in trained]
     horizon = np.full(len(networks), share * goal.budget)
-    if share < 1 and goal.target is not None:
+    if share < 1:
         ends = [each[..., -1].mean(axis=-1).min(axis=-1) for each in costs]
-        horizon = np.median(ends, axis=0)
+        if goal.target is not None:
+            horizon = np.median(ends, axis=0)
+        horizon = np.concatenate([horizon, np.minimum(np.min(ends, axis=0), horizon)])
+        costs = [np.concatenate([each, each]) for each in costs]
     scores = [
         score(goal, goal.values(each), cost, horizon)
         for each, cost in zip(trained, costs, strict=True)
@@ -135,7 +141,8 @@ def _survivors(
     places = ranks(rung.scores)
     place = _places(np.stack([each.min(axis=1) for each in places], axis=1))
     count = np.full(len(place), ELSEWHERE)
-    count[0] = max(finalists, np.ceil(share * place.shape[1]))
+    here = [0, len(place) // 2]  # the plan's cluster in both comparisons
+    count[here] = max(finalists, np.ceil(share * place.shape[1]))
     stays = np.any(place < count[:, None], axis=0)
     alive, left = [], []
     for i, (trained, found) in enumerate(zip(rung.trained, places, strict=True)):
