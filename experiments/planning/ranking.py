@@ -151,9 +151,9 @@ def changed(shown: Shown, change: Any, best: Any) -> str:
     side = "below" if change.factor < 1 else "above"
     if shown.reaches:
         before = f"{tables.plain(change.before)} s" if math.isfinite(change.before) else "never"
-        effect = f"{tables.plain(change.result)} s there, {best.method} {before}"
+        effect = f"{tables.plain(change.result)} s there, {named(best)} {before}"
     else:
-        effect = f"{change.result:.3g} there, {best.method} {change.before:.3g}"
+        effect = f"{change.result:.3g} there, {named(best)} {change.before:.3g}"
     words = f"{side} {tables.plain(number)} {name} {change.axis}"
     return f"{words[0].upper()}{words[1:]}: {named(change)} ({effect})."
 
