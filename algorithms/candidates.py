@@ -58,3 +58,4 @@ ASYNCHRONOUS = (
 """Methods whose iterates depend on the cluster."""
 
 CANDIDATES = (*SYNCHRONOUS, *ASYNCHRONOUS)
+"""All of them: what `python -m experiments.plan` compares by default."""

@@ -57,6 +57,7 @@ autosummary_filename_map = {
         "algorithms.cannikin.learner",
         "algorithms.dropcompute.simulated",
         "algorithms.kimad.budget",
+        "dsgd.plan",
         "dsgd.sweep",
         "dsgd.workers.participation",
     )

@@ -23,7 +23,7 @@ import dataclasses
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,9 +62,7 @@ TOPOLOGIES = {
 
 @dataclass(frozen=True)
 class Args(commands.Model, commands.Switch, commands.Common):
-    """Ranks methods and their settings on a cluster; with --verify, compares predicted and measured
-    seconds (--verify --help).
-    """
+    """Ranks methods and their settings on a cluster."""
 
     problem: Path | None = None
     """Python file that defines `problem`, instead of --model and its data."""
@@ -103,6 +101,10 @@ class Args(commands.Model, commands.Switch, commands.Common):
     size: commands.Positive | None = None
     """Number of elements of the model to which all bits are scaled, if the trained one is smaller.
     """
+    verify: bool = False
+    """Compare predicted with measured seconds of real processes over emulated links instead; it has
+    flags of its own (--verify --help).
+    """
     out: Path = Path("results/plan")
     """Folder for config.json, plan.csv, changes.csv and the figures."""
 
@@ -116,6 +118,10 @@ class Task(NamedTuple):
 
 
 def main(args: Args) -> None:
+    if args.verify:
+        shared = {field.name: getattr(args, field.name) for field in fields(commands.Common)}
+        verification.main(verification.Args(**shared, out=args.out))
+        return
     task = make_task(args)
     scale = 1.0 if args.size is None else tuning.elements(task.problem) / args.size
     cluster, gradient = make_cluster(args, task.problem, scale)
@@ -168,7 +174,7 @@ def make_task(args: Args) -> Task:
 
 def refuse_others(args: Args) -> None:
     """Raises a ValueError if a flag is given that a problem in a file does not use."""
-    for field in dataclasses.fields(commands.Model):
+    for field in fields(commands.Model):
         if (given := getattr(args, field.name)) != field.default:
             raise ValueError(
                 f"--problem {args.problem} and --{field.name.replace('_', '-')} {given}: the file "

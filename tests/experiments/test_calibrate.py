@@ -161,7 +161,7 @@ def test_every_experiment_with_a_switch_takes_a_cluster():
     flags = [
         vars(module.Args)["__dataclass_fields__"] for module in modules if module is not benchmark
     ]
-    assert sum({"latency", "bandwidth"} <= each.keys() for each in flags) == 6
+    assert sum({"latency", "bandwidth"} <= each.keys() for each in flags) == 7
     for each in flags:
         assert ({"latency", "bandwidth"} <= each.keys()) == (
             "cluster" in each and each["cluster"].type == "ClusterFile"

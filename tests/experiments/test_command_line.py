@@ -117,6 +117,7 @@ CHECKED = {  # by the commands themselves
     "dropcompute_training": {"straggling"},
     "kimad_deep": {"shown"},
     "kimad_quadratic": {"extremely_small", "high", "oscillating", "small"},
+    "plan": {"target"},
     "real_asynchrony": {"bound", "slow"},
     "stragglers": {"backups", "bound", "straggling"},
 }

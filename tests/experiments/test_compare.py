@@ -77,7 +77,7 @@ def test_a_delay_is_added_to_the_seconds_of_a_batch():
 
 def test_a_language_model_has_its_own_defaults_of_data_and_partition(monkeypatch):
     monkeypatch.setattr(problems, "language_model", lambda *args, **options: (args, options))
-    made = compare.make_problem(compare.Args(model="language-model", workers=2, batch_size=3))
+    made = tuning.make_problem(compare.Args(model="language-model", workers=2, batch_size=3))
     assert made == (("docstrings", 2, "blocks"), {"batch_size": 3, "seed": 0})
     assert (
         compare.held_out({"test_bits_per_byte": np.array([[8.0, 4.0], [8.0, 5.0]])})
