@@ -88,7 +88,7 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/runs/sweeps.py",
-        "sign = -1 if _largest(metric, largest) else 1",
+        "sign = -1 if largest_is_best(metric, largest) else 1",
         "sign = 1",
         "tests/dsgd/runs/test_sweep.py::test_the_best_point_is_in_the_metric_s_direction",
     ),
