@@ -55,7 +55,7 @@ ASYNCHRONOUS = (
     Candidate("asynchronous SGD", asynchronous_sgd, updates=True),
     Candidate("AD-PSGD", asynchronous_gossip_sgd, (topologies.complete,), updates=True),
 )
-"""Methods whose iterates depend on the cluster."""
+"""Methods with iterates that depend on the cluster."""
 
 CANDIDATES = (*SYNCHRONOUS, *ASYNCHRONOUS)
 """All of them: what `python -m experiments.plan` compares by default."""

@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     """The best points of a finalist on all networks, arrays `[networks]`.
 
     Args:
-        mean: mean seconds to the target, or mean of the metric within the budget, of which the
+        mean: mean seconds to the target, or mean of the metric within the budget; the
             smallest is best.
         error: its standard error.
         point: number of the point.

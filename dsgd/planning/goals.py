@@ -78,7 +78,7 @@ class Scores(NamedTuple):
 
     @property
     def order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Means over the seeds, `[networks, points]`, the first of which decides: the cost to the
+        """Means over the seeds, `[networks, points]`, in the order of importance: the cost to the
         target, the metric, and the metric at the end, if the horizon is too short to differ.
         """
         return tuple(each.mean(axis=-1) for each in (self.cost, self.value, self.last))  # pyright: ignore[reportReturnType] (three)

@@ -89,8 +89,8 @@ def halve(
 
 
 def _compared(trained: list[Trained], networks: Networks, goal: Goal, share: float) -> Rung:
-    """Scores the runs, of which each has the given share of the rounds, 1 on the last rung: there
-    on all networks, before on all networks at two horizons.
+    """Scores runs with the given share of the rounds. On the last rung (share 1) there is one
+    horizon for each network, before there are two.
     """
     costs = [goal.costs(each, networks) for each in trained]
     horizon = np.full(len(networks), share * goal.budget)

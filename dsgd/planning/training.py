@@ -85,7 +85,7 @@ class Trained(NamedTuple):
 
     @property
     def rounds(self) -> np.ndarray:
-        """`ends` in rounds of all workers, of which N updates count as one."""
+        """`ends` in rounds of all workers; N updates count as one."""
         return self.ends / (self.workers if self.contender.candidate.updates else 1)
 
     def at_ends(self, series: np.ndarray) -> np.ndarray:

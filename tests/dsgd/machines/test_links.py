@@ -40,7 +40,7 @@ delayed = pytest.mark.skipif(bool(_why_not(LATENCY)), reason=_why_not(LATENCY) o
 
 
 def connected() -> socket.socket:
-    """Returns a connection between two processes, in each of which it is called."""
+    """Returns a connection between two processes; called in both of them."""
     first = jax.process_index() == 0
     with socket.create_server((local_processes.here(), 5000 if first else 0)) as listening:
         multihost_utils.sync_global_devices("listening")
@@ -149,7 +149,7 @@ def test_links_have_the_given_latency_and_rate():
 @allowed
 @pytest.mark.parametrize("latency", [0.0, pytest.param(LATENCY, marks=delayed)])
 def test_nothing_is_left_after_a_kill(latency):
-    """Neither processes, of which the relay is one, nor namespaces."""
+    """Neither processes (the relay is one) nor namespaces."""
     script = """
 import subprocess, sys, time
 from dsgd.machines import links, local_processes
