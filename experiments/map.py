@@ -271,8 +271,7 @@ def write(args: Args, panels: list[Panel], methods: list[str]) -> None:
 
 def settings(chosen: Chosen) -> str:
     """Describes the settings besides the step size."""
-    swept = [f"{name} = {value:g}" for name, value in chosen.settings.items()]
-    return ", ".join([*filter(None, [chosen.candidate.settings]), *swept[1:]])
+    return plane.described(chosen.candidate.settings, chosen.settings)
 
 
 def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:

@@ -1,9 +1,9 @@
 """A relay that delays the frames between pairs of network devices. Linux only, as root.
 
 The kernels of many machines have no queue that delays packets (`netem`). The relay instead creates
-pairs of TAP devices, and a process reads and writes their frames: a frame that the kernel sends on one
-device of a pair is received on the other one a constant time later, in both directions. The relay
-is this file, executed as a program without other modules. It ends, and its devices disappear, when
+pairs of TAP devices, and reads and writes their frames: a frame that the kernel sends on one device
+of a pair is received on the other one a constant time later, in both directions. The relay is this
+file, executed as a program without other modules. It ends, and its devices disappear, when
 its standard input ends: when the process that started it closes it, or ends for any reason.
 """
 

@@ -15,6 +15,7 @@ import optax
 import dsgd
 from dsgd import Candidate, clusters
 from dsgd.planning import training
+from dsgd.planning.candidates import RATE
 from experiments.shared import tuning
 
 
@@ -54,6 +55,17 @@ class Chosen(NamedTuple):
     result: dsgd.Result
     rounds: np.ndarray
     participation: Mapping[str, Any] = {}
+
+
+def described(fixed: str, values: Mapping[str, float]) -> str:
+    """Describes the settings of a method besides the step size.
+
+    Args:
+        fixed: its topology and compressors.
+        values: the step size and its other hyperparameters, by name.
+    """
+    swept = [f"{name} = {value:g}" for name, value in values.items() if name != RATE]
+    return ", ".join(filter(None, [fixed, *swept]))
 
 
 def train(

@@ -13,6 +13,7 @@ from rich.table import Table
 
 import dsgd
 from dsgd import plots, records
+from experiments.planning import plane
 from experiments.shared import figures, statistics, tables
 
 LINES = 6  # methods in a panel at most
@@ -83,8 +84,7 @@ def tabulate(shown: Shown) -> Table:
 
 def settings(row: Any) -> str:
     """Describes the settings of a planned method or of a change, besides the step size."""
-    swept = [f"{name} = {value:g}" for name, value in row.values.items() if name != "learning_rate"]
-    return ", ".join(filter(None, [row.settings, *swept]))
+    return plane.described(row.settings, row.values)
 
 
 def named(row: Any) -> str:

@@ -149,8 +149,7 @@ class Run(NamedTuple):
     @property
     def described(self) -> str:
         """The settings besides the step size."""
-        others = [f"{name} = {value:g}" for name, value in self.settings.items()][1:]
-        return ", ".join([*filter(None, [self.candidate.settings]), *others])
+        return plane.described(self.candidate.settings, self.settings)
 
     def build(self, workers: int) -> dsgd.Algorithm:
         """Returns the method."""
