@@ -47,8 +47,13 @@ def pytest_addoption(parser):
     parser.addoption(
         "--long",
         action="store_true",
-        help="also run whole experiments, all code in docs/, Ray, killed processes, and all "
-        "planted mistakes",
+        help="also run whole experiments, all code in docs/, Ray, killed processes, and "
+        "a sixth of the planted mistakes",
+    )
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="as --long, and also run all recorded histories and all planted mistakes",
     )
 
 
@@ -56,6 +61,7 @@ def pytest_configure(config):
     """Stores the programs that tests compile, which takes a third of their time, in pytest's cache,
     if available; `--cache-clear` empties it.
     """
+    config.option.long |= config.option.exhaustive
     try:
         folder = config.cache.mkdir("programs")
     except (AttributeError, OSError):  # with -p no:cacheprovider, or in a read-only checkout
@@ -79,12 +85,15 @@ def pytest_sessionfinish():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselects, without --long, tests that are marked long, and those with a fixture that uses
-    `long`.
+    """Deselects tests that are marked exhaustive, or marked long, or have a fixture that uses
+    `long`, unless the options ask for them.
     """
-    if config.getoption("--long"):
-        return
-    out = {item for item in items if item.get_closest_marker("long") or "long" in item.fixturenames}
+    kinds = {kind for kind in ("long", "exhaustive") if not config.getoption(f"--{kind}")}
+    out = {
+        item
+        for item in items
+        if kinds & ({mark.name for mark in item.iter_markers()} | set(item.fixturenames))
+    }
     config.hook.pytest_deselected(items=list(out))
     items[:] = [item for item in items if item not in out]
 

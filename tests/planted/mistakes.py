@@ -122,7 +122,7 @@ def _run(mistake: Mistake, text: str) -> None:
                     "-n0",
                     "-x",
                     "-q",
-                    "--long",
+                    "--exhaustive",
                     "--jaxtyping-packages=none,typecheck.check",
                     *shlex.split(mistake.tests),
                 ]
