@@ -53,7 +53,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--exhaustive",
         action="store_true",
-        help="as --long, and also run all recorded histories and all planted mistakes",
+        help="as --long, and also run all recorded histories and replays, and all planted mistakes",
     )
 
 
