@@ -10,7 +10,7 @@ from jax.tree_util import KeyPath, SequenceKey
 from algorithms import methods, optimizers
 from algorithms.optimizers import Model
 from dsgd import Algorithm, checks, compressors, network
-from dsgd.base import Compressor, Params, Pattern, Period, Real
+from dsgd.base import Compressor, Params, Period, Real
 from dsgd.communication import Communicator
 
 Leaves = list[jax.Array]  # of a fragment
@@ -26,7 +26,7 @@ def streaming_diloco(
     delay: int = 1,
     local_share: Real = 0.5,
     compressor: Compressor | None = compressors.e3m0,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""Streaming DiLoCo: each of P fragments of the model is synchronized every H steps, one after
     the other, while the workers make their next steps.

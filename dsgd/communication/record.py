@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
+from dsgd import modes
 from dsgd.base import Pattern, Period
 from dsgd.communication import bits
 from dsgd.communication.bits import Bits
@@ -113,7 +114,7 @@ class Frame:
         opened inside it is not known there and is included.
         """
         numbers = jax.tree.map(
-            lambda number: number.astype(jnp.promote_types(number.dtype, jnp.float32)), self.numbers
+            lambda number: number.astype(modes.wide_type(number.dtype)), self.numbers
         )
         return [
             (sending.bits, sending.now, None if sending.turn is self.turn else sending.turn)

@@ -897,7 +897,7 @@ def test_methods_record_what_they_model_themselves():
 
     def sent(round, x):
         up = workers.local_block(counts.from_bits(jnp.arange(N, dtype=jnp.uint32) * 10, N), N)
-        round.sent(up, counts.from_bits(7, len(up)), network.local)
+        round.sent(up, counts.from_bits(7, len(up)), network.ring_shift)
         return x
 
     seen = communicated(2, (event, ROWS), (sent, ROWS))
