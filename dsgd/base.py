@@ -249,9 +249,6 @@ class Pattern(NamedTuple):
     messages: Callable | None = None
     clock: Callable | None = None
 
-    def __repr__(self) -> str:
-        return self.name
-
 
 class Algorithm(NamedTuple):
     """A distributed first-order method: it queries gradients, communicates, and updates its state.

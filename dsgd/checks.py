@@ -114,6 +114,8 @@ def shown(value: Any) -> str:
     """Returns a value as text for an error message: one line of limited length."""
     if inspect.isclass(value) or inspect.isfunction(value):
         return f"the {'class' if inspect.isclass(value) else 'function'} {value.__name__}"
+    if hasattr(value, "_fields") and isinstance(getattr(value, "name", None), str):
+        return f"the {type(value).__name__} {value.name}"  # a method, a compressor, a pattern
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     try:
