@@ -147,7 +147,7 @@ WRONG = {
                 round, compressors.sign, g, via=dsgd.network.ring_all_reduce
             )
         ),
-        "mine: round.to_server: via = the AllReduce ring_all_reduce; expected a pattern with one server",
+        "mine: round.to_server: via = the AllReduce ring_all_reduce; expected a pattern with one",
     ),
     "a branch with another result": (
         calling(lambda round, g: round.when(round.step > 1, round.mean, g)),
