@@ -114,6 +114,8 @@ def shown(value: Any) -> str:
     """Returns a value as text for an error message: one line of limited length."""
     if inspect.isclass(value) or inspect.isfunction(value):
         return f"the {'class' if inspect.isclass(value) else 'function'} {value.__name__}"
+    if hasattr(value, "_fields") and isinstance(getattr(value, "name", None), str):
+        return f"the {type(value).__name__} {value.name}"  # a method, a compressor, a pattern
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     try:
@@ -238,15 +240,9 @@ def _validated(function: Any, name: str, members: bool) -> Any:
 
         def convert(argument: str, value: Any) -> Any:
             need = requirements.get(argument)
-            if need and need.accepts(value):
-                if need.convert is _with_members and not members:
-                    return value
-                return need.convert(f"{name}: {argument}", value)
-            if need and not isinstance(value, Tracer):
-                raise ValueError(
-                    f"{name}: {argument} = {_mismatch(value, need)}{array_likes.hint(value)}"
-                )
-            return value
+            if not need or (need.convert is _with_members and not members and need.accepts(value)):
+                return value
+            return _converted(f"{name}: {argument}", value, need)
 
         positional = [
             convert(argument, value) for argument, value in zip(order, args, strict=False)
@@ -256,6 +252,24 @@ def _validated(function: Any, name: str, members: bool) -> Any:
             return function(*positional, *args[len(order) :], **named)
 
     return validated
+
+
+def require(where: str, value: Any, annotation: Any) -> Any:
+    """Returns the value as `arguments` does for an argument with this annotation.
+
+    Raises:
+        ValueError: if it is of another type.
+    """
+    need = _need(annotation)
+    return _converted(where, value, need) if need else value
+
+
+def _converted(where: str, value: Any, need: _Requirement) -> Any:
+    if need.accepts(value):
+        return need.convert(where, value)
+    if isinstance(value, Tracer):
+        return value
+    raise ValueError(f"{where} = {_mismatch(value, need)}{array_likes.hint(value)}")
 
 
 def _unchanged(where: str, value: Any) -> Any:
@@ -339,7 +353,9 @@ def _need(annotation: Any) -> _Requirement | None:
     return _Requirement(
         lambda value: isinstance(value, kind),
         words,
-        _with_members if kind.__name__ in _MEMBERS else _unchanged,
+        _with_members
+        if any(base.__name__ in _MEMBERS for base in inspect.getmro(kind))
+        else _unchanged,
     )
 
 
@@ -708,6 +724,11 @@ _OPTIONAL = {
     "clock",
 }
 _WORDS = {
+    "AllGather": "network.all_gather",
+    "AllReduce": "a pattern that carries a mean over all workers: network.ring_all_reduce, "
+    "multi_server, parameter_server, star, all_gather, or a custom network.AllReduce",
+    "Asynchronous": "network.asynchronous_server, network.asynchronous_gossip or a custom "
+    "network.Asynchronous",
     "Algorithm": "a dsgd.Algorithm, such as algorithms.minibatch_sgd(optax.sgd(0.1))",
     "Cluster": "a dsgd.clusters.Cluster, such as clusters.Cluster(clusters.constant(1.0))",
     "Compressor": "a dsgd.Compressor, such as compressors.sign or compressors.top_k(0.1)",
@@ -715,10 +736,14 @@ _WORDS = {
     "GradientTransformation": "an optax optimiser, such as optax.sgd(0.1) (for an "
     "optax.MultiSteps, its gradient_transformation())",
     "Mesh": "a mesh, such as dsgd.workers.mesh(4)",
+    "NServers": "network.multi_server",
+    "OneServer": "a pattern with one server, network.star or network.parameter_server",
     "Pattern": "a pattern of dsgd.network, such as network.multi_server or "
     "network.gossip(topologies.ring(16))",
     "Result": "a dsgd.Result, as returned by dsgd.run",
     "State": "a dsgd.State, such as the `state` of a dsgd.Result",
+    "PointToPoint": "network.gossip(topologies.ring(16)), network.ring_shift or a custom "
+    "network.PointToPoint",
     "Problem": "a dsgd.Problem, such as problems.logistic_regression()",
     "Quantity": "a quantity, such as clusters.constant(1.0)",
     "Topology": "a topology, such as topologies.ring(16) or topologies.from_matrix(W)",

@@ -59,6 +59,13 @@ def ours() -> Iterator[None]:
             raise
 
 
+def wide_type(dtype: Any) -> np.dtype:
+    """Returns the floating type in which numbers of a type are added and averaged: at least
+    float32; for booleans and integers JAX's default, which is float64 with `jax_enable_x64`.
+    """
+    return jnp.promote_types(jnp.result_type(dtype, float), jnp.float32)
+
+
 def outermost(function: F) -> F:
     """Decorates a function that compiles its own programs.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import fast_compile
@@ -22,6 +23,7 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(
 )  # they compile with the same settings
 
 import jax
+import jaxtyping
 import pytest
 from hypothesis import settings
 
@@ -122,6 +124,14 @@ def optimised():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", fast_compile.FAST)
+
+
+@pytest.fixture
+def as_users_call() -> Iterator[None]:
+    """Without the checks of annotations of constructors, which only tests have."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from algorithms import optimizers
 from algorithms.compressed.servers import Parts, Route, between, is_regularized, proximal_step
 from algorithms.optimizers import Model
 from dsgd import Algorithm, Compressor, Query, checks, communication, network, workers
-from dsgd.base import Params, Pattern, PyTree, Real
+from dsgd.base import Params, PyTree, Real
 from dsgd.communication import Communicator
 
 __all__ = [
@@ -210,7 +210,7 @@ def error_feedback(
     down: Down | None = None,
     *,
     vector: Vector = gradient,
-    via: Pattern = network.star,
+    via: network.OneServer | network.NServers = network.star,
 ) -> Algorithm:
     r"""Gradients that are compressed with any combination of memories. EC-SGD, EF21,
     EF21-SGDM, EControl, DIANA and EF-BV are special cases.
@@ -261,7 +261,7 @@ def with_memories(
     down: Down | None,
     *,
     vector: Vector = gradient,
-    via: Pattern,
+    via: network.OneServer | network.NServers,
     contracting: tuple[Compressor, ...] = (),
     insist: str = "",
 ) -> Algorithm:

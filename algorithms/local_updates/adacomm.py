@@ -12,7 +12,7 @@ import optax
 
 from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient
 from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Gradients, Params, Pattern, Period, Query, Real, Round, State
+from dsgd.base import Gradients, Params, Period, Query, Real, Round, State
 from dsgd.communication import Communicator
 from dsgd.engine.queries import loss_type
 
@@ -25,7 +25,7 @@ def adacomm(
     *,
     minimum: Real = 0.0,
     schedule: Callable[[Any], Any] | None = None,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""AdaComm: local SGD with a period that decreases with the square root of the loss.
 
@@ -65,7 +65,7 @@ def adacomm(
     period = checks.period("adacomm: period", period)
     interval = checks.period("adacomm: interval", interval)
 
-    def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
+    def change(x: Outer, y: Inner, round: Communicator, via: network.AllReduce):
         delta, loss = round.weighted_mean((outer_gradient(x, y), y.memory.loss), via)
         done, now = round.step + 1, x.memory
         start = jnp.where(now.averages == 0, loss, now.start)

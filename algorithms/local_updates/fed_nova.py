@@ -11,7 +11,7 @@ import optax
 from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient, scaled
 from algorithms.optimizers import Model
 from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Pattern, Period, PyTree
+from dsgd.base import Period, PyTree
 from dsgd.communication import Communicator
 
 
@@ -34,7 +34,7 @@ def fed_nova(
     period: Period,
     outer: optax.GradientTransformation | None = None,
     *,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedNova: FedAvg in which the server averages the clients' changes per unit of local
     progress, so that clients with more steps do not count more.
@@ -77,7 +77,7 @@ def fed_nova(
     """
     period = checks.period("fed_nova: period", period)
 
-    def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
+    def change(x: Outer, y: Inner, round: Communicator, via: network.AllReduce):
         distance = -y.optimizer.unit.params
         counts = distance > 0
         normalized = jax.vmap(scaled)(1 / jnp.where(counts, distance, 1), outer_gradient(x, y))

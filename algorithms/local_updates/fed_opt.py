@@ -11,7 +11,7 @@ import optax
 
 from algorithms.local_updates.fed_avg import federated
 from dsgd import Algorithm, checks, network
-from dsgd.base import Params, Pattern, Period, Real
+from dsgd.base import Params, Period, Real
 
 
 @checks.arguments
@@ -21,7 +21,7 @@ def fed_opt(
     outer: optax.GradientTransformation,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedOpt: the clients that participate make H local steps from the server's model, and the
     server makes one step of its own optimizer on the mean of their changes.
@@ -58,7 +58,7 @@ def fed_avgm(
     momentum: Real = 0.9,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedAvgM: FedAvg with momentum at the server.
 
@@ -94,7 +94,7 @@ def fed_adagrad(
     tau: Real = 1e-3,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedAdagrad: FedOpt with Adagrad at the server.
 
@@ -135,7 +135,7 @@ def fed_yogi(
     tau: Real = 1e-3,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedYogi: `fed_adam` with the second moment of Yogi,
 
@@ -168,7 +168,7 @@ def fed_adam(
     tau: Real = 1e-3,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedAdam: FedOpt with Adam at the server, as the paper has it.
 

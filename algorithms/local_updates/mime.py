@@ -15,7 +15,6 @@ from dsgd import Algorithm, checks, network, workers
 from dsgd.base import (
     Gradients,
     Params,
-    Pattern,
     Period,
     PyTree,
     Query,
@@ -32,7 +31,7 @@ def mime_lite(
     period: Period,
     server_step: Real = 1.0,
     *,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""MimeLite: clients make local steps of an optimizer with a frozen state; the server updates
     the state with the mean gradient at $x_t$.
@@ -95,7 +94,7 @@ def mime(
     period: Period,
     server_step: Real = 1.0,
     *,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""Mime: MimeLite with local gradients that are corrected as in SVRG.
 
