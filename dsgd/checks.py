@@ -112,6 +112,10 @@ def truth(where: str, given: Any, example: str) -> bool:
 
 def shown(value: Any) -> str:
     """Returns a value as text for an error message: one line of limited length."""
+    if isinstance(value, Tracer):
+        return f"a traced {typed(value)}"
+    if isinstance(value, tuple) and hasattr(value, "_fields") and hasattr(value, "name"):
+        return f"the {type(value).__name__} {value.name}"
     if inspect.isclass(value) or inspect.isfunction(value):
         return f"the {'class' if inspect.isclass(value) else 'function'} {value.__name__}"
     if isinstance(value, int) and value.bit_length() > 128:
@@ -190,7 +194,8 @@ def arguments(function: F, *, members: bool = True) -> F:
 
     An argument of another type raises a ValueError that names the function, the argument, and what
     was expected. Ranges, and missing or unknown arguments, are left to the function. Traced values
-    are not validated. `Annotated[T, "a pair"]` replaces the description in the message.
+    are accepted as numbers and arrays. If the function needs a value that is traced, the error names
+    the argument. `Annotated[T, "a pair"]` replaces the description in the message.
     `Annotated[Callable[[A, B], C], "(x, y)"]` describes the arguments with which a function is
     called, and rejects functions that do not accept that many.
 
@@ -235,6 +240,7 @@ def _validated(function: Any, name: str, members: bool) -> Any:
     @functools.wraps(function)
     def validated(*args: Any, **kwargs: Any) -> Any:
         requirements = needs()
+        given = {**dict(zip(order, args, strict=False)), **kwargs}
 
         def convert(argument: str, value: Any) -> Any:
             need = requirements.get(argument)
@@ -242,9 +248,12 @@ def _validated(function: Any, name: str, members: bool) -> Any:
                 if need.convert is _with_members and not members:
                     return value
                 return need.convert(f"{name}: {argument}", value)
-            if need and not isinstance(value, Tracer):
+            if need and isinstance(value, Tracer):
+                modes.refuse_tracing(name, f"{argument} is", f"{need.words}, not {typed(value)}")
+            if need:
                 raise ValueError(
                     f"{name}: {argument} = {_mismatch(value, need)}{array_likes.hint(value)}"
+                    f"{_swapped(argument, given, requirements)}"
                 )
             return value
 
@@ -252,8 +261,12 @@ def _validated(function: Any, name: str, members: bool) -> Any:
             convert(argument, value) for argument, value in zip(order, args, strict=False)
         ]
         named = {argument: convert(argument, value) for argument, value in kwargs.items()}
-        with modes.ours():
-            return function(*positional, *args[len(order) :], **named)
+        try:
+            with modes.ours():
+                return function(*positional, *args[len(order) :], **named)
+        except Exception as error:
+            modes.explain_tracing(name, given, error)
+            raise
 
     return validated
 
@@ -286,6 +299,18 @@ def _mismatch(value: Any, need: _Requirement) -> str:
         return f"{shown(value)}, which takes {signature}; expected a function of {need.call}"
     long = _is_long(value) and need.words.startswith(("an integer", "a number"))
     return f"{shown(value)}; expected {need.words}{' of at most 64 bits' if long else ''}"
+
+
+def _swapped(argument: str, given: dict[str, Any], needs: dict[str, _Requirement]) -> str:
+    """Returns the end of a message if this value and that of another argument, both invalid, are
+    valid for each other's argument; else "".
+    """
+    here, need = given[argument], needs[argument]
+    for other, there in given.items():
+        its = needs.get(other)
+        if its and not its.accepts(there) and its.accepts(here) and need.accepts(there):
+            return f"; {argument} and {other} are swapped"
+    return ""
 
 
 def _read(annotation: Any, scope: dict[str, Any]) -> _Requirement | None:
@@ -604,9 +629,7 @@ def _as_array(where: str, value: Any) -> Any:
     """Converts arrays of other libraries, and lists of them, to numpy arrays. Arrays of numpy and
     JAX, numbers, and lists of numbers are returned unchanged.
     """
-    plain = isinstance(value, np.ndarray | jax.Array | np.generic | int | float) and not isinstance(
-        value, np.ma.MaskedArray
-    )
+    plain = isinstance(value, jax.Array | int | float) or array_likes.is_native(value)
     return value if plain or array_likes.is_leaf(value) else array_likes.numbers(where, value)
 
 

@@ -14,8 +14,9 @@ import sys
 import unittest.mock as mock
 import warnings
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import fast_compile
 import jax
@@ -36,6 +37,7 @@ from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
 from dsgd import clusters, compressors, network, plots, problems, work, workers
 from dsgd.machines import local_processes
+from dsgd.engine import randomness
 from dsgd.planning import planner
 from dsgd.runs import chunks, driver
 
@@ -75,6 +77,20 @@ SHEET = Figure()
 
 class AnyClass:
     """One of the wrong values."""
+
+
+class Unreadable:
+    """An array that cannot be converted."""
+
+    def __array__(self, *args: Any, **options: Any) -> np.ndarray:
+        raise RuntimeError("not on this device")
+
+
+class Traced(NamedTuple):
+    """Wrong values: what this transformation passes to a function of the value."""
+
+    transform: Callable
+    value: Any
 
 
 POOL: dict[str, Any] = {
@@ -134,6 +150,19 @@ POOL: dict[str, Any] = {
     "optax": optax,
     "a compressor": SIGN,
     "a problem": QUADRATIC,
+    "a method": METHOD,
+    "a Decimal": Decimal("0.5"),
+    "a long double": np.longdouble(0.5),
+    "big-endian": np.full(4, 0.5, ">f4"),
+    "long doubles": np.full((4, 4), 0.25, np.longdouble),
+    "a matrix": np.asmatrix(np.eye(4)),
+    "dates": np.array(["2026-01-01"], "datetime64[D]"),
+    "records": np.zeros(4, [("a", ">f4")]),
+    "sparse": scipy.sparse.csr_array(np.eye(4)),
+    "unreadable": Unreadable(),
+    "traced": Traced(jax.make_jaxpr, jnp.ones(4)),
+    "differentiated": Traced(jax.grad, 0.5),
+    "mapped": Traced(jax.vmap, jnp.arange(2)),
 }
 
 _UPDATES = {"worker": np.zeros(3, int), **dict.fromkeys(("computed", "trip", "busy"), np.ones(3))}
@@ -576,11 +605,39 @@ def messages() -> dict[str, str]:
     return raised
 
 
+def retyped(value: Any) -> dict[str, Any]:
+    """Returns the value with its arrays in other types, and inside a transformation."""
+    leaves = jax.tree.leaves(value)
+    numeric = all(isinstance(leaf, np.ndarray | jax.Array | float | int) for leaf in leaves)
+    if not leaves or not numeric or any(map(randomness.may_be_key, leaves)):
+        return {}
+
+    def numpys(change: Callable) -> Any:
+        return jax.tree.map(
+            lambda leaf: leaf if isinstance(leaf, float | int) else change(np.asarray(leaf)), value
+        )
+
+    return {
+        "its own, traced": Traced(jax.make_jaxpr, value),
+        "its own, big-endian": numpys(lambda leaf: leaf.astype(leaf.dtype.newbyteorder(">"))),
+        "its own, strided": numpys(lambda leaf: np.repeat(leaf, 2, axis=-1)[..., ::2] if leaf.ndim else leaf),
+    }
+
+
 def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str | None:
     """Returns the mistake in the outcome of the call; None if it succeeds, or raises a ValueError
     that names the function, the argument, or the file. With unchanged arguments, the call must
     succeed.
     """
+    if isinstance(traced := arguments.get(changed), Traced):
+        found = []
+
+        def call(value):
+            found.append(outcome(function, {**arguments, changed: value}, changed))
+            return value
+
+        traced.transform(call)(traced.value)
+        return found[0]
     try:
         function(**arguments)
     except ValueError as error:
@@ -637,16 +694,22 @@ def main(every: int) -> None:
     }
     drawn, escaped, first = 0, {}, itertools.count()
     for function, arguments in calls.items():
-        for name in arguments:
-            for shown, value in (
-                list(POOL.items())[next(first) % every :: every] if name != "self" else ()
-            ):
-                drawn += 1
-                wrong = outcome(function, {**arguments, name: value}, name)
-                if wrong:
-                    escaped[f"{function.__module__}.{function.__qualname__}({name}={shown})"] = (
-                        wrong
-                    )
+        outcomes: dict[str, str | None] = {}
+        jax.eval_shape(
+            lambda function=function, arguments=arguments, outcomes=outcomes: outcomes.update(
+                inside=outcome(function, arguments, function.__name__)
+            )
+        )
+        for name in sorted(arguments.keys() - {"self"}):
+            wrong_values = POOL | retyped(arguments[name])
+            for shown, value in list(wrong_values.items())[next(first) % every :: every]:
+                outcomes[f"{name}={shown}"] = outcome(function, {**arguments, name: value}, name)
+        drawn += len(outcomes)
+        escaped |= {
+            f"{function.__module__}.{function.__qualname__}({call})": wrong
+            for call, wrong in outcomes.items()
+            if wrong
+        }
     found = {
         "good": {name: wrong for name, wrong in good.items() if wrong},
         "drawn": drawn,

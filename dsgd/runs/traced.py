@@ -26,8 +26,8 @@ def used_as_python_values(
         factory, grid: the factory and the grid of the sweep.
         error: the error with which it failed.
     """
-    # Errors of our own argument checks show the value, which is a tracer if the factory used one.
-    if not (isinstance(error, TypeError) or "Tracer" in str(error)):
+    # Errors of our own argument checks say whether the value is traced.
+    if not (isinstance(error, TypeError) or "traced" in str(error)):
         return []
     if not _traces(
         job._replace(
