@@ -625,9 +625,10 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def _as_array(where: str, value: Any) -> Any:
-    """Converts arrays of other libraries, and lists of them, to numpy arrays. Arrays of numpy and
-    JAX, numbers, and lists of numbers are returned unchanged.
+def as_array(where: str, value: Any) -> Any:
+    """Converts arrays of other libraries, those of numpy in types that JAX does not accept, and
+    lists of them, to numpy arrays. Other arrays of numpy and JAX, numbers, and lists of numbers are
+    returned unchanged.
     """
     plain = isinstance(value, jax.Array | int | float) or array_likes.is_native(value)
     return value if plain or array_likes.is_leaf(value) else array_likes.numbers(where, value)
@@ -635,9 +636,9 @@ def _as_array(where: str, value: Any) -> Any:
 
 _LISTS = (Sequence, list, tuple)
 _ARRAY = _Requirement(
-    lambda value: _is_array(value) and is_numeric(value), "an array of numbers", _as_array
+    lambda value: _is_array(value) and is_numeric(value), "an array of numbers", as_array
 )
-_NUMBERS = _Requirement(is_numeric, "numbers", _as_array)
+_NUMBERS = _Requirement(is_numeric, "numbers", as_array)
 _NUMBER = _Requirement(is_number, "a number", lambda where, value: _float(value))
 _FRACTION = _Requirement(is_number, "a number", lambda where, value: python_number(value))
 _INTEGER = _Requirement(
