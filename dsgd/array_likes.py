@@ -84,9 +84,7 @@ def hint(values: Any) -> str:
     It is "" for values that `numbers` accepts, and for objects that are not array-like.
     """
     plain = isinstance(values, list | tuple) and not hasattr(values, "_fields")
-    like = plain or any(
-        hasattr(values, name) for name in ("__array__", "__dlpack__", "toarray")
-    )
+    like = plain or any(hasattr(values, name) for name in ("__array__", "__dlpack__", "toarray"))
     reason = refusal(values) if like else None
     return f" (got {reason})" if reason else ""
 

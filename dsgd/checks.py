@@ -194,8 +194,8 @@ def arguments(function: F, *, members: bool = True) -> F:
 
     An argument of another type raises a ValueError that names the function, the argument, and what
     was expected. Ranges, and missing or unknown arguments, are left to the function. Traced values
-    are accepted as numbers and arrays. If the function needs a value that is traced, the error names
-    the argument. `Annotated[T, "a pair"]` replaces the description in the message.
+    are accepted as numbers and arrays. If the function needs the value of one, the error names the
+    argument. `Annotated[T, "a pair"]` replaces the description in the message.
     `Annotated[Callable[[A, B], C], "(x, y)"]` describes the arguments with which a function is
     called, and rejects functions that do not accept that many.
 

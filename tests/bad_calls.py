@@ -36,8 +36,8 @@ from algorithms.cannikin import epochs
 from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
 from dsgd import clusters, compressors, network, plots, problems, work, workers
-from dsgd.machines import local_processes
 from dsgd.engine import randomness
+from dsgd.machines import local_processes
 from dsgd.planning import planner
 from dsgd.runs import chunks, driver
 
@@ -613,14 +613,12 @@ def retyped(value: Any) -> dict[str, Any]:
         return {}
 
     def numpys(change: Callable) -> Any:
-        return jax.tree.map(
-            lambda leaf: leaf if isinstance(leaf, float | int) else change(np.asarray(leaf)), value
-        )
+        return jax.tree.map(lambda leaf: change(np.asarray(leaf)) if np.ndim(leaf) else leaf, value)
 
     return {
         "its own, traced": Traced(jax.make_jaxpr, value),
         "its own, big-endian": numpys(lambda leaf: leaf.astype(leaf.dtype.newbyteorder(">"))),
-        "its own, strided": numpys(lambda leaf: np.repeat(leaf, 2, axis=-1)[..., ::2] if leaf.ndim else leaf),
+        "its own, strided": numpys(lambda leaf: np.repeat(leaf, 2, axis=-1)[..., ::2]),
     }
 
 
