@@ -270,7 +270,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.n
         np.lib.format.read_magic(file)
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         expected = file.tell() + math.prod(shape) * dtype.itemsize
-    if member.file_size != expected or expected > size or min(shape, default=0) < 0:
+    if member.file_size != expected or expected > size:
         raise ValueError(f"{member.filename} has {member.file_size} bytes instead of {expected}")
     with archive.open(member) as file:
         return np.lib.format.read_array(file, allow_pickle=False)

@@ -308,6 +308,10 @@ FORGED: dict[str, dict[str, bytes]] = {
     "more elements than bytes": {"about.npy": TEXT.getvalue(), "x.npy": header((2**60,)) + b"1234"},
     "fewer elements than bytes": {"about.npy": TEXT.getvalue(), "x.npy": header((2,)) + 12 * b"1"},
     "a negative shape": {"about.npy": TEXT.getvalue(), "x.npy": header((-1, -2)) + 8 * b"1"},
+    "more zeros than the file has bytes": {
+        "about.npy": TEXT.getvalue(),
+        "x.npy": header((10**6, 1)) + 4_000_000 * b"\0",
+    },
     "objects": {"about.npy": TEXT.getvalue(), "x.npy": header((2,), "|O") + 16 * b"1"},
     "no fingerprint": {"x.npy": header((2,)) + 8 * b"1"},
     "no array": {"about.npy": TEXT.getvalue(), "x.npy": b"text"},
@@ -320,7 +324,7 @@ FORGED: dict[str, dict[str, bytes]] = {
 
 @pytest.mark.parametrize("contents", FORGED.values(), ids=lambda each: f"{len(each)} arrays")
 def test_contents_that_were_not_written_are_refused_whatever_their_checksum(contents, tmp_path):
-    with zipfile.ZipFile(tmp_path / FILE, "w") as archive:
+    with zipfile.ZipFile(tmp_path / FILE, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, written in contents.items():
             archive.writestr(name, written)
     whole = (tmp_path / FILE).read_bytes()
