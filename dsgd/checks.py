@@ -115,7 +115,7 @@ def shown(value: Any) -> str:
     if isinstance(value, Tracer):
         return f"a traced {typed(value)}"
     if isinstance(value, tuple) and hasattr(value, "_fields") and hasattr(value, "name"):
-        return f"the {type(value).__name__} {value.name}"
+        return f"the {type(value).__name__} {getattr(value, 'name', '')}"
     if inspect.isclass(value) or inspect.isfunction(value):
         return f"the {'class' if inspect.isclass(value) else 'function'} {value.__name__}"
     if isinstance(value, int) and value.bit_length() > 128:
@@ -360,12 +360,16 @@ def _need(annotation: Any) -> _Requirement | None:
     kind = origin or annotation
     if kind is Callable:
         return _function_of(len(inner[0]) if inner and isinstance(inner[0], list) else None)
-    words = _WORDS.get(kind.__name__, f"a {kind.__name__}")
     return _Requirement(
         lambda value: isinstance(value, kind),
-        words,
+        described(kind),
         _with_members if kind.__name__ in _MEMBERS else _unchanged,
     )
+
+
+def described(kind: type) -> str:
+    """Returns the description of a type, for messages: "a dsgd.Algorithm, such as ..."."""
+    return _WORDS.get(kind.__name__, f"a {kind.__name__}")
 
 
 def _any_of(needs: Sequence[_Requirement | None]) -> _Requirement | None:

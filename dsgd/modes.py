@@ -25,12 +25,6 @@ from dsgd import causes
 F = TypeVar("F", bound=Callable)
 
 _TRACED = "traced by jax.jit"
-_NEED_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.NonConcreteBooleanIndexError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
 _NO_MESH = Mesh(np.empty((), object), ())
 # Flag, the values of it that are overridden, and the context that does so.
 _CHANGED: tuple[tuple[str, tuple[Any, ...], Callable[[], Any]], ...] = (
@@ -131,7 +125,7 @@ def explain_tracing(name: str, arguments: dict[str, Any], error: Exception) -> N
     """
     text = str(error)
     of_another = _TRACED in text and not text.startswith(f"{name}: ")
-    of_tracing = isinstance(error, _NEED_VALUES) or "Tracer" in text or of_another
+    of_tracing = isinstance(error, causes.TRACING) or "Tracer" in text or of_another
     if of_tracing and not causes.of(error):
         try:
             _require_values(name, arguments, "concrete values")

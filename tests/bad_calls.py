@@ -155,7 +155,7 @@ POOL: dict[str, Any] = {
     "a long double": np.longdouble(0.5),
     "big-endian": np.full(4, 0.5, ">f4"),
     "long doubles": np.full((4, 4), 0.25, np.longdouble),
-    "a matrix": np.asmatrix(np.full((4, 4), 0.25)),
+    "a matrix": np.full((4, 4), 0.25).view(np.matrix),
     "dates": np.array(["2026-01-01"], "datetime64[D]"),
     "records": np.zeros(4, [("a", ">f4")]),
     "sparse": scipy.sparse.csr_array(np.full((4, 4), 0.25)),
@@ -540,7 +540,8 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "problems.load((np.zeros((20, 3)), np.arange(20) % 2 + 0.9))": "entry 0.9",
     "problems.load(digits._replace(test_inputs=digits.test_inputs * np.nan))": "digits: test",
     "problems.load(digits._replace(train_targets=digits.train_targets + 0.9))": "digits: train",
-    "dsgd.sweep(delays.constant, problem, steps=1, key=key, bound=[1, -1])": "bound = -1",
+    "dsgd.sweep(delays.constant, problem, steps=1, key=key, bound=[1])": "returned the Delays",
+    "dsgd.sweep(delayed, problem, steps=1, key=key, bound=[1, -1])": "bound = -1",
     "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "consensus_step = 1.5",
     "plots.curves(swept, yscale='cubic')": "curves: yscale = 'cubic'",
     "dsgd.frame(problem)": "a dsgd.Result, a dsgd.Sweep, a history",
@@ -595,7 +596,11 @@ def messages() -> dict[str, str]:
         "ring": ring,
         "cluster": clusters.Cluster(SECONDS),
     }
-    given |= {"run": dsgd.run, "tuned": lambda step: algorithms.choco_sgd(SGD, ring, SIGN, step)}
+    given |= {
+        "run": dsgd.run,
+        "delayed": lambda bound: algorithms.asynchronous_sgd(SGD, delays.constant(bound)),
+        "tuned": lambda step: algorithms.choco_sgd(SGD, ring, SIGN, step),
+    }
     raised = dict.fromkeys(MESSAGES, "nothing raised")
     for case in MESSAGES:
         try:

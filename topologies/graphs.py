@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import numpy as np
 from scipy.sparse import coo_array, csr_array, dia_array, issparse
 
-from dsgd import checks
+from dsgd import causes, checks
 from dsgd.graphs.sizes import require_memory
 from dsgd.graphs.topology import TOLERANCE, Role, Topology
 from topologies.weights import WEIGHTS, metropolis, role_of, uniform
@@ -502,7 +502,8 @@ def named(
     name = f"{name[:-1]}{how})" if name.endswith(")") else f"{name}{how}"
     rounds = adjacency if isinstance(adjacency, list) else [adjacency]
     try:
-        matrices = [weights(one) for one in rounds]
+        with causes.explained(f"{name}: weights"):
+            matrices = [weights(one) for one in rounds]
     except ValueError as error:
         if names is None:
             raise

@@ -129,7 +129,7 @@ def test_lists_of_numbers_are_arrays_and_other_containers_structure():
         np.array([0.5, 3e38], ">f4"),
         np.array([-7, 2**31 - 1], ">i8"),
         np.array([3, 2**16 - 1], ">u2"),
-        np.full(3, 2.5).view(np.recarray),
+        np.full((3, 2), 2.5).view(np.matrix),
         np.zeros(0, np.int64),
         np.array([True]),
         np.ones(2, jnp.bfloat16),
