@@ -312,8 +312,8 @@ def _named(optimizer: optax.GradientTransformation) -> Iterator[None]:
         raise ValueError(
             f"optimizer {display_name(optimizer)} fails on these parameters "
             f"({type(error).__name__}: "
-            f"{cause}); expected an optimizer that steps on gradients alone, with masks, "
-            "labels and schedules that fit the parameters"
+            f"{cause}); expected an optimizer that steps on gradients alone, with floats as "
+            "hyperparameters, and masks, labels and schedules that fit the parameters"
         ) from error
 
 

@@ -112,10 +112,12 @@ def truth(where: str, given: Any, example: str) -> bool:
 
 def shown(value: Any) -> str:
     """Returns a value as text for an error message: one line of limited length."""
-    if inspect.isclass(value) or inspect.isfunction(value):
-        return f"the {'class' if inspect.isclass(value) else 'function'} {value.__name__}"
+    if isinstance(value, Tracer):
+        return f"a traced {typed(value)}"
     if hasattr(value, "_fields") and isinstance(getattr(value, "name", None), str):
         return f"the {type(value).__name__} {value.name}"  # a method, a compressor, a pattern
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return f"the {'class' if inspect.isclass(value) else 'function'} {value.__name__}"
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     try:
@@ -192,7 +194,8 @@ def arguments(function: F, *, members: bool = True) -> F:
 
     An argument of another type raises a ValueError that names the function, the argument, and what
     was expected. Ranges, and missing or unknown arguments, are left to the function. Traced values
-    are not validated. `Annotated[T, "a pair"]` replaces the description in the message.
+    are accepted as numbers and arrays. If the function needs the value of one, the error names the
+    argument. `Annotated[T, "a pair"]` replaces the description in the message.
     `Annotated[Callable[[A, B], C], "(x, y)"]` describes the arguments with which a function is
     called, and rejects functions that do not accept that many.
 
@@ -237,19 +240,33 @@ def _validated(function: Any, name: str, members: bool) -> Any:
     @functools.wraps(function)
     def validated(*args: Any, **kwargs: Any) -> Any:
         requirements = needs()
+        given = {**dict(zip(order, args, strict=False)), **kwargs}
 
         def convert(argument: str, value: Any) -> Any:
             need = requirements.get(argument)
-            if not need or (need.convert is _with_members and not members and need.accepts(value)):
-                return value
-            return _converted(f"{name}: {argument}", value, need)
+            if need and need.accepts(value):
+                if need.convert is _with_members and not members:
+                    return value
+                return need.convert(f"{name}: {argument}", value)
+            if need and isinstance(value, Tracer):
+                modes.refuse_tracing(name, f"{argument} is", f"{need.words}, not {typed(value)}")
+            if need:
+                raise ValueError(
+                    f"{name}: {argument} = {_mismatch(value, need)}{array_likes.hint(value)}"
+                    f"{_swapped(argument, given, requirements)}"
+                )
+            return value
 
         positional = [
             convert(argument, value) for argument, value in zip(order, args, strict=False)
         ]
         named = {argument: convert(argument, value) for argument, value in kwargs.items()}
-        with modes.ours():
-            return function(*positional, *args[len(order) :], **named)
+        try:
+            with modes.ours():
+                return function(*positional, *args[len(order) :], **named)
+        except Exception as error:
+            modes.explain_tracing(name, given, error)
+            raise
 
     return validated
 
@@ -261,14 +278,8 @@ def require(where: str, value: Any, annotation: Any) -> Any:
         ValueError: if it is of another type.
     """
     need = _need(annotation)
-    return _converted(where, value, need) if need else value
-
-
-def _converted(where: str, value: Any, need: _Requirement) -> Any:
-    if need.accepts(value):
-        return need.convert(where, value)
-    if isinstance(value, Tracer):
-        return value
+    if not need or need.accepts(value):
+        return need.convert(where, value) if need else value
     raise ValueError(f"{where} = {_mismatch(value, need)}{array_likes.hint(value)}")
 
 
@@ -300,6 +311,18 @@ def _mismatch(value: Any, need: _Requirement) -> str:
         return f"{shown(value)}, which takes {signature}; expected a function of {need.call}"
     long = _is_long(value) and need.words.startswith(("an integer", "a number"))
     return f"{shown(value)}; expected {need.words}{' of at most 64 bits' if long else ''}"
+
+
+def _swapped(argument: str, given: dict[str, Any], needs: dict[str, _Requirement]) -> str:
+    """Returns the end of a message if this value and that of another argument, both invalid, are
+    valid for each other's argument; else "".
+    """
+    here, need = given[argument], needs[argument]
+    for other, there in given.items():
+        its = needs.get(other)
+        if its and not its.accepts(there) and its.accepts(here) and need.accepts(there):
+            return f"; {argument} and {other} are swapped"
+    return ""
 
 
 def _read(annotation: Any, scope: dict[str, Any]) -> _Requirement | None:
@@ -349,14 +372,18 @@ def _need(annotation: Any) -> _Requirement | None:
     kind = origin or annotation
     if kind is Callable:
         return _function_of(len(inner[0]) if inner and isinstance(inner[0], list) else None)
-    words = _WORDS.get(kind.__name__, f"a {kind.__name__}")
     return _Requirement(
         lambda value: isinstance(value, kind),
-        words,
+        described(kind),
         _with_members
         if any(base.__name__ in _MEMBERS for base in inspect.getmro(kind))
         else _unchanged,
     )
+
+
+def described(kind: type) -> str:
+    """Returns the description of a type, for messages: "a dsgd.Algorithm, such as ..."."""
+    return _WORDS.get(kind.__name__, f"a {kind.__name__}")
 
 
 def _any_of(needs: Sequence[_Requirement | None]) -> _Requirement | None:
@@ -616,21 +643,20 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def _as_array(where: str, value: Any) -> Any:
-    """Converts arrays of other libraries, and lists of them, to numpy arrays. Arrays of numpy and
-    JAX, numbers, and lists of numbers are returned unchanged.
+def as_array(where: str, value: Any) -> Any:
+    """Converts arrays of other libraries, those of numpy in types that JAX does not accept, and
+    lists of them, to numpy arrays. Other arrays of numpy and JAX, numbers, and lists of numbers are
+    returned unchanged.
     """
-    plain = isinstance(value, np.ndarray | jax.Array | np.generic | int | float) and not isinstance(
-        value, np.ma.MaskedArray
-    )
+    plain = isinstance(value, jax.Array | int | float) or array_likes.is_native(value)
     return value if plain or array_likes.is_leaf(value) else array_likes.numbers(where, value)
 
 
 _LISTS = (Sequence, list, tuple)
 _ARRAY = _Requirement(
-    lambda value: _is_array(value) and is_numeric(value), "an array of numbers", _as_array
+    lambda value: _is_array(value) and is_numeric(value), "an array of numbers", as_array
 )
-_NUMBERS = _Requirement(is_numeric, "numbers", _as_array)
+_NUMBERS = _Requirement(is_numeric, "numbers", as_array)
 _NUMBER = _Requirement(is_number, "a number", lambda where, value: _float(value))
 _FRACTION = _Requirement(is_number, "a number", lambda where, value: python_number(value))
 _INTEGER = _Requirement(

@@ -14,8 +14,9 @@ import sys
 import unittest.mock as mock
 import warnings
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import fast_compile
 import jax
@@ -35,6 +36,7 @@ from algorithms.cannikin import epochs
 from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
 from dsgd import clusters, compressors, network, plots, problems, work, workers
+from dsgd.engine import randomness
 from dsgd.machines import local_processes
 from dsgd.planning import planner
 from dsgd.runs import chunks, driver
@@ -75,6 +77,20 @@ SHEET = Figure()
 
 class AnyClass:
     """One of the wrong values."""
+
+
+class Unreadable:
+    """An array that cannot be converted."""
+
+    def __array__(self, *args: Any, **options: Any) -> np.ndarray:
+        raise RuntimeError("not on this device")
+
+
+class Traced(NamedTuple):
+    """Wrong values: what this transformation passes to a function of the value."""
+
+    transform: Callable
+    value: Any
 
 
 POOL: dict[str, Any] = {
@@ -134,6 +150,19 @@ POOL: dict[str, Any] = {
     "optax": optax,
     "a compressor": SIGN,
     "a problem": QUADRATIC,
+    "a method": METHOD,
+    "a Decimal": Decimal("0.5"),
+    "a long double": np.longdouble(0.5),
+    "big-endian": np.full(4, 0.5, ">f4"),
+    "long doubles": np.full((4, 4), 0.25, np.longdouble),
+    "a matrix": np.full((4, 4), 0.25).view(np.matrix),
+    "dates": np.array(["2026-01-01"], "datetime64[D]"),
+    "records": np.zeros(4, [("a", ">f4")]),
+    "sparse": scipy.sparse.csr_array(np.full((4, 4), 0.25)),
+    "unreadable": Unreadable(),
+    "traced": Traced(jax.make_jaxpr, jnp.ones(4)),
+    "differentiated": Traced(jax.grad, 0.5),
+    "mapped": Traced(jax.vmap, jnp.arange(2)),
 }
 
 _UPDATES = {"worker": np.zeros(3, int), **dict.fromkeys(("computed", "trip", "busy"), np.ones(3))}
@@ -511,7 +540,8 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "problems.load((np.zeros((20, 3)), np.arange(20) % 2 + 0.9))": "entry 0.9",
     "problems.load(digits._replace(test_inputs=digits.test_inputs * np.nan))": "digits: test",
     "problems.load(digits._replace(train_targets=digits.train_targets + 0.9))": "digits: train",
-    "dsgd.sweep(delays.constant, problem, steps=1, key=key, bound=[1, -1])": "bound = -1",
+    "dsgd.sweep(delays.constant, problem, steps=1, key=key, bound=[1])": "returned the Delays",
+    "dsgd.sweep(delayed, problem, steps=1, key=key, bound=[1, -1])": "bound = -1",
     "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "consensus_step = 1.5",
     "plots.curves(swept, yscale='cubic')": "curves: yscale = 'cubic'",
     "dsgd.frame(problem)": "a dsgd.Result, a dsgd.Sweep, a history",
@@ -566,7 +596,11 @@ def messages() -> dict[str, str]:
         "ring": ring,
         "cluster": clusters.Cluster(SECONDS),
     }
-    given |= {"run": dsgd.run, "tuned": lambda step: algorithms.choco_sgd(SGD, ring, SIGN, step)}
+    given |= {
+        "run": dsgd.run,
+        "delayed": lambda bound: algorithms.asynchronous_sgd(SGD, delays.constant(bound)),
+        "tuned": lambda step: algorithms.choco_sgd(SGD, ring, SIGN, step),
+    }
     raised = dict.fromkeys(MESSAGES, "nothing raised")
     for case in MESSAGES:
         try:
@@ -576,11 +610,37 @@ def messages() -> dict[str, str]:
     return raised
 
 
+def retyped(value: Any) -> dict[str, Any]:
+    """Returns the value with its arrays in other types, and inside a transformation."""
+    leaves = jax.tree.leaves(value)
+    numeric = all(isinstance(leaf, np.ndarray | jax.Array | float | int) for leaf in leaves)
+    if not leaves or not numeric or any(map(randomness.may_be_key, leaves)):
+        return {}
+
+    def numpys(change: Callable) -> Any:
+        return jax.tree.map(lambda leaf: change(np.asarray(leaf)) if np.ndim(leaf) else leaf, value)
+
+    return {
+        "its own, traced": Traced(jax.make_jaxpr, value),
+        "its own, big-endian": numpys(lambda leaf: leaf.astype(leaf.dtype.newbyteorder(">"))),
+        "its own, strided": numpys(lambda leaf: np.repeat(leaf, 2, axis=-1)[..., ::2]),
+    }
+
+
 def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str | None:
     """Returns the mistake in the outcome of the call; None if it succeeds, or raises a ValueError
     that names the function, the argument, or the file. With unchanged arguments, the call must
     succeed.
     """
+    if isinstance(traced := arguments.get(changed), Traced):
+        found = []
+
+        def call(value):
+            found.append(outcome(function, {**arguments, changed: value}, changed))
+            return value
+
+        traced.transform(call)(traced.value)
+        return found[0]
     try:
         function(**arguments)
     except ValueError as error:
@@ -637,16 +697,23 @@ def main(every: int) -> None:
     }
     drawn, escaped, first = 0, {}, itertools.count()
     for function, arguments in calls.items():
-        for name in arguments:
-            for shown, value in (
-                list(POOL.items())[next(first) % every :: every] if name != "self" else ()
-            ):
-                drawn += 1
-                wrong = outcome(function, {**arguments, name: value}, name)
-                if wrong:
-                    escaped[f"{function.__module__}.{function.__qualname__}({name}={shown})"] = (
-                        wrong
-                    )
+        outcomes: dict[str, str | None] = {}
+
+        def inside(function=function, arguments=arguments, outcomes=outcomes):
+            outcomes["inside jit"] = outcome(function, arguments, function.__name__)
+
+        if next(first) % every == 0:
+            jax.eval_shape(inside)
+        for name in sorted(arguments.keys() - {"self"}):
+            wrong_values = POOL | retyped(arguments[name])
+            for shown, value in list(wrong_values.items())[next(first) % every :: every]:
+                outcomes[f"{name}={shown}"] = outcome(function, {**arguments, name: value}, name)
+        drawn += len(outcomes)
+        escaped |= {
+            f"{function.__module__}.{function.__qualname__}({call})": wrong
+            for call, wrong in outcomes.items()
+            if wrong
+        }
     found = {
         "good": {name: wrong for name, wrong in good.items() if wrong},
         "drawn": drawn,

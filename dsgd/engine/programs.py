@@ -69,7 +69,7 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
                 len(traced.jaxpr.in_avals) > len(jax.tree.leaves(args))
                 and not _constants_are_left_out()
             ):
-                modes.refuse_tracing("run", "a value that the method or the problem uses is")
+                modes.refuse_tracing("run", "a value that the method or the problem uses is", "")
             lowered = traced.lower()
             _contents[traced.jaxpr] = _content(lowered, plan.mesh)
     return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or traced.lower()))(
