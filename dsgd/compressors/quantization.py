@@ -73,6 +73,8 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     maximum; the printed code for a constant vector divides by zero, here it is sent exactly.
     """
     require_bits("random_quantization", bits)
+    if bucket is not None:
+        checks.positive_int("random_quantization: bucket", bucket)
     steps = 2**bits - 1
 
     def compress(key, x):

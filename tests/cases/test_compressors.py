@@ -83,3 +83,73 @@ def test_a_run_with_a_gradient_that_is_not_finite_diverges(name):
     )
     with pytest.raises(dsgd.Diverged):
         dsgd.run(method, problem, steps=3, key=jax.random.key(0), mesh=1)
+
+
+COUNTED = {
+    "top_k": [0, 0, -5, 0, 4, 0, 0],
+    "block_top_k": [0, 0, -5, 2, 4, 0.5, 0],
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_number_of_elements_or_blocks_is_kept(name):
+    x, key = jnp.array([3, -1, -5, 2, 4, 0.5, 1]), jax.random.key(0)
+    given = {"block": 2} if name == "block_top_k" else {}
+    kept = getattr(compressors, name)(k=2, **given)
+    np.testing.assert_array_equal(compressors.apply(kept, key, x), COUNTED[name])
+    assert [kept.delta(d) for d in (1, 7)] == pytest.approx([1, 2 / (4 if given else 7)])
+    whole = getattr(compressors, name)(k=100, **given)
+    np.testing.assert_array_equal(compressors.apply(whole, key, x), x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        compressors.random_k,
+        compressors.shared_random_k,
+        lambda k: compressors.with_seed(compressors.random_places(k=k)),
+        lambda k: compressors.with_seed(compressors.random_block(k=k)),
+    ],
+)
+def test_a_number_of_elements_is_drawn_and_scaled_up(make):
+    x, of_three = np.arange(1, 8, dtype=np.float32), make(k=3)
+    kept = np.asarray(compressors.apply(of_three, jax.random.key(1), x))
+    assert np.count_nonzero(kept) == 3
+    np.testing.assert_allclose(kept[kept != 0], 7 / 3 * x[kept != 0], rtol=1e-6)
+    assert [of_three.omega(d) for d in (2, 3, 7)] == pytest.approx([0, 0, 4 / 3])
+
+
+SHARES = {
+    **{
+        f"{name}(k=2)": partial(getattr(compressors, name), 2)
+        for name in ("top_k", "random_k", "shared_random_k", "random_places", "random_block")
+    },
+    "block_top_k(k=2)": partial(compressors.block_top_k, 2, 4),
+    "sampled_top_k: fraction": partial(compressors.sampled_top_k, 1),
+    "sampled_top_k: sample": partial(compressors.sampled_top_k, 0.5, np.int64(3)),
+    "variance_optimal: fraction": partial(compressors.variance_optimal, 1),
+    "sketched_sgd: fraction": partial(algorithms.sketched_sgd, optax.sgd(0.1), 1, 8, 4),
+    "fetch_sgd: fraction": partial(algorithms.fetch_sgd, optax.sgd(0.1), 1, 8),
+    "dion: rank_fraction": partial(algorithms.dion, optax.sgd(0.1), 1),
+    r"kimad.top_k: ratios[1]": partial(algorithms.kimad.top_k, [0.5, 1]),
+}
+
+
+@pytest.mark.parametrize("where", SHARES)
+def test_an_integer_is_not_a_share(where):
+    with pytest.raises(ValueError, match=r"an integer; expected a share, a float") as refused:
+        SHARES[where]()
+    assert where in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [{}, {"fraction": 0.5, "k": 1}, {"k": 0}, {"k": -1}])
+@pytest.mark.parametrize("name", ["top_k", "random_places"])
+def test_a_share_or_a_number_is_required(name, given):
+    with pytest.raises(ValueError, match=rf"^{name}: .*expected"):
+        getattr(compressors, name)(**given)
+
+
+def test_all_elements_are_a_share_of_one():
+    assert compressors.top_k(1.0).name == "top_k(1.0)"
+    assert compressors.top_k(np.float32(1)).delta(7) == 1
+    assert compressors.top_k(k=1).name == "top_k(k=1)"
