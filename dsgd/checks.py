@@ -680,7 +680,7 @@ _NEEDS = (
         ),
     ),
 )
-_MEMBERS = {  # arguments of the functions in these tuples, see `dsgd.base`
+_MEMBERS = {  # arguments of the functions in these tuples
     "Algorithm": {
         "init": "params N",
         "query": "state round",
@@ -710,6 +710,9 @@ _MEMBERS = {  # arguments of the functions in these tuples, see `dsgd.base`
         "omega": "d",
         "delta": "d",
     },
+    "LinearCode": {"encode": "key x", "decode": "key code d", "omega": "d", "delta": "d"},
+    "ThreePoint": {"apply": "send x h y round", "constants": "d"},
+    "Vector": {"start": "params", "step": "state g x"},
     "Delays": {"staleness": "key t parts moved"},
     "Pattern": {
         "seconds": "N latency transfer convention",
