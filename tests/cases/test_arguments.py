@@ -19,7 +19,7 @@ from dsgd import checks, compressors, problems
 
 SGD = optax.sgd(0.1)
 SIGN = compressors.sign
-UP = memories.Up(SIGN, error=0.7)
+UP, DOWN = memories.Up(SIGN, error=0.7), memories.Down(SIGN)
 CODE = compressors.random_places(0.5, unbiased=False)
 DELEGATED = {
     "lag: threshold": lambda: algorithms.lag(SGD, -1),
@@ -54,13 +54,13 @@ def adacomm(**options):
 
 REFUSED = {
     "error_feedback: compressor of up = 'sign'; .*compressor": lambda: algorithms.error_feedback(
-        SGD, memories.Up("sign", error=0.7)
+        SGD, UP._replace(compressor="sign")
     ),
     "error_feedback: compressor of down = None; .*compressor": lambda: algorithms.error_feedback(
-        SGD, UP, memories.Down(None)
+        SGD, UP, DOWN._replace(compressor=None)
     ),
     r"error_feedback: memory of down = array\(.*'error'": lambda: algorithms.error_feedback(
-        SGD, UP, memories.Down(SIGN, memory=np.arange(4.0))
+        SGD, UP, DOWN._replace(memory=np.arange(4.0))
     ),
     r"error_feedback: over of up = array\(.*'arrived'": lambda: algorithms.error_feedback(
         SGD, UP._replace(over=np.arange(4.0))
