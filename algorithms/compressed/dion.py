@@ -11,6 +11,7 @@ import optax
 from algorithms import matrices
 from dsgd import Algorithm, checks
 from dsgd.base import Real
+from dsgd.compressors.sizes import wide
 from dsgd.compressors.sparsification import require_share
 
 _EPSILON = 1e-8  # added to the norms of columns, so that a column of zeros stays one
@@ -72,9 +73,16 @@ def dion(
         M = jax.tree.map(
             lambda M, sent: M - jnp.asarray(1 - momentum, M.dtype) * sent[None], M, sent
         )
-        Q = [each / (jnp.linalg.norm(each, axis=0, keepdims=True) + _EPSILON) for each in R]
+        Q = list(map(_normalized, R))
         direction = matrices.times(P, matrices.transposed(Q))
         scaled = [math.sqrt(each.shape[0] / each.shape[1]) * each for each in direction]
         return scaled, M, Q, others
 
     return matrices.with_memory(f"dion({rank_fraction:g}, {momentum})", optimizer, rank, update)
+
+
+def _normalized(R: jax.Array) -> jax.Array:
+    """Divides columns by their norms, whose squares may be out of the range of half precision."""
+    columns = wide(R)
+    norms = jnp.linalg.norm(columns, axis=0, keepdims=True)
+    return (columns / (norms + _EPSILON)).astype(R.dtype)

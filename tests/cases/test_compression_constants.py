@@ -100,6 +100,19 @@ def test_a_rank_above_a_side_of_a_matrix_is_that_side(shape):
 # --- Types and purity.
 
 
+def test_dion_makes_steps_along_large_gradients_in_half_precision():
+    """The square of the factor's norm, 300^2 times 12, is out of the range of float16."""
+    problem = of_matrix((3, 4))._replace(
+        init=lambda key: jnp.zeros((3, 4), jnp.float16), data=np.full((2, 3, 4), 300, np.float16)
+    )
+    method = algorithms.dion(optax.sgd(0.5), 0.25)
+    x = dsgd.run(method, problem, steps=1, key=KEY, mesh=1).params
+    # The direction is the matrix of rank 1 with norm 1, scaled by the root of the shape's ratio.
+    np.testing.assert_allclose(
+        np.abs(np.asarray(x, float)), 0.5 / math.sqrt(12) * math.sqrt(4 / 3), rtol=0.01
+    )
+
+
 def test_the_momentum_of_demo_does_not_have_half_precision():
     method = algorithms.demo(optax.sgd(0.1), 0.9, 1, 4)
     state = method.init({"w": jnp.zeros(8, jnp.bfloat16)}, 2)

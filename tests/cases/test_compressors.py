@@ -59,6 +59,11 @@ def test_what_is_not_finite_is_not_decoded_as_a_finite_number(dtype):
         assert not np.isfinite(values).any(), (each.name, values)
 
 
+def test_clipping_keeps_nan_with_the_smallest_mantissa():
+    x = np.array([0x7F800001, 0xFF800001], np.uint32).view(np.float32)
+    assert np.isnan(see(compressors.clipping(1), jax.random.key(0), jnp.asarray(x))).all()
+
+
 def test_zeros_and_the_largest_numbers_of_natural_compression_remain_finite():
     largest = np.finfo(np.float32).max
     x = np.array([0.0, -0.0, largest, -largest, 2.0**127, 1e-45], np.float32)
