@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
@@ -24,6 +25,7 @@ from dsgd.base import Evaluation, Key, Loss, Parameters, PyTree, Sampler
 
 F = TypeVar("F", bound=Callable)
 _SHOWN = 6  # maximum number of leaf names in a message
+_VALIDATED = set[str]()  # names of the functions that `arguments` decorates
 
 
 def positive_int(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
@@ -199,6 +201,9 @@ def arguments(function: F, *, members: bool = True) -> F:
     `Annotated[Callable[[A, B], C], "(x, y)"]` describes the arguments with which a function is
     called, and rejects functions that do not accept that many.
 
+    If the function passes an argument on to another such function of the library, which raises a
+    ValueError about it, the message begins with the name of the function that the user called.
+
     Values are normalised: old-style keys become typed keys; numpy scalars, and arrays without axes,
     become Python numbers, which do not overflow and which their owner cannot modify. Integers of
     more than 64 bits are not accepted, except for a `seed`.
@@ -222,6 +227,7 @@ def arguments(function: F, *, members: bool = True) -> F:
 
 def _validated(function: Any, name: str, members: bool) -> Any:
     order = tuple(inspect.signature(function).parameters)
+    _VALIDATED.add(name.rpartition(".")[2])
 
     @functools.cache
     def needs() -> dict[str, _Requirement]:
@@ -266,6 +272,7 @@ def _validated(function: Any, name: str, members: bool) -> Any:
                 return function(*positional, *args[len(order) :], **named)
         except Exception as error:
             modes.explain_tracing(name, given, error)
+            _name_caller(error, name, function.__module__, order)
             raise
 
     return validated
@@ -281,6 +288,22 @@ def require(where: str, value: Any, annotation: Any) -> Any:
     if not need or need.accepts(value):
         return need.convert(where, value) if need else value
     raise ValueError(f"{where} = {_mismatch(value, need)}{array_likes.hint(value)}")
+
+
+def _name_caller(error: Exception, name: str, module: str, parameters: Sequence[str]) -> None:
+    """Replaces the name with which a message begins by `name`, if it is that of another validated
+    function, which the library called, and the message is about a parameter of `name`, too.
+    """
+    said = re.match(r"([\w.]+): (\w+)", str(error))
+    if not isinstance(error, ValueError) or not said or said[2] not in parameters:
+        return
+    other = said[1].rpartition(".")[2]
+    if other not in _VALIDATED or other == name.rpartition(".")[2]:
+        return
+    library = {"dsgd", module.partition(".")[0]}
+    frames = traceback.walk_tb(error.__traceback__)
+    if all(frame.f_globals.get("__name__", "").partition(".")[0] in library for frame, _ in frames):
+        error.args = (f"{name}{str(error)[len(said[1]) :]}",)
 
 
 def _unchanged(where: str, value: Any) -> Any:
@@ -696,7 +719,7 @@ _NEEDS = (
         ),
     ),
 )
-_MEMBERS = {  # arguments of the functions in these tuples, see `dsgd.base`
+_MEMBERS = {  # arguments of the functions in these tuples
     "Algorithm": {
         "init": "params N",
         "query": "state round",
@@ -726,6 +749,9 @@ _MEMBERS = {  # arguments of the functions in these tuples, see `dsgd.base`
         "omega": "d",
         "delta": "d",
     },
+    "LinearCode": {"encode": "key x", "decode": "key code d", "omega": "d", "delta": "d"},
+    "ThreePoint": {"apply": "send x h y round", "constants": "d"},
+    "Vector": {"start": "params", "step": "state g x"},
     "Delays": {"staleness": "key t parts moved"},
     "Pattern": {
         "seconds": "N latency transfer convention",

@@ -185,7 +185,7 @@ def test_checked_functions_keep_their_name_and_signature():
     assert pickle.loads(pickle.dumps(compressors.top_k)) is compressors.top_k
     assert compressors.top_k.__name__ == "top_k"
     assert "biased" in (compressors.top_k.__doc__ or "")
-    assert list(inspect.signature(compressors.top_k).parameters) == ["fraction", "values"]
+    assert list(inspect.signature(compressors.top_k).parameters) == ["fraction", "values", "k"]
 
 
 def test_the_message_quotes_the_annotation():

@@ -182,14 +182,10 @@ def _frozen_step(
     round: Communicator,
 ) -> Inner:
     """Makes a step of each client that is active. The state of the optimizer is the server's and
-    does not change.
+    does not change; random numbers are the client's own.
     """
-
-    def stepped(params, gradient):
-        updates, _ = optimizers.update(optimizer, gradient, x.optimizer, params)
-        return optax.apply_updates(params, updates)
-
-    after = jax.vmap(stepped)(y.params, gradients)
+    updates = optimizers.update_frozen(optimizer, gradients, x.optimizer, y.params, round)
+    after = optax.apply_updates(y.params, updates)
     return y._replace(params=round.if_active(after, y.params))
 
 
