@@ -22,12 +22,14 @@ from theory_checks.worst_cases import symmetry as symmetries
 from theory_checks.worst_cases.classes import Smooth
 from theory_checks.worst_cases.coefficients import Build, Reader, Values
 from theory_checks.worst_cases.measures import MEASURES, OVER, Measure, Over
-from theory_checks.worst_cases.program import Assembly, Program
+from theory_checks.worst_cases.program import Assembly, Program, Scales
 from theory_checks.worst_cases.symmetry import Symmetry
 
 LARGEST = 100
 """The largest block of a Gram matrix. Time and memory of the solver grow with its sixth power."""
 _MOST_WORKERS = 128  # that are tried if the number of workers is not given
+_ZERO = 1e-14  # values below this share of the measure's unit count as 0
+_SMALLEST = 1e-6  # of a square in the units of a solution, whose error is about 1e-9
 _CUT = 1e-9  # eigenvalues of a Gram matrix below this share of the largest are rounding errors
 
 
@@ -153,6 +155,7 @@ class Solved(NamedTuple):
         basis: coordinates of its vectors.
         vectors: its coefficients, `[K, inputs]`.
         units: sizes of the inputs.
+        scales: units of the values and of the measure.
         program: the program.
         solution: its solution.
     """
@@ -161,12 +164,13 @@ class Solved(NamedTuple):
     basis: symmetries.Basis
     vectors: np.ndarray
     units: np.ndarray
+    scales: Scales
     program: Program
     solution: solution.Solution
 
     def assembly(self, delta: float | None, vectors: np.ndarray) -> Assembly:
         """Returns the program's constraints for other coefficients of the same points."""
-        return Assembly(self.layout, self.basis, vectors, self.units, delta)
+        return Assembly(self.layout, self.basis, vectors, self.units, delta, self.scales)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,16 +244,31 @@ class Analysis:
         )
 
     def solve(self, values: Values) -> Solved:
-        """Solves the program for these hyperparameters."""
+        """Solves the program for these hyperparameters. If its value is not accurate, it is solved
+        again in units of the solution.
+        """
         coefficients = self.reader(values)
         points, vectors = layout.lay_out(self.reader, coefficients, self.functions, self._evaluated)
         units = sizes.units(points, vectors)
         basis = symmetries.basis(points, symmetries.find(points, vectors), units)
         _require_small(basis, self.reader.steps)
-        assembly = Assembly(points, basis, vectors, units, self.delta)
-        stated = assembly.program(self.measure, self.over)
-        found = solution.solve(stated, *self._limits(assembly))
-        return Solved(points, basis, vectors, units, stated, found)
+        scales, best, least = Scales(1.0, 1.0), None, 0.0
+        for margin in solution.MARGINS:
+            assembly = Assembly(points, basis, vectors, units, self.delta, scales)
+            stated = assembly.program(self.measure, self.over)
+            found = solution.solve(stated, margin, *self._limits(assembly))
+            if best is None or not found.bound >= best.solution.bound:
+                best = Solved(points, basis, vectors, units, scales, stated, found)
+            least = least or _ZERO * stated.unit
+            if solution.is_accurate(best.solution, least):
+                return best
+            if np.isfinite(found.y).all():
+                grams = solution.matrices(found.y[: stated.products], stated.sizes)
+                basis = basis.of_size(grams, _SMALLEST)
+                F = found.y[stated.products :][: assembly.values]
+                scales = scales.of_size(F, float(stated.c @ found.y), _SMALLEST)
+        assert best is not None
+        raise solution.failed(best.solution)
 
     def limits(self, solved: Solved) -> tuple[float, np.ndarray]:
         """Returns a bound on the trace of G and bounds on |F|, for `solution.certified`."""
