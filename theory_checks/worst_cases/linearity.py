@@ -20,11 +20,22 @@ Kind = bool | str
 
 _CALLS = {
     *("jit", "pjit", "shard_map", "checkpoint", "closed_call", "core_call"),
-    *("custom_jvp_call", "custom_vjp_call"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vmap_call"),
 }
 _LINEAR = {
     *("add", "add_any", "sub", "neg", "copy", "name", "optimization_barrier", "device_put"),
-    *("reduce_sum", "cumsum", "concatenate", "pad", "split", "slice", "rev"),
+    *(
+        "reduce_sum",
+        "cumsum",
+        "concatenate",
+        "stack",
+        "unstack",
+        "tile",
+        "pad",
+        "split",
+        "slice",
+        "rev",
+    ),
     *("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose"),
     *("psum", "psum_invariant", "all_gather", "all_gather_invariant", "all_to_all", "ppermute"),
     *("reduce_scatter", "pvary", "pbroadcast", "sharding_constraint"),
@@ -78,7 +89,17 @@ def _results(equation: Any, given: list[Kind], around: str) -> list[Kind]:
         return _of_while(params, given, place)
     if name == "cond":
         index, *operands = given
-        branches = [outputs(branch.jaxpr, operands, place) for branch in params["branches"]]
+        # All platforms compute the same; the default form is the simplest.
+        chosen = [
+            branch
+            for branch, platforms in zip(
+                params["branches"],
+                params.get("branches_platforms") or [None] * len(params["branches"]),
+                strict=True,
+            )
+            if platforms is None
+        ]
+        branches = [outputs(branch.jaxpr, operands, place) for branch in chosen]
         results = [_join(each) for each in zip(*branches, strict=True)]
         return results if index is False else [_described(index, name, place)] * count
     if kind is True and not _is_linear(equation, given):
@@ -127,6 +148,9 @@ def _is_linear(equation: Any, given: list[Kind]) -> bool:
         new, old = (each.aval.dtype for each in (equation.outvars[0], equation.invars[0]))
         # A type with fewer digits rounds.
         return jnp.issubdtype(new, jnp.floating) and jnp.finfo(new).eps <= jnp.finfo(old).eps
+    if name == "reduce_precision":
+        digits = jnp.finfo(equation.invars[0].aval.dtype).nmant
+        return equation.params["mantissa_bits"] >= digits - 1  # rounded as sums are
     constant = _GIVEN.get(name)
     if constant is None:
         return False

@@ -307,9 +307,7 @@ class Assembly:
 
     def _unit(self, measure: Measure) -> float:
         """Returns the size of a measure, by which the program is scaled."""
-        of = self.layout.of
-        length = of.L * of.radius if measure == "gradient" else of.radius
-        return self.scales.measure * (self._height if measure == "gap" else length**2)
+        return self.scales.measure * self.layout.of.unit(measure)
 
     def _model(self, t: int) -> np.ndarray:
         return self.vectors[self.layout.rows.model(t)]

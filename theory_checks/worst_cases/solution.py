@@ -13,9 +13,10 @@ $$ c \cdot y \le b \cdot l + \sum_k \max(0, -\lambda_{\min}(S_k)) \operatorname{
 
 in which the traces and values are bounded for all functions of the class (`sizes`). These bounds
 grow exponentially with the number of rounds, so that the residuals must be much smaller than the
-rounding errors of floats: the program is solved with the margin $S_k \succeq \epsilon I$, so that no
-$S_k$ has a negative eigenvalue, and the multipliers are corrected to some hundred bits, so that r
-vanishes. All of the bound is evaluated in ball arithmetic (Arb), which encloses every rounding error.
+rounding errors of floats. Therefore the program is solved with the margin $S_k \succeq \epsilon
+I$, so that no $S_k$ has a negative eigenvalue, and the multipliers are corrected to several hundred
+bits, so that r vanishes to that precision. The bound is evaluated in ball arithmetic (Arb), which
+encloses all rounding errors.
 
 A solver with an accuracy of 1e-9 finds no digit of a value that is 1e-12 times the size of the
 start. Therefore a program whose value and bound differ is stated again in units of its solution.
@@ -43,7 +44,7 @@ class Solution(NamedTuple):
     """A solution of the program.
 
     Args:
-        value: the value of the primal solution.
+        value: the value of the primal solution, which may exceed the bound by its errors.
         bound: the certified bound.
         status: status of the solver.
         y: the primal solution.
@@ -71,19 +72,19 @@ def solve(program: Program, margin: float, trace: float, values: np.ndarray) -> 
     """
     status, multipliers, y = _solve_dual(program, margin)
     bound = certified(program, multipliers, trace, values)
-    return Solution(min(float(program.c @ y) * program.unit, bound), bound, status, y, multipliers)
+    return Solution(float(program.c @ y) * program.unit, bound, status, y, multipliers)
 
 
 def is_accurate(found: Solution, least: float) -> bool:
     """Whether the value and the bound agree; values below `least` count as 0. The comparison is
     False for NaN.
     """
-    return found.bound - found.value <= _ACCURATE * abs(found.bound) + least
+    return abs(found.bound - found.value) <= _ACCURATE * abs(found.bound) + least
 
 
 def failed(found: Solution) -> ValueError:
     """Returns the error for a solution that is not accurate."""
-    digits = -np.log10(np.clip(1 - found.value / found.bound, 1e-16, 1))
+    digits = -np.log10(np.clip(abs(1 - found.value / found.bound), 1e-16, 1))
     return ValueError(
         f"worst_case: the solver ended with status {found.status}, value {found.value:.6g} and "
         f"bound {found.bound:.6g}, which agree in {digits:.1f} digits; expected a program that it "
@@ -155,7 +156,9 @@ def certified(program: Program, multipliers: np.ndarray, trace: float, values: n
             (abs(r) * flint.arb(most) for r, most in zip(residual[1], values, strict=True)),
             flint.arb(trace) * max(map(_deficit, residual[0])),
         )
-        total = sum((flint.arb(b) * l for b, l in zip(program.b, exact, strict=True)), correction)
+        total = sum(
+            (flint.arb(b) * each for b, each in zip(program.b, exact, strict=True)), correction
+        )
         return _above(total * flint.arb(program.unit))
 
 
@@ -169,7 +172,7 @@ def _corrected(flint: Any, program: Program, multipliers: np.ndarray) -> list[An
     unit = np.sqrt(np.where(np.diag(normal) > 0, np.diag(normal), 1))
     inverse = np.linalg.pinv(normal / np.outer(unit, unit), rcond=1e-13, hermitian=True)
     inverse /= np.outer(unit, unit)
-    exact = [flint.arb(l) for l in multipliers]
+    exact = [flint.arb(each) for each in multipliers]
     for _ in range(_CORRECTIONS):
         residual = _products(flint, equalities, program.c[program.products :], exact)
         # a small residual is a float times a power of two
@@ -178,8 +181,8 @@ def _corrected(flint: Any, program: Program, multipliers: np.ndarray) -> list[An
             break
         step = inverse @ np.array([float((r / size).mid()) for r in residual])
         change = weighted @ step
-        exact = [(l - flint.arb(d) * size).mid() for l, d in zip(exact, change, strict=True)]
-    return [l if l >= 0 else flint.arb(0) for l in exact]
+        exact = [(x - flint.arb(dx) * size).mid() for x, dx in zip(exact, change, strict=True)]
+    return [each if each >= 0 else flint.arb(0) for each in exact]
 
 
 def _products(flint: Any, A: Any, c: np.ndarray, exact: list[Any]) -> list[Any]:
@@ -208,12 +211,12 @@ def _residual(flint: Any, program: Program, exact: list[Any]) -> tuple[list[Any]
 
 
 def _deficit(rows: list[list[Any]]) -> Any:
-    """Returns e >= 0 with S + e I positive definite, 0 if S is; S is given by its lower triangle."""
+    """Returns e >= 0 with S + e I positive definite, 0 if S is. `rows` has S below the diagonal."""
     shift = 0.0
     while not _is_positive(rows, shift):
         matrix = np.array([[float(x.mid()) for x in row] for row in rows])
         lowest = np.linalg.eigvalsh(matrix)[0]  # of the lower triangle
-        shift = max(2 * shift, -2 * lowest, 1e-16 * np.abs(matrix).max())
+        shift = max(1.5 * shift, -lowest * (1 + 1e-9), 1e-16 * np.abs(matrix).max())
         if not np.isfinite(shift):
             break
     return shift
