@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import optax
 
 import dsgd.compressors
@@ -180,7 +181,7 @@ def _label(argument: Any) -> str:
 def _written(argument: Any, workers: int, values: Mapping[str, float]) -> str:
     """Returns the expression of an argument."""
     if isinstance(argument, str):
-        return f"{values[argument]:g}"
+        return repr(np.asarray(values[argument]).item())
     if isinstance(argument, Compressor):
         return _qualified(argument.name, "compressors", dsgd.compressors)
     if not callable(argument):
