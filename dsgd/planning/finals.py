@@ -10,7 +10,6 @@ import numpy as np
 
 from dsgd.planning import candidates as of_candidates
 from dsgd.planning.candidates import RATE
-from dsgd.planning.changes import Outcome
 from dsgd.planning.estimates import (
     Estimate,
     estimate,
@@ -19,8 +18,9 @@ from dsgd.planning.estimates import (
     within_error,
 )
 from dsgd.planning.goals import Goal, Scores, score
-from dsgd.planning.networks import Networks
+from dsgd.planning.networks import Networks, around
 from dsgd.planning.training import Contender, Point, Setting, Trained, train
+from dsgd.runs.sweeps import mean_and_error
 
 FRESH = 10  # seeds of a finalist for each seed by which its settings were chosen
 
@@ -80,6 +80,21 @@ class Run(NamedTuple):
     scores: Scores
 
 
+class Outcome(NamedTuple):
+    """The results of a finalist on all networks, arrays `[networks]`.
+
+    Args:
+        mean: mean seconds to the target, or mean of the metric within the budget; the
+            smallest is best.
+        error: its standard error.
+        point: number of the point.
+    """
+
+    mean: np.ndarray
+    error: np.ndarray
+    point: np.ndarray
+
+
 class Final(NamedTuple):
     """A finalist.
 
@@ -98,20 +113,27 @@ class Final(NamedTuple):
         """The runs at the best point on the plan's cluster."""
         return self.runs[int(self.best[0])]
 
+    def place(self, goal: Goal) -> tuple[float, float]:
+        """Returns the numbers by which finalists are sorted, the best first: the mean result on the
+        plan's cluster, and the mean of the metric.
+        """
+        scores = self.here.scores
+        return float(goal.result(scores)[0].mean()), float(scores.value[0].mean())
+
     def outcome(self, goal: Goal) -> Outcome:
         """Returns the outcome on all networks."""
         found = [goal.result(self.runs[int(p)].scores)[k] for k, p in enumerate(self.best)]
-        values = np.stack(found)
-        with np.errstate(invalid="ignore"):  # the deviation of infinite values is NaN
-            error = values.std(axis=1, ddof=1) / np.sqrt(values.shape[1])
-        return Outcome(values.mean(axis=1), np.nan_to_num(error), self.best)
+        mean, error = mean_and_error(np.stack(found, axis=1))
+        return Outcome(mean, np.nan_to_num(error), self.best)
 
 
 def final(
     setting: Setting,
     goal: Goal,
     networks: Networks,
-    chosen_by: tuple[Trained, Scores, np.ndarray],
+    trained: Trained,
+    scores: Scores,
+    places: np.ndarray,
     rounds: int,
     name: str,
 ) -> Final:
@@ -124,12 +146,12 @@ def final(
         setting: what the runs of the plan share.
         goal: what is best.
         networks: the plan's cluster first.
-        chosen_by: the runs of the last rung, their scores, and the places of the points on all
-            networks.
+        trained, scores, places: the runs of the last rung, by which the points are chosen, their
+            scores, and the places of the points, `[networks, points]`.
         rounds: number of rounds.
         name: of the checkpoints' folder.
     """
-    (contender, *_), scores, places = chosen_by
+    contender = trained.contender
     known = 1 if contender.candidate.updates else len(networks)
     order = np.argsort(places[:known], axis=1).tolist()
     fails = ~np.isfinite(goal.result(scores)[0]).all(axis=-1)
@@ -143,74 +165,81 @@ def final(
         if not missing:
             return Final(contender, np.resize(best, len(networks)), runs)
         points, periods = ([each[p] for p in missing] for each in contender[1:])
-        trained = train(
-            fresh,
-            Contender(contender.candidate, tuple(points), tuple(periods)),
-            rounds,
-            f"{name}-{len(runs)}",
-        )
+        chosen = Contender(contender.candidate, tuple(points), tuple(periods))
+        again = train(fresh, chosen, rounds, f"{name}-{len(runs)}")
         horizon = np.full(len(networks), goal.budget)
-        found = score(goal, goal.values(trained), goal.costs(trained, networks), horizon)
+        found = score(goal, goal.values(again), goal.costs(again, networks), horizon)
         for at, p in enumerate(missing):
-            runs[p] = Run(trained, at, Scores(*(each[:, at] for each in found)))
+            runs[p] = Run(again, at, Scores(*(each[:, at] for each in found)))
             fails[p] |= not np.isfinite(goal.result(runs[p].scores)[0]).all()
 
 
 def rows(
-    setting: Setting, goal: Goal, networks: Networks, finals: Sequence[Final], rates: list[float]
+    setting: Setting, goal: Goal, finals: Sequence[Final], rates: Sequence[float]
 ) -> list[Planned]:
     """Returns the finalists as rows of the plan.
 
     Args:
-        setting, goal, networks: as in `final`.
+        setting, goal: as in `final`.
         finals: the finalists, the best first.
         rates: all step sizes.
     """
-    results, found = list[tuple[np.ndarray, np.ndarray]](), list[Planned]()
-    for each in finals:
-        (trained, at, scores), candidate = each.here, each.contender.candidate
-        record, seeds = scores.record[0], np.arange(scores.record.shape[1])
-        here = networks.first
-        seconds, bits = (
-            goal._replace(bits=budget).costs(trained, here)[0, at] for budget in (None, np.inf)
-        )
-        # the last record before, at the exchange before
-        before = np.sum(seconds < seconds[seeds, record][:, None], axis=-1) - 1
-        before = np.maximum(before, 0)
-        value = goal.values(trained)[at]
-        with np.errstate(invalid="ignore"):  # the difference of infinite values
-            steps = [abs(one[seeds, record] - one[seeds, before]) for one in (seconds, value)]
-        result = goal.result(scores)[0]
-        reaches = np.isfinite(result)
-        is_cost = goal.target is not None and reaches.all()
-        results.append((result, steps[0]) if is_cost else (scores.value[0], steps[1]))
-        found.append(
-            Planned(
-                candidate.method,
-                candidate.settings,
-                point := trained.contender.points[at],
-                positive_estimate(
-                    result if goal.target is not None else seconds[seeds, record], steps[0]
-                ),
-                float(trained.rounds[at, record].mean()),
-                float(bits[seeds, record].mean()),
-                _signed(goal.sign, estimate(scores.value[0], steps[1])),
-                share_estimate(reaches),
-                (),
-                len(rates) > 2 and point[RATE] in (min(rates), max(rates)),
-                _expression(setting, trained, point),
-                _elsewhere(each, goal),
-            )
-        )
-    reach = [goal.target is None or row.reached.value == 1 for row in found]
-    for i, row in enumerate(found):
-        tied = tuple(
+    found, compared = zip(*(_row(setting, goal, each, rates) for each in finals), strict=True)
+
+    def ties(i: int) -> tuple[int, ...]:
+        (values, spacing), reaches = compared[i], found[i].reached.value
+        return tuple(
             j
-            for j in range(len(found))
-            if j != i and reach[i] == reach[j] and within_error(results[i], results[j])
+            for j, (others, their_spacing) in enumerate(compared)
+            if j != i
+            and (goal.target is None or (reaches == 1) == (found[j].reached.value == 1))
+            and within_error(values, others, np.hypot(spacing, their_spacing))
         )
-        found[i] = row._replace(tied=tied)
-    return found
+
+    return [row._replace(tied=ties(i)) for i, row in enumerate(found)]
+
+
+def _row(
+    setting: Setting, goal: Goal, finalist: Final, rates: Sequence[float]
+) -> tuple[Planned, tuple[np.ndarray, np.ndarray]]:
+    """Returns the row of a finalist, without ties; and the results by which it is compared with
+    others, with their spacing, `[seeds]` each: seconds to the target, or the metric if a run does
+    not reach it.
+    """
+    trained, at, scores = finalist.here
+    record, point = scores.record[0], trained.contender.points[at]
+    values, reaches = goal.values(trained)[at], np.isfinite(goal.result(scores)[0])
+    seconds, bits = (
+        goal._replace(bits=budget).costs(trained, around(setting.cluster, 0))[0, at]
+        for budget in (None, np.inf)
+    )
+    seeds = np.arange(len(record))
+    until = seconds[seeds, record]
+    # of the exchange before
+    before = np.maximum(np.sum(seconds < until[:, None], axis=-1) - 1, 0)
+    with np.errstate(invalid="ignore"):  # the difference of infinite values
+        spacing, of_values = (
+            np.abs(each[seeds, record] - each[seeds, before]) for each in (seconds, values)
+        )
+    if goal.target is not None:
+        until = scores.cost[0]
+    row = Planned(
+        trained.contender.candidate.method,
+        trained.contender.candidate.settings,
+        point,
+        positive_estimate(until, spacing),
+        float(trained.rounds[at, record].mean()),
+        float(bits[seeds, record].mean()),
+        _signed(goal.sign, estimate(scores.value[0], of_values)),
+        share_estimate(reaches),
+        (),
+        len(rates) > 2 and point[RATE] in (min(rates), max(rates)),
+        _expression(setting, trained, point),
+        _elsewhere(finalist, goal),
+    )
+    if goal.target is not None and reaches.all():
+        return row, (until, spacing)
+    return row, (scores.value[0], of_values)
 
 
 def _signed(sign: int, found: Estimate) -> Estimate:
