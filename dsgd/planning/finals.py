@@ -155,9 +155,7 @@ def final(
     known = 1 if contender.candidate.updates else len(networks)
     order = np.argsort(places[:known], axis=1).tolist()
     fails = ~np.isfinite(goal.result(scores)[0]).all(axis=-1)
-    fresh = setting._replace(
-        key=jax.random.fold_in(setting.key, FRESH), seeds=FRESH * setting.seeds
-    )
+    fresh = setting._replace(key=jax.random.fold_in(setting.key, 1), seeds=FRESH * setting.seeds)
     runs = dict[int, Run]()
     while True:
         best = [next((p for p in row if not fails[p]), row[0]) for row in order]

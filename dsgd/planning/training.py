@@ -160,12 +160,13 @@ def _period(setting: Setting, candidate: Candidate, rate: float, values: Point) 
 @contextmanager
 def _named(candidate: Candidate, what: str = "") -> Iterator[None]:
     """Converts errors of the block, also those of the user's functions, to ValueErrors that begin
-    with the candidate. Errors of files and processes keep their type.
+    with the candidate. Errors of files and processes,
+    and warnings, keep their type.
     """
     where = f"plan: candidate {candidate}{what}"
     try:
         yield
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, Warning) as error:
         error.add_note(where)
         raise
     except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 from dsgd import array_likes, checks, modes, sameness
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
+from dsgd.engine import loop
 from dsgd.machines import arrays, forks
 from dsgd.runs import chunks, plans, traced
 from dsgd.runs.feed import Feed
@@ -339,12 +341,13 @@ def sweep(
     except Interrupted as stopped:
         raise Interrupted(str(stopped), unfolded(stopped.history)) from None
     except (TypeError, ValueError) as error:
-        for name in traced.used_as_python_values(job, factory, grid, error):
-            raise ValueError(
-                f"sweep: {name} is used as a Python value (in an if, a loop, an index or a "
-                "shape), but all values of a grid are traced in one program; expected arithmetic "
-                f"on {name}; replace an if by jnp.where, or run one sweep for each value of {name}"
-            ) from error
+
+        def trace(build, values):
+            part = plan._replace(build=build, runs=2 if values else 1)
+            part = job._replace(plan=part, points=jax.tree.map(jnp.asarray, values))
+            jax.eval_shape(partial(loop.advance, part.plan), *part.shapes())
+
+        traced.require_arithmetic("sweep", factory, grid, trace, error)
         raise
     plans.warn_if_silent(job, result.history["bits"])
     return Sweep(
