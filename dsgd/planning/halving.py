@@ -64,8 +64,8 @@ def halve(
     twice: early, when the first of them has finished, which favours cheap rounds; and later, when
     half of the candidates have finished at one of their points (with a budget, at the same share of
     it), which favours progress per round, since runs that have ended count as they ended. A point
-    survives if it is among the best of its candidate in one of the comparisons on one of the
-    networks, and a candidate if it is among the best candidates.
+    survives if it is among the best of its candidate, at least two, in one of the comparisons on
+    one of the networks, and a candidate if it is among the best candidates.
 
     Args:
         setting: what all runs share.
@@ -90,17 +90,20 @@ def halve(
                 advance(each, rounds)
             rung = compared(trained, networks, goal, share)
         except KeyboardInterrupt as stopped:
-            if trained and not rung.trained:
-                rung = compared(trained, networks, goal, share)
-            raise interrupted(stopped, rung, goal) from None
+            if i > 0:
+                raise interrupted(stopped, rung, goal, lengths[i - 1]) from None
+            rung = compared(trained, networks, goal, share) if trained else rung
+            raise interrupted(stopped, rung, goal, rounds) from None
         if i + 1 < len(lengths):
             alive, left = _survivors(rung, goal, rounds / lengths[i + 1], finalists)
             eliminated += [each._replace(rounds=rounds) for each in left]
     return rung, eliminated[::-1]
 
 
-def interrupted(stopped: KeyboardInterrupt, rung: Rung, goal: Goal) -> Interrupted:
-    """Returns the error for a plan that was interrupted, with the ranking of the last rung."""
+def interrupted(stopped: KeyboardInterrupt, rung: Rung, goal: Goal, rounds: int) -> Interrupted:
+    """Returns the error for a plan that was interrupted, with the ranking of the last rung, after
+    this number of rounds.
+    """
     ranked = []
     for each, scores, places in zip(rung.trained, rung.scores, ranks(rung.scores), strict=True):
         point = int(places[0].argmin())
@@ -109,8 +112,9 @@ def interrupted(stopped: KeyboardInterrupt, rung: Rung, goal: Goal) -> Interrupt
         result = f"{goal.metric} {value:.4g}" + f" after {cost:.4g} s" * bool(np.isfinite(cost))
         ranked.append((places[0].min(), f"{each.contender.candidate} ({values}): {result}"))
     lines = [f"{i}. {text}" for i, (_, text) in enumerate(sorted(ranked), 1)]
-    rounds = f"ranking after {rung.trained[0].history['step'][-1]} rounds:" if lines else ""
-    words = "\n".join(filter(None, [f"plan: {stopped or 'interrupted'}", rounds, *lines]))
+    if lines:
+        lines.insert(0, f"ranking after {rounds} rounds:")
+    words = "\n".join([f"plan: {str(stopped) or 'interrupted'}", *lines])
     return Interrupted(words, getattr(stopped, "history", {}))
 
 
@@ -196,7 +200,7 @@ def _survivors(
     for i, (trained, found) in enumerate(zip(rung.trained, places, strict=True)):
         candidate, points, periods = trained.contender
         if stays[i]:
-            kept = (_places(found) < np.ceil(share * len(points))).any(axis=0)
+            kept = (_places(found) < max(2, np.ceil(share * len(points)))).any(axis=0)
             points = tuple(itertools.compress(points, kept))
             alive.append(Contender(candidate, points, tuple(itertools.compress(periods, kept))))
         else:

@@ -189,7 +189,7 @@ def _ranked(
                 )
                 advance(each, finals.FRESH * steps)
         except KeyboardInterrupt as stopped:
-            raise halving.interrupted(stopped, last, goal) from None
+            raise halving.interrupted(stopped, last, goal, steps) from None
     ranked.sort(key=lambda each: each.place(goal))
     rows = finals.rows(setting, goal, ranked, rates)
     if not any(np.isfinite(row.seconds.value) for row in rows):
