@@ -200,7 +200,8 @@ def _survivors(
     for i, (trained, found) in enumerate(zip(rung.trained, places, strict=True)):
         candidate, points, periods = trained.contender
         if stays[i]:
-            kept = (_places(found) < max(2, np.ceil(share * len(points)))).any(axis=0)
+            most = max(2, int(np.ceil(share * len(points))))
+            kept = np.any(_places(found) < most, axis=0)
             points = tuple(itertools.compress(points, kept))
             alive.append(Contender(candidate, points, tuple(itertools.compress(periods, kept))))
         else:
