@@ -142,6 +142,18 @@ def test_rows_whose_difference_is_within_error_are_tied(planned):
     ]
 
 
+def test_differences_below_the_spacing_of_the_records_are_ties(planned):
+    """Four of 30 seeds differ by a round: 0.133 +- 0.129 by Student's interval, and +- 0.152 with
+    the deviation of two uniform distributions over a round.
+    """
+
+    def arrivals(name, point, seeds, is_fresh):
+        return 8 + (np.arange(seeds) < 4) * (name == "second")
+
+    found = planned([candidate(name) for name in ("second", "first")], arrivals)
+    assert [(row.method, row.tied) for row in found.rows] == [("first", (1,)), ("second", (0,))]
+
+
 @pytest.mark.parametrize("stop_at", [1, 3, 5])
 def test_an_interrupted_plan_has_the_ranking_so_far(planned, stop_at):
     """In the first rung, where one candidate has run; in the second; and with fresh seeds."""

@@ -156,6 +156,7 @@ def test_a_method_replaces_the_current_one_beyond_two_standard_errors():
     assert changes._replacements(mean, error, path) == [(2, 1)]
     assert changes._replacements(mean, 0.8 * error, path) == [(2, 1), (4, 2)]
     assert changes._replacements(mean, 20 * error, path) == []
+    error[:] = 0.05
     error[1] = 0.5  # that of the method which is replaced counts
     assert changes._replacements(mean, error, path) == [(3, 1)]
 
