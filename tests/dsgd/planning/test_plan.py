@@ -253,6 +253,25 @@ def test_the_largest_accuracy_is_best_also_with_one_seed_and_on_a_network_withou
     assert (found.networks.bandwidth == 1).all()
 
 
+def test_the_default_metric_of_a_problem_with_a_regularizer_contains_it():
+    """f is the smallest at the start, (1, 1, 1); f + r is not."""
+    quadratic = problems.quadratic(np.ones((2, 3)), np.ones((2, 3)), start=np.ones(3))
+    found = dsgd.plan(
+        [Candidate("proximal SGD", algorithms.proximal_sgd)],
+        problems.regularized(quadratic, problems.l1(0.9)),
+        clusters.Cluster(clusters.constant(3.0)),
+        key=KEY,
+        seconds=24.0,
+        steps=8,
+        seeds=1,
+        learning_rates=[1e-6, 0.1],
+        optimizer=lambda rate: rate,
+        mesh=1,
+    )
+    assert found.goal.metric == "objective"
+    assert found.rows[0].values == {"learning_rate": 0.1}
+
+
 def test_candidates_that_the_cluster_excludes_are_refused_before_the_first_run():
     half = clusters.Cluster(clusters.constant(0.01), present=clusters.sampled(2, of=N))
     chosen = (CANDIDATES[0], CANDIDATES[2])

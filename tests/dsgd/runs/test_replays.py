@@ -77,12 +77,11 @@ def test_participation_of_the_run_is_that_of_the_replay():
             dsgd.replay(result, CLUSTERS[kind]), result.history["clock"], 1e-6
         )
         np.testing.assert_allclose(dsgd.replay(result, slower), clock_of(method, slower), 1e-6)
-        for other in (
-            BLOCKING,
-            replace(CLUSTERS[kind], present=clusters.sampled(4, of=N), participation_period=2),
-        ):
-            with pytest.raises(ValueError, match="another participation or message loss"):
-                dsgd.replay(result, other)
+        with pytest.raises(ValueError, match="another participation or message loss"):
+            dsgd.replay(result, BLOCKING)
+    result = taped(method, cluster=CLUSTERS["sampled-4"])
+    with pytest.raises(ValueError, match="another participation or message loss"):
+        dsgd.replay(result, replace(CLUSTERS["sampled-4"], participation_period=8))
     with pytest.raises(ValueError, match="another participation or message loss"):
         dsgd.replay(taped(method), CLUSTERS["sampled-4"])
 
