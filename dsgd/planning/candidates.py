@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import optax
 
 import dsgd.compressors
 from dsgd import checks
@@ -83,9 +82,7 @@ class Candidate:
     def __str__(self) -> str:
         return f"{self.method}, {self.settings}" if self.settings else self.method
 
-    def build(
-        self, optimizer: optax.GradientTransformation, workers: int, **values: Any
-    ) -> Algorithm:
+    def build(self, optimizer: Any, workers: int, **values: Any) -> Algorithm:
         """Returns the method.
 
         Args:

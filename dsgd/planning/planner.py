@@ -6,7 +6,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
@@ -68,7 +68,7 @@ def plan(
     bits: float | None = None,
     metric: str | None = None,
     largest: bool | None = None,
-    optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
+    optimizer: Callable[..., Any] = optax.sgd,
     learning_rates: Sequence[float] = _RATES,
     steps: int = 1000,
     seeds: int = 3,
@@ -106,7 +106,8 @@ def plan(
         bits: budget of bits that a worker sends and receives, within which the best value counts.
         metric: name in the history, such as "test_accuracy"; None: as in `Sweep.best`.
         largest: whether the largest value of the metric is best; None: as in `Sweep.best`.
-        optimizer: step size -> optimizer of each method.
+        optimizer: step size -> first argument of each candidate's function: an optimizer; or, for
+            proximal methods, the step size, `lambda learning_rate: learning_rate`.
         learning_rates: step sizes.
         steps: largest number of rounds.
         seeds: number of runs at all settings, by which settings are chosen.

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from dsgd import causes, sameness
@@ -41,7 +40,7 @@ class Setting(NamedTuple):
     key: Key
     seeds: int
     mesh: Mesh | int | None
-    optimizer: Callable[..., optax.GradientTransformation]
+    optimizer: Callable[..., Any]
     every: int
     folder: Path | None
 
@@ -126,7 +125,7 @@ def all_points(
 
 def period(
     candidate: Candidate,
-    optimizer: optax.GradientTransformation,
+    optimizer: Any,
     problem: Problem,
     cluster: Cluster | None,
     values: Mapping[str, Any],
