@@ -34,6 +34,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import Candidate, clusters, compressors
+from dsgd.runs.sweeps import default_metric
 from experiments.planning import ranking, verification
 from experiments.shared import commands, resuming, statistics, tables, tuning
 
@@ -66,8 +67,10 @@ class Args(commands.Model, commands.Switch, commands.Common):
 
     problem: Path | None = None
     """Python file that defines `problem`, instead of --model and its data."""
-    metric: str = "loss"
-    """What is compared: loss, test_accuracy, or another metric of the problem."""
+    metric: str | None = None
+    """What is compared: test_accuracy, or another metric of the problem; by default the loss, or
+    the objective of a problem with a regularizer.
+    """
     largest: bool | None = None
     """Whether the largest value of another metric is best."""
     target: float | None = None
@@ -91,7 +94,7 @@ class Args(commands.Model, commands.Switch, commands.Common):
     steps: commands.Count = 600
     """Largest number of rounds; one gradient of each worker each."""
     seeds: commands.Count = 3
-    """Independent runs of each."""
+    """Independent runs at all settings; the finalists then make ten times as many others."""
     finalists: commands.Count = 8
     """Number of candidates that run for all rounds, at least."""
     compute: commands.SampleSeconds = 1e-4
@@ -127,7 +130,7 @@ def main(args: Args) -> None:
     cluster, gradient = make_cluster(args, task.problem, scale)
     commands.begin(args)
     target, seconds, bits = goal(args, task, scale)
-    plan = dsgd.plan(
+    plan = ranked(
         task.candidates,
         task.problem,
         cluster,
@@ -150,6 +153,15 @@ def main(args: Args) -> None:
     ranking.write(shown)
     commands.finish(args, ranking.draw(shown), {"ranking": ranking.tabulate(shown)})
     tables.notes(ranking.notes(shown))
+
+
+def ranked(*args: Any, **options: Any) -> dsgd.Plan:
+    """Returns the plan; if it is interrupted, the ranking so far is printed."""
+    try:
+        return dsgd.plan(*args, **options)
+    except dsgd.Interrupted as stopped:
+        tables.notes(str(stopped).splitlines())
+        raise
 
 
 def make_task(args: Args) -> Task:
@@ -255,9 +267,10 @@ def goal(args: Args, task: Task, scale: float) -> tuple[float | None, float | No
     given = (args.target, args.seconds, bits)
     if any(number is not None for number in given):
         return given
-    if args.metric != "loss":
+    metric = args.metric or default_metric(task.problem.regularizer is not None)
+    if metric != "loss":
         raise ValueError(
-            f"--metric {args.metric}: expected --target, --seconds or --megabits with this metric"
+            f"--metric {metric}: expected --target, --seconds or --megabits with this metric"
         )
     return default_target(args, task), None, None
 

@@ -3,10 +3,11 @@
 from dsgd.planning.candidates import Candidate
 from dsgd.planning.changes import Change
 from dsgd.planning.estimates import Estimate
+from dsgd.planning.finals import Planned
 from dsgd.planning.goals import Goal
 from dsgd.planning.halving import Eliminated
 from dsgd.planning.networks import Networks
-from dsgd.planning.planner import Plan, Planned, plan
+from dsgd.planning.planner import Plan, plan
 
 __all__ = [
     "Candidate",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import optax
+import numpy as np
 
 import dsgd.compressors
 from dsgd import checks
@@ -82,9 +82,7 @@ class Candidate:
     def __str__(self) -> str:
         return f"{self.method}, {self.settings}" if self.settings else self.method
 
-    def build(
-        self, optimizer: optax.GradientTransformation, workers: int, **values: Any
-    ) -> Algorithm:
+    def build(self, optimizer: Any, workers: int, **values: Any) -> Algorithm:
         """Returns the method.
 
         Args:
@@ -180,7 +178,7 @@ def _label(argument: Any) -> str:
 def _written(argument: Any, workers: int, values: Mapping[str, float]) -> str:
     """Returns the expression of an argument."""
     if isinstance(argument, str):
-        return f"{values[argument]:g}"
+        return repr(np.asarray(values[argument]).item())
     if isinstance(argument, Compressor):
         return _qualified(argument.name, "compressors", dsgd.compressors)
     if not callable(argument):

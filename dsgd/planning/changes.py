@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsgd.planning.goals import Goal, Scores
-from dsgd.planning.halving import Rung
+from dsgd.planning.finals import Final
+from dsgd.planning.goals import Goal
 from dsgd.planning.networks import BANDWIDTH, LATENCY, Networks
 from dsgd.planning.training import Point
-from dsgd.runs.sweeps import mean_and_error
 
 
 class Change(NamedTuple):
@@ -36,49 +35,22 @@ class Change(NamedTuple):
     before: float
 
 
-class Outcome(NamedTuple):
-    """The best points of a finalist on all networks, arrays `[networks]`.
-
-    Args:
-        mean: mean seconds to the target, or mean of the metric within the budget; the
-            smallest is best.
-        error: its standard error.
-        point: number of the point.
-    """
-
-    mean: np.ndarray
-    error: np.ndarray
-    point: np.ndarray
-
-
-def outcome(goal: Goal, scores: Scores) -> Outcome:
-    """Returns the outcome of a finalist."""
-    found = scores.value if goal.target is None else scores.cost
-    mean, error = mean_and_error(np.moveaxis(found, -1, 0))
-    point = mean.argmin(axis=1)
-    network = np.arange(len(mean))
-    return Outcome(mean[network, point], np.nan_to_num(error[network, point]), point)
-
-
-def changes(
-    goal: Goal, last: Rung, order: Sequence[int], found: Sequence[Outcome], networks: Networks
-) -> list[Change]:
+def changes(goal: Goal, finals: Sequence[Final], networks: Networks) -> list[Change]:
     """Returns the changes away from the plan's cluster, along smaller and larger bandwidths and
-    latencies. A method replaces another one if it is better by more than two standard errors; with
-    one seed, if it is better. Methods that read the clock are left out.
+    latencies. A method replaces another one if it is better by more than two standard errors.
+    Methods that read the clock are left out.
 
     Args:
         goal: what is best.
-        last: the finalists' runs.
-        order: numbers of the finalists, the best on the plan's cluster first.
-        found: their outcomes.
+        finals: the finalists, the best on the plan's cluster first.
         networks: the plan's cluster first.
     """
-    replayed = [i for i in order if not last.trained[i].contender.candidate.updates]
+    replayed = [each for each in finals if not each.contender.candidate.updates]
     if not replayed:
         return []
+    outcomes = [each.outcome(goal) for each in replayed]
     mean, error = (
-        np.stack([getattr(found[i], name) for i in replayed]) for name in ("mean", "error")
+        np.stack([getattr(each, name) for each in outcomes]) for name in ("mean", "error")
     )
     all_changes, sign = [], goal.sign if goal.target is None else 1
     for axis, factors in ((BANDWIDTH, networks.bandwidth), (LATENCY, networks.latency)):
@@ -86,14 +58,14 @@ def changes(
             side = np.flatnonzero(np.sign(np.log(factors)) == direction)
             path = side[np.argsort(direction * factors[side])]
             for network, i in _replacements(mean, error, path):
-                candidate, points, _ = last.trained[replayed[i]].contender
+                candidate, points, _ = replayed[i].contender
                 all_changes.append(
                     Change(
                         axis,
                         float(factors[network]),
                         candidate.method,
                         candidate.settings,
-                        points[found[replayed[i]].point[network]],
+                        points[outcomes[i].point[network]],
                         sign * float(mean[i, network]),
                         sign * float(mean[0, network]),
                     )

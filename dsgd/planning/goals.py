@@ -7,8 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dsgd import checks
+from dsgd.base import Problem
 from dsgd.planning.networks import Networks
 from dsgd.planning.training import Trained
+from dsgd.runs.sweeps import default_metric
 
 
 class Goal(NamedTuple):
@@ -31,6 +33,23 @@ class Goal(NamedTuple):
     def budget(self) -> float:
         """The budget in seconds or bits; infinite if there is a target."""
         return next((each for each in (self.seconds, self.bits) if each is not None), np.inf)
+
+    def require_reachable(self, problem: Problem) -> None:
+        """Raises ValueError if the target is below the known minimum of the problem."""
+        minimum = problem.constants.minimum
+        if self.metric != default_metric(problem.regularizer is not None):
+            return
+        if minimum is not None and self.target is not None and self.target < minimum:
+            raise ValueError(
+                f"plan: target = {self.target:g} is below the minimum {minimum:.6g} of "
+                f"{problem.name}; expected a larger value of {self.metric}"
+            )
+
+    def result(self, scores: Scores) -> np.ndarray:
+        """Returns what is best if it is small, `[networks, ..., seeds]`: the cost to the target, or
+        the metric within the budget.
+        """
+        return scores.value if self.target is None else scores.cost
 
     def values(self, trained: Trained) -> np.ndarray:
         """Returns the metric in all records, `[points, seeds, records]`; the smallest value is

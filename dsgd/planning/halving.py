@@ -12,6 +12,7 @@ import numpy as np
 from dsgd.planning.goals import Goal, Scores, score
 from dsgd.planning.networks import Networks
 from dsgd.planning.training import Contender, Setting, Trained, train
+from dsgd.runs.interrupts import Interrupted
 
 ELSEWHERE = 3  # number of candidates that survive on each network besides the plan's cluster
 
@@ -29,6 +30,10 @@ class Eliminated(NamedTuple):
     settings: str
     rounds: int
     value: float
+
+
+Begin = Callable[[int, Sequence[Contender]], None]
+Advance = Callable[[Contender, int], None]
 
 
 class Rung(NamedTuple):
@@ -50,7 +55,8 @@ def halve(
     goal: Goal,
     lengths: Sequence[int],
     finalists: int,
-    progress: bool,
+    begin: Begin,
+    advance: Advance,
 ) -> tuple[Rung, list[Eliminated]]:
     """Returns the last rung, and the candidates that left before.
 
@@ -58,8 +64,8 @@ def halve(
     twice: early, when the first of them has finished, which favours cheap rounds; and later, when
     half of the candidates have finished at one of their points (with a budget, at the same share of
     it), which favours progress per round, since runs that have ended count as they ended. A point
-    survives if it is among the best of its candidate in one of the comparisons on one of the
-    networks, and a candidate if it is among the best candidates.
+    survives if it is among the best of its candidate, at least two, in one of the comparisons on
+    one of the networks, and a candidate if it is among the best candidates.
 
     Args:
         setting: what all runs share.
@@ -69,33 +75,57 @@ def halve(
         lengths: numbers of rounds, increasing; the number of survivors decreases by the same
             factors.
         finalists: number of candidates that reach the last rung at least.
-        progress: whether to show a progress bar.
+        begin, advance: the functions of `bar`.
+
+    Raises:
+        Interrupted: with the ranking so far in its message.
     """
-    alive, eliminated = list(contenders), list[Eliminated]()
-    with _bar(lengths, progress) as (begin, advance):
-        for i, rounds in enumerate(lengths):
-            begin(i, alive)
-            trained = []
+    alive, eliminated, rung = list(contenders), list[Eliminated](), Rung([], [])
+    for i, rounds in enumerate(lengths):
+        begin(i, alive)
+        trained, share = [], rounds / lengths[-1]
+        try:
             for each in alive:
-                trained.append(train(setting, each, rounds, f"{rounds}-rounds/{_folder(each)}"))
+                trained.append(train(setting, each, rounds, folder(each, f"{rounds}-rounds")))
                 advance(each, rounds)
-            rung = _compared(trained, networks, goal, rounds / lengths[-1])
-            if i + 1 == len(lengths):
-                return rung, eliminated[::-1]
-            share = rounds / lengths[i + 1]
-            alive, left = _survivors(rung, goal, share, finalists)
+            rung = compared(trained, networks, goal, share)
+        except KeyboardInterrupt as stopped:
+            if i > 0:
+                raise interrupted(stopped, rung, goal, lengths[i - 1]) from None
+            rung = compared(trained, networks, goal, share) if trained else rung
+            raise interrupted(stopped, rung, goal, rounds) from None
+        if i + 1 < len(lengths):
+            alive, left = _survivors(rung, goal, rounds / lengths[i + 1], finalists)
             eliminated += [each._replace(rounds=rounds) for each in left]
-    raise AssertionError("lengths are not empty")
+    return rung, eliminated[::-1]
 
 
-def _compared(trained: list[Trained], networks: Networks, goal: Goal, share: float) -> Rung:
+def interrupted(stopped: KeyboardInterrupt, rung: Rung, goal: Goal, rounds: int) -> Interrupted:
+    """Returns the error for a plan that was interrupted, with the ranking of the last rung, after
+    this number of rounds.
+    """
+    ranked = []
+    for each, scores, places in zip(rung.trained, rung.scores, ranks(rung.scores), strict=True):
+        point = int(places[0].argmin())
+        values = ", ".join(f"{n} = {x:g}" for n, x in each.contender.points[point].items())
+        cost, value = scores.cost[0, point].mean(), goal.sign * scores.value[0, point].mean()
+        result = f"{goal.metric} {value:.4g}" + f" after {cost:.4g} s" * bool(np.isfinite(cost))
+        ranked.append((places[0].min(), f"{each.contender.candidate} ({values}): {result}"))
+    lines = [f"{i}. {text}" for i, (_, text) in enumerate(sorted(ranked), 1)]
+    if lines:
+        lines.insert(0, f"ranking after {rounds} rounds:")
+    words = "\n".join([f"plan: {str(stopped) or 'interrupted'}", *lines])
+    return Interrupted(words, getattr(stopped, "history", {}))
+
+
+def compared(trained: list[Trained], networks: Networks, goal: Goal, share: float) -> Rung:
     """Scores runs with the given share of the rounds. On the last rung (share 1) there is one
     horizon for each network, before there are two.
     """
     costs = [goal.costs(each, networks) for each in trained]
     horizon = np.full(len(networks), share * goal.budget)
     if share < 1:
-        ends = [each[..., -1].mean(axis=-1).min(axis=-1) for each in costs]
+        ends = [_last_exchange(each).mean(axis=-1).min(axis=-1) for each in costs]
         if goal.target is not None:
             horizon = np.median(ends, axis=0)
         horizon = np.concatenate([horizon, np.minimum(np.min(ends, axis=0), horizon)])
@@ -104,18 +134,40 @@ def _compared(trained: list[Trained], networks: Networks, goal: Goal, share: flo
         score(goal, goal.values(each), cost, horizon)
         for each, cost in zip(trained, costs, strict=True)
     ]
-    _require_comparable(goal, scores)
+    _require_comparable(goal, trained, scores, min(each[0, ..., 1:].min() for each in costs))
     return Rung(trained, scores)
 
 
-def _require_comparable(goal: Goal, scores: Sequence[Scores]) -> None:
-    """Raises ValueError if there is nothing to compare: every run diverges, or reaches the target
-    before the first round.
+def _last_exchange(costs: np.ndarray) -> np.ndarray:
+    """Returns the cost until the last exchange of each run, `[..., records]` to `[...]`; infinite
+    if no cost is known.
+    """
+    known = np.isfinite(costs)
+    return np.where(known.any(axis=-1), np.where(known, costs, 0).max(axis=-1), np.inf)
+
+
+def _require_comparable(
+    goal: Goal, trained: Sequence[Trained], scores: Sequence[Scores], least: float
+) -> None:
+    """Raises ValueError if there is nothing to compare: every run diverges, its metric is not
+    finite, or it reaches the target before the first round; or the budget is below `least`, the
+    cost of the first record after the start.
     """
     if not any(np.isfinite(each.last[0]).any() for each in scores):
+        if any(np.isfinite(each.history["loss"][..., -1]).any() for each in trained):
+            raise ValueError(
+                f"plan: metric = {goal.metric!r} is NaN or infinite at the end of every run, but "
+                "the loss is finite; expected a finite metric"
+            )
         raise ValueError(
             "plan: every candidate diverges at every step size; expected a finite result; pass "
             "smaller learning_rates"
+        )
+    if least > goal.budget:
+        name, unit = ("seconds", " s") if goal.seconds is not None else ("bits", " bits")
+        raise ValueError(
+            f"plan: {name} = {goal.budget:g} is less than the first evaluated rounds of every "
+            f"candidate; expected at least {least:.4g}{unit}"
         )
     if all((np.isfinite(each.cost[0]) & (each.record[0] == 0)).all() for each in scores):
         raise ValueError(
@@ -148,7 +200,8 @@ def _survivors(
     for i, (trained, found) in enumerate(zip(rung.trained, places, strict=True)):
         candidate, points, periods = trained.contender
         if stays[i]:
-            kept = (_places(found) < np.ceil(share * len(points))).any(axis=0)
+            most = max(2, int(np.ceil(share * len(points))))
+            kept = np.any(_places(found) < most, axis=0)
             points = tuple(itertools.compress(points, kept))
             alive.append(Contender(candidate, points, tuple(itertools.compress(periods, kept))))
         else:
@@ -163,17 +216,14 @@ def _places(numbers: np.ndarray) -> np.ndarray:
     return np.argsort(np.argsort(numbers, axis=1), axis=1)
 
 
-def _folder(contender: Contender) -> str:
-    """Returns the name of a candidate as that of a folder."""
-    return "".join(letter if letter.isalnum() else "-" for letter in str(contender.candidate))
-
-
-Begin = Callable[[int, Sequence[Contender]], None]
-Advance = Callable[[Contender, int], None]
+def folder(contender: Contender, runs: str) -> str:
+    """Returns the name of the folder of a candidate's runs."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in str(contender.candidate))
+    return f"{runs}/{name}"
 
 
 @contextmanager
-def _bar(lengths: Sequence[int], shown: bool) -> Iterator[tuple[Begin, Advance]]:
+def bar(lengths: Sequence[int], shown: bool) -> Iterator[tuple[Begin, Advance]]:
     """Shows the rung and the remaining time, and yields two functions: one to be called when a rung
     begins, the other after each contender. The work of later rungs is estimated.
     """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
@@ -15,55 +16,21 @@ from dsgd import checks, records
 from dsgd.base import Key, Problem
 from dsgd.clusters import Cluster
 from dsgd.planning import candidates as of_candidates
-from dsgd.planning import changes, goals, halving, networks, training
-from dsgd.planning.candidates import RATE, Candidate
+from dsgd.planning import changes, finals, goals, halving, networks, training
+from dsgd.planning.candidates import Candidate
 from dsgd.planning.changes import Change
-from dsgd.planning.estimates import Estimate, estimate, positive_estimate
+from dsgd.planning.finals import Planned
 from dsgd.planning.goals import Goal
-from dsgd.planning.halving import Eliminated, Rung
+from dsgd.planning.halving import Eliminated
 from dsgd.planning.networks import Networks
 from dsgd.planning.training import Contender
-from dsgd.runs.sweeps import grid_values, largest_is_best
+from dsgd.runs.sweeps import default_metric, grid_values, largest_is_best
 
 REDUCTION = 4  # between two rungs, the rounds increase and the points decrease by this factor
 SHORTEST = 10  # rounds of the first rung at least
 RECORDS = 200  # approximate number of evaluations of the longest runs
 _RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _FACTORS = 20  # of bandwidth and latency, on each side of 1
-
-
-class Planned(NamedTuple):
-    """A method at its best settings on the plan's cluster.
-
-    Args:
-        method: name of the candidate.
-        settings: its topology and compressors.
-        values: the step size and the candidate's hyperparameters by name.
-        seconds: simulated seconds until the target is reached, infinite if it is not; with a
-            budget, those of the last record within it. With a 95 % interval over the seeds, which
-            are also those by which the settings were chosen.
-        rounds: mean number of rounds until then, or of the whole run if the target is not reached;
-            N updates of an asynchronous method count as one.
-        bits: mean bits sent and received by a worker until then.
-        metric: the metric then.
-        at_edge: whether the step size is the smallest or largest candidate, so that another one may
-            be better.
-        expression: Python expression that makes the method.
-        elsewhere: on each of the plan's `networks`, the mean seconds to the target at the best
-            settings there, infinite if they do not reach it; with a budget, the mean of the metric.
-            NaN if the method reads the clock, so that it would have to run there.
-    """
-
-    method: str
-    settings: str
-    values: Mapping[str, float]
-    seconds: Estimate
-    rounds: float
-    bits: float
-    metric: Estimate
-    at_edge: bool
-    expression: str
-    elsewhere: np.ndarray
 
 
 class Plan(NamedTuple):
@@ -73,6 +40,9 @@ class Plan(NamedTuple):
         goal: what is best.
         rows: the finalists, the best first.
         eliminated: the other candidates, the last to leave first.
+        refused: why candidates, or some of their hyperparameters, were left out before the first
+            run, by name: the cluster excludes them, for example because workers are absent, or they
+            exchange less often than every `steps` rounds.
         changes: the networks on which another method is better.
         networks: the cluster, and others with other bandwidths or latencies, on which the finalists
             are compared.
@@ -81,6 +51,7 @@ class Plan(NamedTuple):
     goal: Goal
     rows: list[Planned]
     eliminated: list[Eliminated]
+    refused: dict[str, str]
     changes: list[Change]
     networks: Networks
 
@@ -95,9 +66,9 @@ def plan(
     target: float | None = None,
     seconds: float | None = None,
     bits: float | None = None,
-    metric: str = "loss",
+    metric: str | None = None,
     largest: bool | None = None,
-    optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
+    optimizer: Callable[..., Any] = optax.sgd,
     learning_rates: Sequence[float] = _RATES,
     steps: int = 1000,
     seeds: int = 3,
@@ -116,6 +87,10 @@ def plan(
     on networks with other bandwidths and latencies, and those that are best there are kept as well:
     `Plan.changes` has the networks on which the answer is another one.
 
+    All results are those of fresh seeds, ten for each of `seeds`, at the settings that the other
+    seeds chose. Settings at which a fresh seed diverges or does not reach the target are replaced
+    by the next best ones at which none does.
+
         plan = dsgd.plan(
             algorithms.CANDIDATES, problem, clusters.load("cluster.json").cluster,
             target=0.3, key=jax.random.key(0),
@@ -125,15 +100,17 @@ def plan(
     Args:
         candidates: the methods, each with values of its hyperparameters; `algorithms.CANDIDATES` is
             a list of all families.
-        problem, cluster, key, seeds, mesh: as in `dsgd.run`; all candidates have the same keys.
+        problem, cluster, key, mesh: as in `dsgd.run`; all candidates have the same keys.
         target: value of the metric that is to be reached in the fewest seconds.
         seconds: budget of simulated seconds, within which the best value counts.
         bits: budget of bits that a worker sends and receives, within which the best value counts.
-        metric: name in the history, such as "loss" or "test_accuracy".
+        metric: name in the history, such as "test_accuracy"; None: as in `Sweep.best`.
         largest: whether the largest value of the metric is best; None: as in `Sweep.best`.
-        optimizer: step size -> optimizer of each method.
+        optimizer: step size -> first argument of each candidate's function: an optimizer; or, for
+            proximal methods, the step size, `lambda learning_rate: learning_rate`.
         learning_rates: step sizes.
         steps: largest number of rounds.
+        seeds: number of runs at all settings, by which settings are chosen.
         finalists: number of candidates that run for all `steps` rounds at least.
         checkpoint: folder in which finished and interrupted runs are kept; the same call resumes
             from it.
@@ -141,18 +118,25 @@ def plan(
 
     Returns:
         The finalists, ranked; the other candidates; and on which networks another method is better.
+        If no finalist reaches the target with all seeds, a warning is issued.
 
     Raises:
         ValueError: if not exactly one of `target`, `seconds` and `bits` is given; the candidates
-            are not valid; every candidate diverges; or an argument is invalid as in `dsgd.sweep`.
-        Interrupted, OSError: as in `dsgd.run`.
+            are not valid, or the cluster excludes all of them; the target is below the problem's
+            known minimum, or the budget below the first evaluated rounds; every candidate diverges;
+            or an argument is invalid as in `dsgd.sweep`.
+        Interrupted: with the ranking so far in its message; otherwise as in `dsgd.run`.
+        OSError: as in `dsgd.run`.
     """
     steps = checks.positive_int("plan: steps", steps)
     finalists = checks.positive_int("plan: finalists", finalists)
     of_candidates.require(candidates)
     rates = grid_values("learning_rates", learning_rates).tolist()
+    if metric is None:
+        metric = default_metric(problem.regularizer is not None)
     sign = -1 if largest_is_best(metric, largest, "plan") else 1
     goal = goals.goal_of(metric, sign, target, seconds, bits)
+    goal.require_reachable(problem)
     cluster.require_workers(problem.workers)
     checks.require_call("plan: optimizer", optimizer, "step size")
     setting = training.Setting(
@@ -166,13 +150,19 @@ def plan(
         None if checkpoint is None else records.expanded("plan: checkpoint", checkpoint),
     )
     # a method refuses its arguments before the first run
-    contenders = [training.all_points(setting, each, rates) for each in candidates]
-    return _ranked(setting, contenders, goal, rates, steps, finalists, progress)
+    each = [training.all_points(setting, candidate, rates, steps) for candidate in candidates]
+    contenders = [contender for contender, _ in each if contender.points]
+    refused = {name: reason for _, reasons in each for name, reason in reasons.items()}
+    if not contenders:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise ValueError(f"plan: no candidate accepts the cluster and steps = {steps}: {reasons}")
+    return _ranked(setting, contenders, refused, goal, rates, steps, finalists, progress)
 
 
 def _ranked(
     setting: training.Setting,
     contenders: list[Contender],
+    refused: dict[str, str],
     goal: Goal,
     rates: list[float],
     steps: int,
@@ -181,16 +171,39 @@ def _ranked(
 ) -> Plan:
     """Returns the plan for valid arguments."""
     around = networks.around(setting.cluster, 0 if goal.bits is not None else _FACTORS)
-    longest = max(period for each in contenders for period in each.periods)
-    last, eliminated = halving.halve(
-        setting, contenders, around, goal, lengths(steps, longest), finalists, progress
-    )
-    found = [changes.outcome(goal, scores) for scores in last.scores]
-    places = [each[0] for each in halving.ranks(last.scores)]
-    order = sorted(range(len(places)), key=lambda i: places[i].min())
-    rows = [_row(setting, goal, rates, last, i, int(places[i].argmin()), found[i]) for i in order]
-    other = changes.changes(goal, last, order, found, around)
-    return Plan(goal, rows, eliminated, other, around)
+    rungs = lengths(steps, max(period for each in contenders for period in each.periods))
+    with halving.bar([*rungs, finals.FRESH * steps], progress) as (begin, advance):
+        last, eliminated = halving.halve(
+            setting, contenders, around, goal, rungs, finalists, begin, advance
+        )
+        ranked = list[finals.Final]()
+        # most are trained at one point
+        alone = [each.contender._replace(points=each.contender.points[:1]) for each in last.trained]
+        begin(len(rungs), alone)
+        try:
+            for each, trained, scores, places in zip(
+                alone, last.trained, last.scores, halving.ranks(last.scores), strict=True
+            ):
+                name = halving.folder(each, "finalists")
+                ranked.append(
+                    finals.final(setting, goal, around, trained, scores, places, steps, name)
+                )
+                advance(each, finals.FRESH * steps)
+        except KeyboardInterrupt as stopped:
+            raise halving.interrupted(stopped, last, goal, steps) from None
+    ranked.sort(key=lambda each: each.place(goal))
+    rows = finals.rows(setting, goal, ranked, rates)
+    if not any(np.isfinite(row.seconds.value) for row in rows):
+        best = rows[0]
+        warnings.warn(
+            f"plan: no candidate reaches {goal.metric} = {goal.target:g} with every seed within "
+            f"{steps} rounds, so the seconds of all rows are infinite; the best one, "
+            f"{best.method}, reaches it with a share of {best.reached.value:g} of the seeds, and "
+            f"has {goal.metric} = {best.metric.value:.4g}; expected another target, more steps or "
+            "other learning_rates",
+            stacklevel=4,
+        )
+    return Plan(goal, rows, eliminated, refused, changes.changes(goal, ranked, around), around)
 
 
 def lengths(steps: int, period: int) -> list[int]:
@@ -202,46 +215,3 @@ def lengths(steps: int, period: int) -> list[int]:
         lambda rounds: rounds >= shortest, (steps // REDUCTION**k for k in itertools.count())
     )
     return [*every][::-1] or [steps]
-
-
-def _row(
-    setting: training.Setting,
-    goal: Goal,
-    rates: list[float],
-    rung: Rung,
-    i: int,
-    point: int,
-    elsewhere: changes.Outcome,
-) -> Planned:
-    """Returns the finalist i at one of its points."""
-    trained, scores = rung.trained[i], rung.scores[i]
-    candidate, values = trained.contender.candidate, trained.contender.points[point]
-    record = scores.record[0, point]
-    seeds = np.arange(len(record))
-    here = networks.around(setting.cluster, 0)
-    cost = scores.cost[0, point]
-    if goal.target is None:
-        cost = here.seconds(trained)[0, point, seeds, record]
-    sent = goal._replace(bits=np.inf).costs(trained, here)[0, point, seeds, record]
-    rate = float(values[RATE])
-    others = {name: value for name, value in values.items() if name != RATE}
-    return Planned(
-        candidate.method,
-        candidate.settings,
-        values,
-        positive_estimate(cost),
-        float(trained.rounds[point, record].mean()),
-        float(sent.mean()),
-        estimate(goal.sign * scores.value[0, point]),
-        len(rates) > 2 and rate in (min(rates), max(rates)),
-        candidate.expression(
-            of_candidates.call(setting.optimizer, f"{rate:g}"), trained.workers, others
-        ),
-        _known(candidate, elsewhere.mean, 1 if goal.target is not None else goal.sign),
-    )
-
-
-def _known(candidate: Candidate, means: np.ndarray, sign: int) -> np.ndarray:
-    """Returns the means on all networks; NaN where they are not known."""
-    known = (np.arange(len(means)) == 0) | (not candidate.updates)
-    return np.where(known, sign * means, np.nan)

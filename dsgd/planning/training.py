@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
-from dsgd import sameness
+from dsgd import causes, sameness
 from dsgd.base import Algorithm, Key, Problem
 from dsgd.clusters import Cluster
 from dsgd.planning.candidates import RATE, Candidate
@@ -40,7 +40,7 @@ class Setting(NamedTuple):
     key: Key
     seeds: int
     mesh: Mesh | int | None
-    optimizer: Callable[..., optax.GradientTransformation]
+    optimizer: Callable[..., Any]
     every: int
     folder: Path | None
 
@@ -77,11 +77,11 @@ class Trained(NamedTuple):
     @property
     def ends(self) -> np.ndarray:
         """The round after which the workers have the model of each record, `[points, records]`:
-        that of the next exchange, since the model is the mean of the workers' models; at most the
-        last round.
+        that of the next exchange, since the model is the mean of the workers' models. It may be
+        after the last round.
         """
         step, period = self.history["step"], np.array(self.contender.periods)[:, None]
-        return np.minimum(-(-step // period) * period, step[-1])
+        return -(-step // period) * period
 
     @property
     def rounds(self) -> np.ndarray:
@@ -90,37 +90,42 @@ class Trained(NamedTuple):
 
     def at_ends(self, series: np.ndarray) -> np.ndarray:
         """Selects the `ends` in a series of all rounds, `[..., points, seeds, rounds]` to
-        `[..., points, seeds, records]`.
+        `[..., points, seeds, records]`; infinite for those after the last round.
         """
-        first = self.sweep.history["step"][0]
-        each = np.broadcast_to(
-            (self.ends - first)[:, None], (*series.shape[:-1], self.ends.shape[-1])
-        )
-        return np.take_along_axis(series, each, axis=-1)
+        first, last = self.sweep.history["step"][[0, -1]]
+        ends = np.broadcast_to(self.ends[:, None], (*series.shape[:-1], self.ends.shape[-1]))
+        found = np.take_along_axis(series, np.minimum(ends, last) - first, axis=-1)
+        return np.where(ends <= last, found, np.inf)
 
 
-def all_points(setting: Setting, candidate: Candidate, rates: Sequence[float]) -> Contender:
-    """Returns a candidate at all combinations of its hyperparameters and the step sizes.
+def all_points(
+    setting: Setting, candidate: Candidate, rates: Sequence[float], steps: int
+) -> tuple[Contender, dict[str, str]]:
+    """Returns a candidate at all combinations of its hyperparameters and the step sizes, without
+    those that the cluster excludes; and the reasons of the excluded ones, by name.
 
     Raises:
-        ValueError: if the method refuses a combination, the problem or the cluster.
+        ValueError: if the method refuses a combination or the problem on every cluster.
     """
-    grids = candidate.swept
-    others = [dict(zip(grids, each, strict=True)) for each in itertools.product(*grids.values())]
-    try:
-        periods = [_period(setting, candidate, rates[0], each) for each in others]
-    except ValueError as error:
-        raise ValueError(f"plan: candidate {candidate}: {error}") from error
-    pairs = itertools.product(rates, zip(others, periods, strict=True))
-    points, all_periods = zip(
-        *(({RATE: rate, **values}, period) for rate, (values, period) in pairs), strict=True
-    )
-    return Contender(candidate, points, all_periods)
+    periods, refused = list[tuple[Point, int]](), dict[str, str]()
+    for each in itertools.product(*candidate.swept.values()):
+        values = dict(zip(candidate.swept, each, strict=True))
+        with _named(candidate):
+            found = _period(setting, candidate, rates[0], values)
+        if isinstance(found, int) and found <= steps:
+            periods.append((values, found))
+        else:
+            name = ", ".join([str(candidate), *(f"{key} = {x}" for key, x in values.items())])
+            every = f"it exchanges every {found} rounds, but steps = {steps}"
+            refused[name] = every if isinstance(found, int) else found
+    pairs = [({RATE: rate, **values}, each) for rate in rates for values, each in periods]
+    points, all_periods = zip(*pairs, strict=True) if pairs else ((), ())
+    return Contender(candidate, points, all_periods), refused
 
 
 def period(
     candidate: Candidate,
-    optimizer: optax.GradientTransformation,
+    optimizer: Any,
     problem: Problem,
     cluster: Cluster | None,
     values: Mapping[str, Any],
@@ -134,9 +139,40 @@ def period(
     return max([1, *(each.period for each in exchanges(method, problem, cluster=cluster))])
 
 
-def _period(setting: Setting, candidate: Candidate, rate: float, values: Point) -> int:
+def _period(setting: Setting, candidate: Candidate, rate: float, values: Point) -> int | str:
+    """Returns the period of a candidate; or, if only its cluster excludes it, the reason."""
     cluster = setting.cluster if candidate.updates else _participation(setting.cluster)
-    return period(candidate, setting.optimizer(rate), setting.problem, cluster, values)
+    everyone = replace(setting.cluster, present=None, participation_period=1, delivered=None)
+    refusal = ""
+    for each in (cluster, everyone):
+        try:
+            found = period(candidate, setting.optimizer(rate), setting.problem, each, values)
+        except ValueError as error:
+            if refusal:
+                raise
+            refusal = str(error)
+        else:
+            return refusal or found
+    raise AssertionError("the second cluster is refused only after the first")
+
+
+@contextmanager
+def _named(candidate: Candidate, what: str = "") -> Iterator[None]:
+    """Converts errors of the block, also those of the user's functions, to ValueErrors that begin
+    with the candidate. Errors of files and processes,
+    and warnings, keep their type.
+    """
+    where = f"plan: candidate {candidate}{what}"
+    try:
+        yield
+    except (OSError, RuntimeError, Warning) as error:
+        error.add_note(where)
+        raise
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    except Exception as error:
+        cause = causes.of(error) or f"{type(error).__name__}: {causes.remedy(error)}"
+        raise ValueError(f"{where}: {cause}") from error
 
 
 def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Trained:
@@ -156,7 +192,7 @@ def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Tra
         if candidate.updates
         else {"taped": True, "evaluate_every": every, "cluster": _participation(setting.cluster)}
     )
-    try:
+    with _named(candidate, f", points of {', '.join((RATE, *candidate.swept))}"):
         found = sweep(
             _Factory(setting, contender),
             setting.problem,
@@ -168,9 +204,6 @@ def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Tra
             point=range(len(contender.points)),
             **options,
         )
-    except ValueError as error:
-        names = ", ".join((RATE, *candidate.swept))
-        raise ValueError(f"plan: candidate {candidate}, points of {names}: {error}") from error
     return Trained(contender, evaluated(found.history), found, N)
 
 

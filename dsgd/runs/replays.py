@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from dsgd import causes, checks, modes
 from dsgd.base import Result
 from dsgd.clusters import Cluster
 from dsgd.engine import clock, loop, programs, queries, tape
+from dsgd.runs import traced
 from dsgd.runs.plans import ConstantFactory
 from dsgd.runs.run_spec import Tape
 from dsgd.runs.sweeps import FromPoint, Sweep, all_points, examples, grid_values
@@ -66,7 +68,8 @@ def replay(
     Raises:
         ValueError: if the run was not taped; the cluster is for another number of workers; its
             participation and message loss differ from those of the run; a grid is missing, empty
-            or contains non-finite numbers; or `rounds` are not numbers of rounds of the run.
+            or contains non-finite numbers, or a number of it is used as a Python value; or
+            `rounds` are not numbers of rounds of the run.
     """
     of = result.tape
     if of is None:
@@ -79,12 +82,19 @@ def replay(
     points = jax.tree.map(jnp.asarray, all_points(values))
     ends = None if rounds is None else _ends(rounds, of)
     plan = _Replay(of.plan, build, of.steps)
+    arguments = (of.points, *_runs(of), np.int32(of.before), ends)
+
+    def trace(build, values):
+        jax.eval_shape(partial(_all_clocks, plan._replace(build=build)), values, *arguments)
+
     try:
-        found = programs.call(
-            _all_clocks, plan, points, of.points, *_runs(of), np.int32(of.before), ends
-        )
-    except causes.TRACING as error:
-        raise ValueError(causes.of(error) or f"replay: {causes.remedy(error)}") from error
+        found = programs.call(_all_clocks, plan, points, *arguments)
+    except (TypeError, ValueError) as error:
+        if callable(cluster):
+            traced.require_arithmetic("replay", cluster, values, trace, error)
+        if isinstance(error, causes.TRACING):
+            raise ValueError(causes.of(error) or f"replay: {causes.remedy(error)}") from error
+        raise
     seconds = clock.to_seconds(np.asarray(jax.device_get(found)))
     shape = (*map(len, values.values()), *of.shape)
     return seconds.reshape((*shape, *seconds.shape[2:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 from dsgd import array_likes, causes, checks, modes, sameness
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
+from dsgd.engine import loop
 from dsgd.machines import arrays, forks
 from dsgd.runs import chunks, plans, traced
 from dsgd.runs.feed import Feed
@@ -46,7 +48,7 @@ class Sweep(NamedTuple):
 
     @checks.arguments
     def best(
-        self, metric: str = "loss", share: float = 0.1, *, largest: bool | None = None
+        self, metric: str | None = None, share: float = 0.1, *, largest: bool | None = None
     ) -> tuple[int, ...]:
         """Returns the index of the grid point with the best `metric`.
 
@@ -56,7 +58,8 @@ class Sweep(NamedTuple):
         grids of three or more values), since a value outside the grid may be better.
 
         Args:
-            metric: a name in the history.
+            metric: a name in the history; None: "objective", f + r, if the problem has a
+                regularizer r, else "loss".
             share: fraction of the records over which to average, counted from the end.
             largest: True: the largest value is best; False: the smallest. None: the largest for
                 accuracies ("accuracy", "test_accuracy"), and the smallest for losses, errors,
@@ -67,6 +70,8 @@ class Sweep(NamedTuple):
             ValueError: if the metric is unknown or has no default direction, `share` is outside (0,
                 1], or every point diverged.
         """
+        if metric is None:
+            metric = default_metric("objective" in self.history)
         if metric not in self.history:
             raise ValueError(
                 f"best: metric = {metric!r} is not in the history; expected one of "
@@ -181,6 +186,11 @@ _SMALLEST = {
     "clock",
 }
 _LARGEST = {"accuracy", "test_accuracy"}
+
+
+def default_metric(regularized: bool) -> str:
+    """Returns the name of the objective in the history, which includes a regularizer."""
+    return "objective" if regularized else "loss"
 
 
 def largest_is_best(metric: str, given: bool | None, where: str = "best") -> bool:
@@ -330,12 +340,13 @@ def sweep(
     except Interrupted as stopped:
         raise Interrupted(str(stopped), unfolded(stopped.history)) from None
     except (TypeError, ValueError) as error:
-        for name in traced.used_as_python_values(job, grid, error):
-            raise ValueError(
-                f"sweep: {name} is used as a Python value (in an if, a loop, an index or a "
-                "shape), but all values of a grid are traced in one program; expected arithmetic "
-                f"on {name}; replace an if by jnp.where, or run one sweep for each value of {name}"
-            ) from error
+
+        def trace(build, values):
+            part = plan._replace(build=build, runs=2 if values else 1)
+            part = job._replace(plan=part, points=jax.tree.map(jnp.asarray, values))
+            jax.eval_shape(partial(loop.advance, part.plan), *part.shapes())
+
+        traced.require_arithmetic("sweep", factory, grid, trace, error)
         raise
     plans.warn_if_silent(job, result.history["bits"])
     return Sweep(

@@ -142,21 +142,21 @@ def choose(trained: Trained, target: float) -> list[Chosen]:
     """
     candidate, sweep, periods, participation = trained
     history = dsgd.evaluated(sweep.history)
-    last = float(history["step"][-1])
     rounds = rounds_to(history, target)
-    mean = rounds.mean(axis=-1)
+    # the model is known to the workers after the next exchange of the run
+    rounds = np.ceil(rounds / periods[..., None]) * periods[..., None]
+    mean = np.where(rounds <= history["step"][-1], rounds, np.inf).mean(axis=-1)
     chosen = []
     for others in np.ndindex(mean.shape[1:]):
         best = int(np.argmin(mean[(slice(None), *others)]))
         index = (best, *others)
         if np.isfinite(mean[index]):
-            exchanged = np.ceil(rounds[index] / periods[others]) * periods[others]
             chosen.append(
                 Chosen(
                     candidate,
                     sweep.point(index),
                     sweep.result(index),
-                    np.minimum(exchanged, last).astype(int),
+                    rounds[index].astype(int),
                     participation,
                 )
             )

@@ -13,6 +13,7 @@ from rich.table import Table
 
 import dsgd
 from dsgd import plots, records
+from dsgd.planning import finals
 from experiments.planning import plane
 from experiments.shared import figures, statistics, tables
 
@@ -43,9 +44,14 @@ class Shown(NamedTuple):
         return self.plan.goal.target is not None
 
     @property
+    def metric(self) -> str:
+        """The metric, in words."""
+        return self.plan.goal.metric.replace("_", " ")
+
+    @property
     def what(self) -> str:
         """Describes the goal."""
-        goal, metric = self.plan.goal, self.args.metric.replace("_", " ")
+        goal, metric = self.plan.goal, self.metric
         if goal.target is not None:
             return f"seconds to {metric} {goal.target:g}"
         budget = (
@@ -56,22 +62,26 @@ class Shown(NamedTuple):
 
 def tabulate(shown: Shown) -> Table:
     """Tabulates the finalists, the best first."""
-    metric = shown.args.metric.replace("_", " ")
+    metric = shown.metric
     table = tables.table(
         f"Best methods by {shown.what}",
         (
-            *("method", "step\nsize", "seconds" if shown.reaches else metric),
+            *("", "method", "step\nsize", "seconds" if shown.reaches else metric),
             *("95 % interval", "rounds", "Mbit"),
         ),
-        "Interval over the seeds. Rounds, and megabits sent and received by a worker,\nuntil then. "
-        "*: at an edge of the step sizes.",
+        f"Interval over {statistics.runs(finals.FRESH * shown.args.seeds)} that did not choose the "
+        "settings. Rounds, and megabits sent\nand received by a worker, until then. *: at an edge "
+        "of the step sizes. =: the difference from\nanother row with = is within its error.",
     )
-    for row in shown.plan.rows:
+    for place, row in enumerate(shown.plan.rows, 1):
         value, low, high = row.seconds if shown.reaches else row.metric
         interval = f"{tables.plain(low)} - {tables.plain(high)}"
         if not math.isfinite(value):
             interval = f"{metric} {tables.plain(row.metric.value)}"
+            if row.reached.value:
+                interval = f"{row.reached.value:.0%} of the seeds"
         table.add_row(
+            f"{place}{'=' * bool(row.tied)}",
             "\n".join(filter(None, [row.method, settings(row)])),
             f"{'*' * row.at_edge}{row.values['learning_rate']:g}",
             tables.plain(value) if math.isfinite(value) else "-",
@@ -98,6 +108,8 @@ def notes(shown: Shown) -> list[str]:
     """
     plan = shown.plan
     lines = [f"To copy: {plan.rows[0].expression}"]
+    if tied := [named(plan.rows[i]) for i in plan.rows[0].tied]:
+        lines.append(f"Not significantly worse: {', '.join(tied)}.")
     if ended := [named(row) for row in plan.rows if ends_early(shown, row)]:
         lines.append(
             f"Ended after --steps {shown.args.steps} rounds, before the budget was used: "
@@ -109,12 +121,14 @@ def notes(shown: Shown) -> list[str]:
     for each in plan.eliminated:
         by_rounds.setdefault(each.rounds, []).append(row_label(each))
     lines += [f"Left out after {n} rounds: {', '.join(names)}." for n, names in by_rounds.items()]
-    return lines
+    return lines + [f"Left out: {name} ({reason})." for name, reason in plan.refused.items()]
 
 
 def ends_early(shown: Shown, row: Any) -> bool:
-    """Returns whether a method's rounds ended before the budget was used."""
-    return not shown.reaches and row.rounds >= shown.args.steps
+    """Returns whether a method's rounds ended before the budget was used: there was no time for
+    another exchange.
+    """
+    return not shown.reaches and row.rounds + row.values.get("H", 1) > shown.args.steps
 
 
 def elsewhere(shown: Shown) -> list[str]:
@@ -164,12 +178,13 @@ def write(shown: Shown) -> None:
     rows = [
         (
             *(row.method, settings(row), row.expression, *row.seconds, row.rounds),
-            *(row.bits / shown.scale, *row.metric),
+            *(row.bits / shown.scale, *row.metric, row.reached.value),
+            " ".join(str(i + 1) for i in row.tied),
         )
         for row in shown.plan.rows
     ]
-    metric = shown.args.metric
-    columns = (*heading, metric, f"{metric}_low", f"{metric}_high")
+    metric = shown.plan.goal.metric
+    columns = (*heading, metric, f"{metric}_low", f"{metric}_high", "reached", "tied")
     records.write_rows(shown.args.out / "plan.csv", columns, rows)
     changes = [
         (
@@ -206,7 +221,7 @@ def draw_methods(shown: Shown) -> Figure:
     axes.set_yticks(range(len(rows)), [named(row) for row in rows])
     axes.invert_yaxis()
     figures.describe(axes, shown.what)
-    seeds = statistics.runs(shown.args.seeds)
+    seeds = statistics.runs(finals.FRESH * shown.args.seeds)
     figures.title(sheet, f"{heading(shown)}; 95 % intervals over {seeds}")
     return sheet
 

@@ -244,6 +244,6 @@ def test_a_replay_that_branches_on_a_traced_number_is_explained(taped):
         return CLUSTER if a > 1 else clusters.Cluster(clusters.constant(a))
 
     with pytest.raises(
-        ValueError, match=r"^replay: cluster with a = .*a traced value in if, while"
+        ValueError, match=r"^replay: a is used as a Python value .* replace an if by jnp.where"
     ):
         dsgd.replay(taped, cluster, a=[0.5, 2.0])

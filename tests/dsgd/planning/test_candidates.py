@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import networkx as nx
+import numpy as np
 import optax
 import pytest
 
@@ -27,6 +28,12 @@ def test_the_expression_makes_the_same_method(candidate):
     assert read.name == built.name
     for value in values.values():
         assert f"{value}" in text
+
+
+def test_numbers_of_an_expression_are_exact():
+    each = Candidate("x", algorithms.choco_sgd, (topologies.ring, SIGN, "gamma"), {"gamma": (0.1,)})
+    text = each.expression("SGD", N, {"gamma": np.float64(1 / 3)})
+    assert text.endswith(f", {1 / 3!r})")
 
 
 def test_names_of_candidates_are_distinct_and_describe_them():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import algorithms
 from dsgd import Candidate
-from dsgd.planning import changes, goals, halving, planner, training
+from dsgd.clusters import Cluster, constant
+from dsgd.planning import changes, finals, goals, halving, networks, planner, training
 from dsgd.planning.estimates import estimate, positive_estimate
 from dsgd.planning.goals import Goal, Scores
 
@@ -91,7 +97,7 @@ def test_the_best_on_each_network_survive():
     numbers 0 and 3, with their best points on each network. The others leave.
     """
     each = rung(count=24, networks=6, points=8)
-    goal = Goal("loss", 1, seconds=1.0)
+    goal = Goal("accuracy", -1, seconds=1.0)
     alive, left = halving._survivors(each, goal, share=0.25, finalists=4)  # a quarter of 24 is more
     by_name = {contender.candidate.method: contender for contender in alive}
     best = np.stack([found.value[..., 0].min(axis=1) for found in each.scores], axis=1)
@@ -100,6 +106,8 @@ def test_the_best_on_each_network_survive():
         expected |= set(np.argsort(best[network])[: halving.ELSEWHERE])
     assert {int(name) for name in by_name} == expected
     assert {int(one.method) for one in left} == set(range(24)) - expected
+    for one in left:  # accuracies, of which the score is the negative
+        assert one.value == -best[0, int(one.method)]
     for name, contender in by_name.items():
         value = each.scores[int(name)].value[..., 0]
         kept = {int(i) for row in np.argsort(value, axis=1)[:, :2] for i in row}
@@ -114,20 +122,120 @@ def test_rounds_of_the_rungs():
 
 def test_intervals_are_those_of_student():
     """Of 0, 1, 2 the mean is 1, and t with 2 degrees of freedom is 4.3027 at 97.5 %."""
-    value, low, high = estimate(np.array([0.0, 1.0, 2.0]))
+    small = np.array([0.1, 0.2, 0.3])
+    value, low, high = estimate(np.array([0.0, 1.0, 2.0]), small)
     half = 4.302653 / np.sqrt(3)
     np.testing.assert_allclose([value, low, high], [1, 1 - half, 1 + half], 1e-6)
-    positive = positive_estimate(np.exp([0.0, 1.0, 2.0]))
+    positive = positive_estimate(np.exp([0.0, 1.0, 2.0]), small)
     assert positive.low > 0
     np.testing.assert_allclose(positive.high / positive.value, np.exp(half), 1e-6)
     np.testing.assert_allclose(positive.value / positive.low, np.exp(half), 1e-6)
-    assert estimate(np.array([3.0])) == (3.0, 3.0, 3.0)
-    assert positive_estimate(np.array([3.0, np.inf])).value == np.inf
+    assert estimate(np.array([3.0]), small[:1]) == (3.0, 3.0, 3.0)
+    assert positive_estimate(np.array([3.0, np.inf]), small[:2]).value == np.inf
+    # nothing is below 0 seconds
+    value, low, high = positive_estimate(np.array([0.0, 2.0]), small[:2])
+    np.testing.assert_allclose([value, low, high], [1, 0, 1 + 12.7062047 / 1], 1e-6)
 
 
-def test_a_method_replaces_another_beyond_two_standard_errors():
-    """Along the path the second method gains on the first; the third never counts."""
-    mean = np.array([[1.0, 2.0, 3.0, 4.0], [2.0, 1.9, 2.5, 2.0], [3.0, 3.0, np.inf, np.inf]])
+def test_equal_values_have_the_deviation_of_a_uniform_distribution_over_their_spacing():
+    """Its variance is the spacing squared, divided by 12; t with one degree of freedom."""
+    half = 12.7062047 * 0.6 / np.sqrt(12) / np.sqrt(2)
+    low, high = estimate(np.array([3.0, 3.0]), np.array([0.5, 0.7]))[1:]
+    np.testing.assert_allclose([3 - low, high - 3], half, 1e-6)
+    high = positive_estimate(np.array([3.0, 3.0]), np.array([0.5, 0.7])).high
+    np.testing.assert_allclose(high, 3 * np.exp(half / 3), 1e-6)
+
+
+def test_a_method_replaces_the_current_one_beyond_two_standard_errors():
+    """Along the path the second method replaces the first; the third is better than the first, but
+    not than the second by more than two standard errors of both; the fourth never counts.
+    """
+    mean = np.array([[1, 2, 3, 4, 5], [2, 1.9, 2.5, 2, 2], [3, 3, 3, 2.2, 1.75], 5 * [np.inf]])
     error = np.full_like(mean, 0.1)
-    assert changes._replacements(mean, error, np.array([1, 2, 3])) == [(2, 1)]
-    assert changes._replacements(mean, 10 * error, np.array([1, 2, 3])) == []
+    path = np.array([1, 2, 3, 4])
+    assert changes._replacements(mean, error, path) == [(2, 1)]
+    assert changes._replacements(mean, 0.8 * error, path) == [(2, 1), (4, 2)]
+    assert changes._replacements(mean, 20 * error, path) == []
+    error[:] = 0.05
+    error[1] = 0.5  # that of the method which is replaced counts
+    assert changes._replacements(mean, error, path) == [(3, 1)]
+
+
+@pytest.mark.parametrize("target", [None, 0.5])
+def test_changes_of_a_metric_that_grows_have_its_sign(target):
+    """On a network with more bandwidth, the second method has the larger accuracy, or the fewer
+    seconds to it.
+    """
+    goal = Goal("accuracy", -1, target, None if target else 7.0)
+    found = [[-0.75, -0.5], [-0.25, -0.875]] if target is None else [[2.0, 4.0], [3.0, 1.5]]
+    finalists = []
+    for i, means in enumerate(found):
+        contender = training.Contender(
+            Candidate(f"{i}", algorithms.minibatch_sgd), ({"learning_rate": 0.1 + i},), (1,)
+        )
+        each = scores(*[np.array(means)[:, None] + [[-0.01, 0.01]]] * 2)
+        one: Any = None
+        finalists.append(finals.Final(contender, np.zeros(2, int), {0: finals.Run(one, 0, each)}))
+    around = networks.Networks(CLUSTER, np.array([1.0, 4.0]), np.ones(2))
+    (change,) = changes.changes(goal, finalists, around)
+    assert change[:5] == ("bandwidth", 4.0, "1", "", {"learning_rate": 1.1})
+    expected = [0.875, 0.5] if target is None else [1.5, 4.0]
+    np.testing.assert_allclose(change[5:], expected)
+
+
+CLUSTER = Cluster(constant(0.3), down=constant(5.0))
+
+
+def test_networks_around_a_cluster_whose_receiving_port_alone_has_a_bandwidth():
+    around = networks.around(CLUSTER, 2)
+    np.testing.assert_allclose(around.bandwidth, [1, 0.1, 0.01, 10, 100], 1e-6)
+    scaled = networks._scaled(around, 3)
+    assert scaled.up is None
+    assert scaled.down is not None
+    bits = scaled.down.sample(jax.random.key(0), jnp.float32(0), 0)
+    np.testing.assert_allclose(bits, 50.0, 1e-6)
+    assert len(networks.around(Cluster(constant(0.3)), 2)) == 1
+
+
+def made_up(seconds: float, period: int = 1) -> training.Trained:
+    """Returns runs of 12 rounds that take this long, with the losses 12, 11, ..., 0."""
+    record = np.arange(13)
+    candidate = Candidate("one", algorithms.asynchronous_sgd, updates=True)
+    history = {"step": record, "clock": seconds * record / 12, "loss": 12.0 - record}
+    history |= {name: history[name][None, None] for name in ("clock", "loss")}
+    sweep: Any = SimpleNamespace(history=history)
+    contender = training.Contender(candidate, ({"learning_rate": 0.1},), (period,))
+    return training.Trained(contender, history, sweep, 1)
+
+
+def test_candidates_are_compared_when_the_first_and_when_half_of_them_have_finished():
+    """Of five candidates whose runs take 2, 4, 6, 8 and 100 s: the loss of each after 6 s and after
+    2 s.
+    """
+    trained = [made_up(seconds) for seconds in (6.0, 100.0, 2.0, 8.0, 4.0)]
+    goal = Goal("loss", 1, target=-1.0)
+    around = networks.around(Cluster(constant(0.3)), 0)
+    rung = halving.compared(trained, around, goal, 0.25)
+    value = np.array([each.value[:, 0, 0] for each in rung.scores]).T
+    np.testing.assert_array_equal(value, [[0, 12, 0, 3, 0], [8, 12, 0, 9, 6]])
+    # a quarter of a budget of 12 s, and when the first has finished
+    rung = halving.compared(trained, around, goal._replace(target=None, seconds=12.0), 0.25)
+    value = np.array([each.value[:, 0, 0] for each in rung.scores]).T
+    np.testing.assert_array_equal(value, [[6, 12, 0, 8, 3], [8, 12, 0, 9, 6]])
+
+
+def test_a_model_without_an_exchange_after_it_does_not_count():
+    """Of 12 rounds with exchanges every 5 rounds, the records 11 and 12 have none."""
+    trained = made_up(24.0, period=5)
+    found = trained.at_ends(trained.history["clock"])[0, 0]
+    expected = [0, *5 * [10], *5 * [20], np.inf, np.inf]
+    np.testing.assert_array_equal(found, expected)
+    late = goals.score(Goal("loss", 1, 1.0), trained.history["loss"], found[None, None, None], ONE)
+    early = goals.score(Goal("loss", 1, 2.0), trained.history["loss"], found[None, None, None], ONE)
+    assert (late.cost.item(), early.cost.item()) == (np.inf, 20)
+    assert late.value.item() == 2.0
+    both = np.stack([found, np.full(13, np.inf)])
+    np.testing.assert_array_equal(halving._last_exchange(both), [20, np.inf])
+
+
+ONE = np.full(1, np.inf)

@@ -79,6 +79,9 @@ def test_participation_of_the_run_is_that_of_the_replay():
         np.testing.assert_allclose(dsgd.replay(result, slower), clock_of(method, slower), 1e-6)
         with pytest.raises(ValueError, match="another participation or message loss"):
             dsgd.replay(result, BLOCKING)
+    result = taped(method, cluster=CLUSTERS["sampled-4"])
+    with pytest.raises(ValueError, match="another participation or message loss"):
+        dsgd.replay(result, replace(CLUSTERS["sampled-4"], participation_period=8))
     with pytest.raises(ValueError, match="another participation or message loss"):
         dsgd.replay(taped(method), CLUSTERS["sampled-4"])
 
@@ -174,6 +177,15 @@ def test_the_tape_is_the_same_on_several_devices():
         (
             lambda: dsgd.replay(taped(SGD), clusters.Cluster(clusters.constant([1.0, 2.0]))),
             "cluster: it has 2 workers but the problem has 8",
+        ),
+        (
+            lambda: dsgd.replay(
+                taped(SGD),
+                lambda up, latency: replace(BLOCKING, latency=latency * (2 if up > 1 else 3)),
+                latency=[0.1, 0.2],
+                up=[0.5, 3.0],
+            ),
+            "replay: up is used as a Python value (in an if, a loop, an index or a shape), but all",
         ),
         (
             lambda: dsgd.replay(taped(SGD), BLOCKING, rounds=9),
