@@ -517,9 +517,7 @@ def _loss_and_slope(
     shared: PyTree,
 ) -> tuple[dict[str, jax.Array], Params | None]:
     if problem.evaluation.function is not None:
-        result = _weighted(
-            problem, "evaluate", problem.evaluation.function, params, data, shared
-        )
+        result = _weighted(problem, "evaluate", problem.evaluation.function, params, data, shared)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
             raise ValueError(
                 f"{problem.name}: evaluate returns {checks.typed(result)}; expected a pair "

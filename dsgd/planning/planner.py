@@ -23,7 +23,7 @@ from dsgd.planning.goals import Goal
 from dsgd.planning.halving import Eliminated, Rung
 from dsgd.planning.networks import Networks
 from dsgd.planning.training import Contender
-from dsgd.runs.sweeps import grid_values, largest_is_best
+from dsgd.runs.sweeps import default_metric, grid_values, largest_is_best
 
 REDUCTION = 4  # between two rungs, the rounds increase and the points decrease by this factor
 SHORTEST = 10  # rounds of the first rung at least
@@ -95,7 +95,7 @@ def plan(
     target: float | None = None,
     seconds: float | None = None,
     bits: float | None = None,
-    metric: str = "loss",
+    metric: str | None = None,
     largest: bool | None = None,
     optimizer: Callable[..., optax.GradientTransformation] = optax.sgd,
     learning_rates: Sequence[float] = _RATES,
@@ -129,7 +129,7 @@ def plan(
         target: value of the metric that is to be reached in the fewest seconds.
         seconds: budget of simulated seconds, within which the best value counts.
         bits: budget of bits that a worker sends and receives, within which the best value counts.
-        metric: name in the history, such as "loss" or "test_accuracy".
+        metric: name in the history, such as "test_accuracy"; None: as in `Sweep.best`.
         largest: whether the largest value of the metric is best; None: as in `Sweep.best`.
         optimizer: step size -> optimizer of each method.
         learning_rates: step sizes.
@@ -151,6 +151,8 @@ def plan(
     finalists = checks.positive_int("plan: finalists", finalists)
     of_candidates.require(candidates)
     rates = grid_values("learning_rates", learning_rates).tolist()
+    if metric is None:
+        metric = default_metric(problem.regularizer is not None)
     sign = -1 if largest_is_best(metric, largest, "plan") else 1
     goal = goals.goal_of(metric, sign, target, seconds, bits)
     cluster.require_workers(problem.workers)

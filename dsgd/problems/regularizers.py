@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dsgd import array_likes, checks
+from dsgd import array_likes, checks, workers, xla
 from dsgd.base import Params, Problem, Regularizer
 from dsgd.causes import error_context
 from dsgd.engine import protocol
@@ -89,7 +89,7 @@ def l1(penalty: float) -> Regularizer:
 
 
 def _l1(penalty: float, params: Params) -> jax.Array:
-    return penalty * _sum(jax.tree.map(lambda x: jnp.sum(jnp.abs(x)), params))
+    return penalty * _sum(jax.tree.map(lambda x: jnp.sum(jnp.abs(x)), workers.widened(params)))
 
 
 def _soft_threshold(penalty: float, params: Params, step: Any) -> Params:
@@ -132,8 +132,8 @@ def _groups(rows: bool, x: jax.Array) -> jax.Array:
 
 def _group_norms(penalty: float, rows: bool, params: Params) -> jax.Array:
     def of_leaf(x):
-        groups = _groups(rows, x)
-        return groups.shape[1] ** 0.5 * jnp.sum(optax.safe_norm(groups, 0.0, axis=1))
+        groups, powers = jax.vmap(xla.rescaled)(_groups(rows, x))
+        return groups.shape[1] ** 0.5 * jnp.sum(powers * optax.safe_norm(groups, 0.0, axis=1))
 
     return penalty * _sum(jax.tree.map(of_leaf, params))
 
@@ -141,9 +141,11 @@ def _group_norms(penalty: float, rows: bool, params: Params) -> jax.Array:
 def _shrink_groups(penalty: float, rows: bool, params: Params, step: Any) -> Params:
     def of_leaf(x):
         groups = _groups(rows, x)
-        least = step * penalty * groups.shape[1] ** 0.5
-        norm = optax.safe_norm(groups, jnp.finfo(groups.dtype).tiny, axis=1, keepdims=True)
-        return (groups * jnp.maximum(1 - least / norm, 0)).reshape(x.shape)
+        rescaled, powers = jax.vmap(xla.rescaled)(groups)
+        least = step * penalty * groups.shape[1] ** 0.5 / powers
+        norm = optax.safe_norm(rescaled, jnp.finfo(rescaled.dtype).tiny, axis=1)
+        factors = jnp.maximum(1 - least / norm, 0)[:, None]
+        return (groups * factors).astype(x.dtype).reshape(x.shape)
 
     return jax.tree.map(of_leaf, params)
 

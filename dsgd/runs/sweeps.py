@@ -46,7 +46,7 @@ class Sweep(NamedTuple):
 
     @checks.arguments
     def best(
-        self, metric: str = "loss", share: float = 0.1, *, largest: bool | None = None
+        self, metric: str | None = None, share: float = 0.1, *, largest: bool | None = None
     ) -> tuple[int, ...]:
         """Returns the index of the grid point with the best `metric`.
 
@@ -56,7 +56,8 @@ class Sweep(NamedTuple):
         grids of three or more values), since a value outside the grid may be better.
 
         Args:
-            metric: a name in the history.
+            metric: a name in the history; None: "objective", f + r, if the problem has a
+                regularizer r, else "loss".
             share: fraction of the records over which to average, counted from the end.
             largest: True: the largest value is best; False: the smallest. None: the largest for
                 accuracies ("accuracy", "test_accuracy"), and the smallest for losses, errors,
@@ -67,6 +68,8 @@ class Sweep(NamedTuple):
             ValueError: if the metric is unknown or has no default direction, `share` is outside (0,
                 1], or every point diverged.
         """
+        if metric is None:
+            metric = default_metric("objective" in self.history)
         if metric not in self.history:
             raise ValueError(
                 f"best: metric = {metric!r} is not in the history; expected one of "
@@ -181,6 +184,11 @@ _SMALLEST = {
     "clock",
 }
 _LARGEST = {"accuracy", "test_accuracy"}
+
+
+def default_metric(regularized: bool) -> str:
+    """Returns the name of the objective in the history, which includes a regularizer."""
+    return "objective" if regularized else "loss"
 
 
 def largest_is_best(metric: str, given: bool | None, where: str = "best") -> bool:
