@@ -669,6 +669,7 @@ _MEMBERS = {  # arguments of the functions in these tuples, see `dsgd.base`
         "evaluate": "params data shared",
     },
     "Parameters": {"init": "key"},
+    "Regularizer": {"value": "params", "prox": "params step"},
     "Sampler": {
         "draw": "key data",
         "truncate": "batch b",

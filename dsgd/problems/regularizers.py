@@ -13,8 +13,8 @@ import optax
 
 from dsgd import array_likes, checks, workers, xla
 from dsgd.base import Params, Problem, Regularizer
-from dsgd.causes import error_context
-from dsgd.engine import protocol
+from dsgd.causes import explained
+from dsgd.engine import leaves, protocol
 
 # The mean of feasible local models may violate the constraints by rounding.
 _ROUNDINGS = 1024
@@ -55,19 +55,21 @@ def regularized(problem: Problem, regularizer: Regularizer) -> Problem:
 
 
 def _require_functions(problem: Problem, r: Regularizer) -> None:
-    def both(params):
-        with error_context(f"value of {r.name}"):
-            value = jnp.asarray(r.value(params))
-        with error_context(f"prox of {r.name}"):
-            return value, r.prox(params, 1.0)
+    def value(params):
+        given = r.value(params)
+        floating = checks.is_number(given) and jnp.issubdtype(jnp.result_type(given), jnp.floating)
+        if not floating:
+            raise ValueError(f"returns {checks.typed(given)}; expected a floating-point scalar")
+        return given
+
+    def prox(params):
+        return leaves.require_arrays("the function", r.prox(params, 1.0))
 
     params = protocol.parameters(problem)
-    value, after = jax.eval_shape(both, params)
-    if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(
-            f"regularized: value of {r.name} returns {checks.typed(value)}; expected a "
-            "floating-point scalar"
-        )
+    with explained(f"regularized: value of {r.name}"):
+        jax.eval_shape(value, params)
+    with explained(f"regularized: prox of {r.name}"):
+        after = jax.eval_shape(prox, params)
     checks.require_same(f"regularized: prox of {r.name} returns a tree", after, params)
 
 
