@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import operator
 import re
 import sys
 import types
@@ -195,8 +197,8 @@ def arguments(function: F, *, members: bool = True) -> F:
     called, and rejects functions that do not accept that many.
 
     Values are normalised: old-style keys become typed keys; numpy scalars, and arrays without axes,
-    become Python numbers, which do not overflow and which their owner cannot modify. Integers of
-    more than 64 bits are not accepted, except for a `seed`.
+    become Python numbers, which do not overflow. Arrays and lists are copied, so that their owner
+    may modify them later. Integers of more than 64 bits are not accepted, except for a `seed`.
 
     Args:
         function: the function. Its annotations are resolved at the first call; those that name
@@ -380,8 +382,9 @@ def _list_of(each: _Requirement | None) -> _Requirement:
         return listed and (each is None or all(map(each.accepts, value)))
 
     def convert(where: str, value: Any) -> Any:
-        made = [] if each is None else [each.convert(where, one) for one in value]
-        return value if all(one is other for one, other in zip(made, value, strict=False)) else made
+        made = list(value) if each is None else [each.convert(where, one) for one in value]
+        same = not isinstance(value, list) and all(map(operator.is_, made, value))
+        return value if same else made
 
     return _Requirement(
         accepts, "a list" if each is None else f"a list, each {each.words}", convert
@@ -601,13 +604,14 @@ def _is_array(value: Any) -> bool:
 
 
 def _as_array(where: str, value: Any) -> Any:
-    """Converts arrays of other libraries, and lists of them, to numpy arrays. Arrays of numpy and
-    JAX, numbers, and lists of numbers are returned unchanged.
+    """Copies arrays, which their owner may modify later: those of other libraries, and lists of
+    them, become arrays of numpy. Numbers and arrays of JAX are returned unchanged.
     """
-    plain = isinstance(value, np.ndarray | jax.Array | np.generic | int | float) and not isinstance(
-        value, np.ma.MaskedArray
-    )
-    return value if plain or array_likes.is_leaf(value) else array_likes.numbers(where, value)
+    if isinstance(value, jax.Array | np.generic | int | float):
+        return value
+    if array_likes.is_leaf(value):
+        return copy.deepcopy(value)
+    return np.array(array_likes.numbers(where, value))
 
 
 _LISTS = (Sequence, list, tuple)
