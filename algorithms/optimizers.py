@@ -77,13 +77,25 @@ def update(
 
     Raises:
         ValueError: if the optimizer fails, or its updates do not have the structure, the shapes and
-            the real types of the parameters.
+            the real types of the parameters; or if it steps on the models of several workers with
+            the same random key.
     """
+    keyed = has_keys(memory)
+    if keyed:
+        leaves, treedef = jax.tree.flatten(memory, is_leaf=is_state_key)
+        places = [i for i, leaf in enumerate(leaves) if is_state_key(leaf)]
+        try:
+            keys = randomness.one_key_per_model([leaves[i] for i in places], (gradient, params))
+        except ValueError as error:
+            raise ValueError(f"optimizer {display_name(optimizer)}: {error}") from error
+        for i, key in zip(places, keys, strict=True):
+            leaves[i] = key
+        memory = treedef.unflatten(leaves)
     with _named(optimizer):
         updates, after = optimizer.update(
             gradient, jax.tree.map(_given, memory, is_leaf=is_state_key), params
         )
-        if any(map(is_state_key, jax.tree.leaves(memory, is_leaf=is_state_key))):
+        if keyed:
             after = jax.tree.map(
                 lambda old, new: old.replaced(new) if is_state_key(old) else new,
                 memory,
@@ -91,7 +103,40 @@ def update(
                 is_leaf=is_state_key,
             )
     _require_updates(optimizer, updates, params)
+    if jax.tree.structure(after) == jax.tree.structure(memory):
+        after = jax.tree.map(_of_type, after, memory)
     return updates, after
+
+
+def update_frozen(
+    optimizer: optax.GradientTransformation,
+    gradients: Gradients,
+    memory: PyTree,
+    params: Params,
+    round: Communicator,
+) -> Params:
+    """Returns every worker's update by an optimizer with a state that all workers share and that
+    does not change. Each worker draws its own random numbers in each call.
+
+    Args:
+        optimizer: any.
+        gradients, params: leaves `[n, ...]`.
+        memory: the optimizer's state, leaves `[...]`.
+        round: the current round.
+    """
+    if not has_keys(memory):
+        return jax.vmap(lambda g, x: update(optimizer, g, memory, x)[0])(gradients, params)
+
+    def of_worker(key, g, x):
+        return update(optimizer, g, randomness.of_owner(memory, key), x)[0]
+
+    keys = workers.keys(round.next_key(), round.workers)
+    return jax.vmap(of_worker)(keys, gradients, params)
+
+
+def has_keys(memory: PyTree) -> bool:
+    """Returns whether an optimizer's state has random keys."""
+    return any(map(is_state_key, jax.tree.leaves(memory, is_leaf=is_state_key)))
 
 
 def init_local(
@@ -205,9 +250,17 @@ def step_size(optimizer: optax.GradientTransformation, at: PyTree = None) -> jax
 
     Raises:
         ValueError: if a state is given, and the optimizer's states have moments: $x = \mathrm{prox}
-            _{\gamma r}(x + u)$ is the optimum only if the step u is $-\gamma f'(x)$.
+            _{\gamma r}(x + u)$ is the optimum only if the step u is $-\gamma f'(x)$; or if the
+            optimizer draws random numbers.
     """
-    start = init(optimizer, jnp.zeros(()))
+    try:
+        start = init(optimizer, jnp.zeros(()))
+    except ValueError as error:
+        raise ValueError(
+            f"optimizer {display_name(optimizer)}: it has no step size, because it does not accept "
+            "a scalar; expected one optimizer for all parameters, without trees of masks or labels"
+        ) from error
+    require_no_noise(optimizer, start.optimizer)
     if at is None:
         at = start.optimizer
     elif any(leaf.ndim for leaf in jax.tree.leaves(jax.eval_shape(optimizer.init, jnp.zeros(1)))):
@@ -217,6 +270,20 @@ def step_size(optimizer: optax.GradientTransformation, at: PyTree = None) -> jax
             "with a regularizer, such as optax.sgd(0.1)"
         )
     return -update(optimizer, jnp.ones(()), at, start.params)[0]
+
+
+def require_no_noise(optimizer: optax.GradientTransformation, memory: PyTree) -> None:
+    """Raises a ValueError if the optimizer draws random numbers.
+
+    Args:
+        optimizer: any.
+        memory: a state that `init` returned.
+    """
+    if has_keys(memory):
+        raise ValueError(
+            f"optimizer {display_name(optimizer)}: its steps are random, so that they have no "
+            "size; expected an optimizer without noise, such as optax.sgd(0.1)"
+        )
 
 
 def require_descent(optimizer: optax.GradientTransformation) -> float:
@@ -296,8 +363,9 @@ def _maker(update: Callable) -> str:
         kept = inspect.getclosurevars(update).nonlocals
     except TypeError:  # no Python function
         return name
-    if "tx" in kept:  # optax.with_extra_args_support
-        return display_name(kept["tx"])
+    for wrapped in ("tx", "optimizer"):  # optax.with_extra_args_support, and FedNova's
+        if wrapped in kept:
+            return display_name(kept[wrapped])
     return f"{name}({', '.join(map(_maker, kept['update_fns']))})" if "update_fns" in kept else name
 
 
@@ -312,8 +380,8 @@ def _named(optimizer: optax.GradientTransformation) -> Iterator[None]:
         raise ValueError(
             f"optimizer {display_name(optimizer)} fails on these parameters "
             f"({type(error).__name__}: "
-            f"{cause}); expected an optimizer that steps on gradients alone, with masks, "
-            "labels and schedules that fit the parameters"
+            f"{cause}); expected an optimizer that steps on gradients alone, with floats as "
+            "hyperparameters, and masks, labels and schedules that fit the parameters"
         ) from error
 
 
@@ -341,6 +409,15 @@ def _require_updates(
                 f"{name} are {checks.typed(leaf)} for parameters {checks.typed(x)}; expected real "
                 "numbers: pass real step sizes"
             )
+
+
+def _of_type(new: Any, old: Any) -> Any:
+    """Returns a leaf of the new state in the type of the old one, if both are floating point. The
+    moments of `optax.inject_hyperparams` have the type of its hyperparameters after a step.
+    """
+    types = jnp.result_type(old), jnp.result_type(new)
+    floats = all(jnp.issubdtype(each, jnp.floating) for each in types)
+    return new.astype(types[0]) if floats and types[0] != types[1] else new
 
 
 def _given(leaf: Any) -> Any:

@@ -21,7 +21,7 @@ from algorithms import optimizers
 from dsgd import workers
 from dsgd.base import Key, Problem, PyTree
 from dsgd.engine import leaves, loop, oracle
-from dsgd.machines import arrays, nodes
+from dsgd.machines import agreement, arrays, nodes
 
 
 class RealWorker:
@@ -59,6 +59,12 @@ class RealWorker:
         self.model: optimizers.Model = jax.device_put(
             optimizers.initial_model(problem.init, optimizer, first), here
         )
+
+    def meet(self) -> None:
+        """Waits for all workers. Unlike a collective, which fails after some seconds, it waits as
+        long as they live: they compile and start at different speeds.
+        """
+        agreement.all_gather("the start of real workers", "")
 
     def sum(self, own: PyTree) -> PyTree:
         """Returns the sum over all workers of their values, leaves `[1, ...]`, by an all-reduce of

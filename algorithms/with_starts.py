@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dsgd import checks
+from dsgd import array_likes, checks
 from dsgd.base import Algorithm
 from dsgd.machines.arrays import owned
 
@@ -41,7 +41,11 @@ def with_starts(method: Algorithm, models: Any) -> Algorithm:
             f"with_starts: the workers of {method.name} must start from the same model; expected a "
             "method with local models and no copies of them, such as algorithms.decentralized_sgd"
         )
-    kept = models if callable(models) else owned(models)
+    kept = (
+        models
+        if callable(models)
+        else owned(array_likes.tree("with_starts: models", models, checks.as_array))
+    )
 
     def init(params, N):
         given = kept(params) if callable(kept) else kept

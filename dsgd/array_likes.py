@@ -17,6 +17,7 @@ import numpy as np
 from dsgd.base import PyTree
 
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic, np.number, Fraction)
+_LONG = np.dtype(np.longdouble).char  # JAX has no type for long doubles
 _DEEPEST = 32  # maximum depth of nested lists
 _RECTANGULAR = (
     "expected equal shapes; pad the rows, or pass several arrays as a tuple or a dictionary"
@@ -37,8 +38,8 @@ def numbers(where: str, values: Any) -> np.ndarray:
             these.
 
     Returns:
-        An array of integers, bools or floating-point numbers with any number of axes. It may share
-        memory with `values`.
+        An array of integers, bools or floating-point numbers with any number of axes, in a type
+        that JAX accepts (`is_native`). It may share memory with `values`.
 
     Raises:
         ValueError: if a value would be changed or dropped: masks, missing entries, text,
@@ -46,9 +47,22 @@ def numbers(where: str, values: Any) -> np.ndarray:
             convert, rows of different lengths, integers of more than 64 bits.
     """
     try:
-        return _read(values)
+        array = _read(values)
     except _Refused as reason:
         raise ValueError(f"{where}: got {reason}") from None
+    if is_native(array):
+        return array
+    kind = float if array.dtype.char == _LONG else array.dtype.newbyteorder("=")
+    return _rounded(where, np.asarray(array), np.dtype(kind))
+
+
+def is_native(values: Any) -> bool:
+    """Whether the values are a numpy array, or a scalar, that JAX accepts: one in the machine's
+    byte order, of at most 64 bits. Matrices, masked arrays and other subclasses are not.
+    """
+    dtype = getattr(values, "dtype", None)
+    plain = type(values) is np.ndarray or isinstance(values, np.generic)
+    return plain and isinstance(dtype, np.dtype) and dtype.isnative and dtype.char != _LONG
 
 
 def refusal(values: Any) -> str | None:
@@ -69,9 +83,8 @@ def hint(values: Any) -> str:
 
     It is "" for values that `numbers` accepts, and for objects that are not array-like.
     """
-    like = isinstance(values, list | tuple) or any(
-        hasattr(values, name) for name in ("__array__", "__dlpack__", "toarray")
-    )
+    plain = isinstance(values, list | tuple) and not hasattr(values, "_fields")
+    like = plain or any(hasattr(values, name) for name in ("__array__", "__dlpack__", "toarray"))
     reason = refusal(values) if like else None
     return f" (got {reason})" if reason else ""
 
@@ -120,7 +133,10 @@ def kept(where: str, array: np.ndarray) -> np.ndarray:
         ValueError: if integers would wrap around, a floating-point number would become infinite, or
             all of them would become zero.
     """
-    kind = _stored(array.dtype)
+    return _rounded(where, array, np.dtype(jnp.result_type(array)))
+
+
+def _rounded(where: str, array: np.ndarray, kind: np.dtype) -> np.ndarray:
     if kind == array.dtype or array.size == 0:
         return array.astype(kind, copy=False)
     if array.dtype.kind in "iu":
@@ -151,13 +167,6 @@ def _out_of_range(where: str, value: Any, given: np.dtype, kind: np.dtype) -> st
     return (
         f"{where}: got the entry {value!s} in {given}; expected {sizes}, as JAX stores "
         f"{kind.name}; rescale the values, or set jax_enable_x64"
-    )
-
-
-def _stored(dtype: np.dtype) -> np.dtype:
-    """Returns the type in which JAX stores this type. JAX has no type for long doubles."""
-    return np.dtype(
-        jnp.result_type(float if dtype.kind == "f" and dtype.itemsize > 8 else np.empty(0, dtype))
     )
 
 

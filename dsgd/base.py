@@ -229,6 +229,9 @@ class Pattern(NamedTuple):
     """How the messages of one exchange pass through the switch. `dsgd.network` contains all
     patterns.
 
+    What a pattern carries is its type: a custom one for `round.mean`, or for the argument `via` of
+    a method that averages, is a `network.AllReduce`. A plain `Pattern` carries nothing.
+
     Args:
         name: the expression with which a user constructs the pattern.
         seconds: (N, latency, transfer, convention) -> seconds of one exchange in closed form.

@@ -37,6 +37,9 @@ _REMEDIES: dict[type[Exception], str] = {
     ),
 }
 
+TRACING = tuple(_REMEDIES)
+"""JAX's errors for Python code that needs the value of a traced number."""
+
 
 @contextmanager
 def error_context(where: str) -> Iterator[None]:

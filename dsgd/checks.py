@@ -8,6 +8,7 @@ import inspect
 import operator
 import re
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
@@ -26,6 +27,7 @@ from dsgd.base import Evaluation, Key, Loss, Parameters, PyTree, Sampler
 
 F = TypeVar("F", bound=Callable)
 _SHOWN = 6  # maximum number of leaf names in a message
+_VALIDATED = set[str]()  # names of the functions that `arguments` decorates
 
 
 def positive_int(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
@@ -114,6 +116,10 @@ def truth(where: str, given: Any, example: str) -> bool:
 
 def shown(value: Any) -> str:
     """Returns a value as text for an error message: one line of limited length."""
+    if isinstance(value, Tracer):
+        return f"a traced {typed(value)}"
+    if hasattr(value, "_fields") and isinstance(getattr(value, "name", None), str):
+        return f"the {type(value).__name__} {value.name}"  # a method, a compressor, a pattern
     if inspect.isclass(value) or inspect.isfunction(value):
         return f"the {'class' if inspect.isclass(value) else 'function'} {value.__name__}"
     if isinstance(value, int) and value.bit_length() > 128:
@@ -192,9 +198,13 @@ def arguments(function: F, *, members: bool = True) -> F:
 
     An argument of another type raises a ValueError that names the function, the argument, and what
     was expected. Ranges, and missing or unknown arguments, are left to the function. Traced values
-    are not validated. `Annotated[T, "a pair"]` replaces the description in the message.
+    are accepted as numbers and arrays. If the function needs the value of one, the error names the
+    argument. `Annotated[T, "a pair"]` replaces the description in the message.
     `Annotated[Callable[[A, B], C], "(x, y)"]` describes the arguments with which a function is
     called, and rejects functions that do not accept that many.
+
+    If the function passes an argument on to another such function of the library, which raises a
+    ValueError about it, the message begins with the name of the function that the user called.
 
     Values are normalised: old-style keys become typed keys; numpy scalars, and arrays without axes,
     become Python numbers, which do not overflow. Arrays and lists are copied, so that their owner
@@ -219,6 +229,7 @@ def arguments(function: F, *, members: bool = True) -> F:
 
 def _validated(function: Any, name: str, members: bool) -> Any:
     order = tuple(inspect.signature(function).parameters)
+    _VALIDATED.add(name.rpartition(".")[2])
 
     @functools.cache
     def needs() -> dict[str, _Requirement]:
@@ -237,6 +248,7 @@ def _validated(function: Any, name: str, members: bool) -> Any:
     @functools.wraps(function)
     def validated(*args: Any, **kwargs: Any) -> Any:
         requirements = needs()
+        given = {**dict(zip(order, args, strict=False)), **kwargs}
 
         def convert(argument: str, value: Any) -> Any:
             need = requirements.get(argument)
@@ -244,9 +256,12 @@ def _validated(function: Any, name: str, members: bool) -> Any:
                 if need.convert is _with_members and not members:
                     return value
                 return need.convert(f"{name}: {argument}", value)
-            if need and not isinstance(value, Tracer):
+            if need and isinstance(value, Tracer):
+                modes.refuse_tracing(name, f"{argument} is", f"{need.words}, not {typed(value)}")
+            if need:
                 raise ValueError(
                     f"{name}: {argument} = {_mismatch(value, need)}{array_likes.hint(value)}"
+                    f"{_swapped(argument, given, requirements)}"
                 )
             return value
 
@@ -254,10 +269,43 @@ def _validated(function: Any, name: str, members: bool) -> Any:
             convert(argument, value) for argument, value in zip(order, args, strict=False)
         ]
         named = {argument: convert(argument, value) for argument, value in kwargs.items()}
-        with modes.ours():
-            return function(*positional, *args[len(order) :], **named)
+        try:
+            with modes.ours():
+                return function(*positional, *args[len(order) :], **named)
+        except Exception as error:
+            modes.explain_tracing(name, given, error)
+            _name_caller(error, name, function.__module__, order)
+            raise
 
     return validated
+
+
+def require(where: str, value: Any, annotation: Any) -> Any:
+    """Returns the value as `arguments` does for an argument with this annotation.
+
+    Raises:
+        ValueError: if it is of another type.
+    """
+    need = _need(annotation)
+    if not need or need.accepts(value):
+        return need.convert(where, value) if need else value
+    raise ValueError(f"{where} = {_mismatch(value, need)}{array_likes.hint(value)}")
+
+
+def _name_caller(error: Exception, name: str, module: str, parameters: Sequence[str]) -> None:
+    """Replaces the name with which a message begins by `name`, if it is that of another validated
+    function, which the library called, and the message is about a parameter of `name`, too.
+    """
+    said = re.match(r"([\w.]+): (\w+)", str(error))
+    if not isinstance(error, ValueError) or not said or said[2] not in parameters:
+        return
+    other = said[1].rpartition(".")[2]
+    if other not in _VALIDATED or other == name.rpartition(".")[2]:
+        return
+    library = {"dsgd", module.partition(".")[0]}
+    frames = traceback.walk_tb(error.__traceback__)
+    if all(frame.f_globals.get("__name__", "").partition(".")[0] in library for frame, _ in frames):
+        error.args = (f"{name}{str(error)[len(said[1]) :]}",)
 
 
 def _unchanged(where: str, value: Any) -> Any:
@@ -288,6 +336,18 @@ def _mismatch(value: Any, need: _Requirement) -> str:
         return f"{shown(value)}, which takes {signature}; expected a function of {need.call}"
     long = _is_long(value) and need.words.startswith(("an integer", "a number"))
     return f"{shown(value)}; expected {need.words}{' of at most 64 bits' if long else ''}"
+
+
+def _swapped(argument: str, given: dict[str, Any], needs: dict[str, _Requirement]) -> str:
+    """Returns the end of a message if this value and that of another argument, both invalid, are
+    valid for each other's argument; else "".
+    """
+    here, need = given[argument], needs[argument]
+    for other, there in given.items():
+        its = needs.get(other)
+        if its and not its.accepts(there) and its.accepts(here) and need.accepts(there):
+            return f"; {argument} and {other} are swapped"
+    return ""
 
 
 def _read(annotation: Any, scope: dict[str, Any]) -> _Requirement | None:
@@ -337,12 +397,18 @@ def _need(annotation: Any) -> _Requirement | None:
     kind = origin or annotation
     if kind is Callable:
         return _function_of(len(inner[0]) if inner and isinstance(inner[0], list) else None)
-    words = _WORDS.get(kind.__name__, f"a {kind.__name__}")
     return _Requirement(
         lambda value: isinstance(value, kind),
-        words,
-        _with_members if kind.__name__ in _MEMBERS else _unchanged,
+        described(kind),
+        _with_members
+        if any(base.__name__ in _MEMBERS for base in inspect.getmro(kind))
+        else _unchanged,
     )
+
+
+def described(kind: type) -> str:
+    """Returns the description of a type, for messages: "a dsgd.Algorithm, such as ..."."""
+    return _WORDS.get(kind.__name__, f"a {kind.__name__}")
 
 
 def _any_of(needs: Sequence[_Requirement | None]) -> _Requirement | None:
@@ -603,22 +669,26 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def _as_array(where: str, value: Any) -> Any:
-    """Copies arrays, which their owner may modify later: those of other libraries, and lists of
-    them, become arrays of numpy. Numbers and arrays of JAX are returned unchanged.
+def as_array(where: str, value: Any) -> Any:
+    """Copies arrays, which their owner may modify later: those of other libraries, those of numpy
+    in types that JAX does not accept, and lists of them, become arrays of numpy. Numbers and arrays
+    of JAX are returned unchanged.
     """
-    if isinstance(value, jax.Array | np.generic | int | float):
+    if isinstance(value, jax.Array | np.generic | int | float) and not isinstance(
+        value, np.longdouble
+    ):
         return value
     if array_likes.is_leaf(value):
         return copy.deepcopy(value)
-    return np.array(array_likes.numbers(where, value))
+    plain = array_likes.is_native(value)
+    return np.array(value if plain else array_likes.numbers(where, value))
 
 
 _LISTS = (Sequence, list, tuple)
 _ARRAY = _Requirement(
-    lambda value: _is_array(value) and is_numeric(value), "an array of numbers", _as_array
+    lambda value: _is_array(value) and is_numeric(value), "an array of numbers", as_array
 )
-_NUMBERS = _Requirement(is_numeric, "numbers", _as_array)
+_NUMBERS = _Requirement(is_numeric, "numbers", as_array)
 _NUMBER = _Requirement(is_number, "a number", lambda where, value: _float(value))
 _FRACTION = _Requirement(is_number, "a number", lambda where, value: python_number(value))
 _INTEGER = _Requirement(
@@ -658,7 +728,7 @@ _NEEDS = (
         ),
     ),
 )
-_MEMBERS = {  # arguments of the functions in these tuples, see `dsgd.base`
+_MEMBERS = {  # arguments of the functions in these tuples
     "Algorithm": {
         "init": "params N",
         "query": "state round",
@@ -689,6 +759,9 @@ _MEMBERS = {  # arguments of the functions in these tuples, see `dsgd.base`
         "omega": "d",
         "delta": "d",
     },
+    "LinearCode": {"encode": "key x", "decode": "key code d", "omega": "d", "delta": "d"},
+    "ThreePoint": {"apply": "send x h y round", "constants": "d"},
+    "Vector": {"start": "params", "step": "state g x"},
     "Delays": {"staleness": "key t parts moved"},
     "Pattern": {
         "seconds": "N latency transfer convention",
@@ -713,6 +786,11 @@ _OPTIONAL = {
     "clock",
 }
 _WORDS = {
+    "AllGather": "network.all_gather",
+    "AllReduce": "a pattern that carries a mean over all workers: network.ring_all_reduce, "
+    "multi_server, parameter_server, star, all_gather, or a custom network.AllReduce",
+    "Asynchronous": "network.asynchronous_server, network.asynchronous_gossip or a custom "
+    "network.Asynchronous",
     "Algorithm": "a dsgd.Algorithm, such as algorithms.minibatch_sgd(optax.sgd(0.1))",
     "Cluster": "a dsgd.clusters.Cluster, such as clusters.Cluster(clusters.constant(1.0))",
     "Compressor": "a dsgd.Compressor, such as compressors.sign or compressors.top_k(0.1)",
@@ -720,10 +798,14 @@ _WORDS = {
     "GradientTransformation": "an optax optimiser, such as optax.sgd(0.1) (for an "
     "optax.MultiSteps, its gradient_transformation())",
     "Mesh": "a mesh, such as dsgd.workers.mesh(4)",
+    "NServers": "network.multi_server",
+    "OneServer": "a pattern with one server, network.star or network.parameter_server",
     "Pattern": "a pattern of dsgd.network, such as network.multi_server or "
     "network.gossip(topologies.ring(16))",
     "Result": "a dsgd.Result, as returned by dsgd.run",
     "State": "a dsgd.State, such as the `state` of a dsgd.Result",
+    "PointToPoint": "network.gossip(topologies.ring(16)), network.ring_shift or a custom "
+    "network.PointToPoint",
     "Problem": "a dsgd.Problem, such as problems.logistic_regression()",
     "Quantity": "a quantity, such as clusters.constant(1.0)",
     "Topology": "a topology, such as topologies.ring(16) or topologies.from_matrix(W)",

@@ -12,7 +12,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from dsgd import causes
 
 F = TypeVar("F", bound=Callable)
 
+_TRACED = "traced by jax.jit"
 _NO_MESH = Mesh(np.empty((), object), ())
 # Flag, the values of it that are overridden, and the context that does so.
 _CHANGED: tuple[tuple[str, tuple[Any, ...], Callable[[], Any]], ...] = (
@@ -59,6 +60,13 @@ def ours() -> Iterator[None]:
             raise
 
 
+def wide_type(dtype: Any) -> np.dtype:
+    """Returns the floating type in which numbers of a type are added and averaged: at least
+    float32; for booleans and integers JAX's default, which is float64 with `jax_enable_x64`.
+    """
+    return jnp.promote_types(jnp.result_type(dtype, float), jnp.float32)
+
+
 def outermost(function: F) -> F:
     """Decorates a function that compiles its own programs.
 
@@ -90,19 +98,46 @@ def outermost(function: F) -> F:
     return compiles  # type: ignore[return-value]
 
 
-def refuse_tracing(name: str, what: str) -> None:
+def refuse_tracing(name: str, what: str, needed: str = "concrete values") -> NoReturn:
     """Raises the ValueError for a call that JAX traces.
 
     Args:
         name: name of the function.
         what: what is traced, with its verb, for example "the call is".
+        needed: what the function needs, for example "an integer"; "": it compiles programs.
     """
-    raise ValueError(
-        f"{name}: {what} traced by jax.jit, jax.grad, jax.vmap or another transformation, but "
-        f"{name} compiles its own programs and cannot be transformed; expected concrete values; "
-        "call it outside the transformation (dsgd.run with seeds=R executes R runs, dsgd.sweep "
-        "runs a grid of hyperparameters, each as one program)"
+    why = (
+        f"needs {needed}; expected a concrete value; call {name} outside the transformation, and "
+        "use its result inside"
+        if needed
+        else "compiles its own programs and cannot be transformed; expected concrete values; call "
+        "it outside the transformation (dsgd.run with seeds=R executes R runs, dsgd.sweep runs a "
+        "grid of hyperparameters, each as one program)"
     )
+    raise ValueError(
+        f"{name}: {what} {_TRACED}, jax.grad, jax.vmap or another transformation, but {name} {why}"
+    )
+
+
+def explain_tracing(name: str, arguments: dict[str, Any], error: Exception) -> None:
+    """Raises the ValueError for an error of a function because it needs a value that JAX traces.
+
+    It names the outermost function that received the traced value. Errors with other causes, and
+    those of the user's functions, which have a note of `causes`, are left to the caller.
+
+    Args:
+        name: name of the function.
+        arguments: its arguments by name.
+        error: the error.
+    """
+    text = str(error)
+    of_another = _TRACED in text and not text.startswith(f"{name}: ")
+    of_tracing = isinstance(error, causes.TRACING) or "Tracer" in text or of_another
+    if of_tracing and not causes.of(error):
+        try:
+            _require_values(name, arguments, "concrete values")
+        except ValueError as explained:
+            raise explained from error
 
 
 def _is_iterator(value: Any) -> bool:
@@ -110,10 +145,10 @@ def _is_iterator(value: Any) -> bool:
     return isinstance(value, Iterator)
 
 
-def _require_values(name: str, arguments: dict[str, Any]) -> None:
+def _require_values(name: str, arguments: dict[str, Any], needed: str = "") -> None:
     for argument, value in arguments.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(value, is_leaf=_is_iterator):
             if isinstance(leaf, Tracer):
-                refuse_tracing(name, f"{argument}{jax.tree_util.keystr(path)} is")
+                refuse_tracing(name, f"{argument}{jax.tree_util.keystr(path)} is", needed)
     if isinstance(jnp.zeros(()), Tracer):  # inside a transformation that traces all operations
-        refuse_tracing(name, "the call is")
+        refuse_tracing(name, "the call is", needed)

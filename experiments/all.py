@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from dsgd import records
 from experiments.shared import catalogue, commands, page, tables
@@ -34,7 +37,9 @@ class Args:
     """Runs all experiments, and puts their results on one page."""
 
     quick: bool = False
-    """Run with small budgets: a quarter of an hour on two cores instead of hours."""
+    """Run with small budgets: a quarter of an hour on two cores instead of hours. The costs of each
+    are in costs.csv.
+    """
     docs: bool = False
     """Make the runs that docs/ shows, with their flags, and copy their figures and tables there.
     Use a machine on which nothing else runs.
@@ -66,13 +71,32 @@ def main(args: Args) -> None:
         ended = (
             f"failed: {'; '.join(outcome.failure.splitlines()[-2:])}"
             if outcome.failure
-            else f"{outcome.seconds:6.1f} s"
+            else f"{outcome.seconds:6.1f} s  {outcome.memory / 1e9:5.2f} GB"
         )
         screen.print(f"{name:<24}{ended}", soft_wrap=True, highlight=False)
-    screen.print(f"Written: {args.out}/index.html", soft_wrap=True)
+    show_costs(outcomes, args.out)
+    screen.print(f"Written: {args.out}/index.html, costs.csv", soft_wrap=True)
     if failed := [outcome.name for outcome in outcomes if outcome.failure]:
         screen.print(f"Failed: {', '.join(failed)}.")
         sys.exit(1)
+
+
+def show_costs(outcomes: list[page.Outcome], out: Path) -> None:
+    """Writes the table of the experiments' seconds and memory, the largest first."""
+    table = tables.table(
+        "all experiments",
+        ("experiment", "seconds", "CPU seconds", "peak memory, GB"),
+        "CPU seconds include processes that the experiment starts; the memory is that of the "
+        "largest process.",
+    )
+    for outcome in sorted(outcomes, key=lambda outcome: -outcome.seconds):
+        numbers = outcome.seconds, outcome.cpu, outcome.memory / 1e9
+        table.add_row(
+            outcome.name, *(f"{x:.{d}f}" for x, d in zip(numbers, (0, 0, 2), strict=True))
+        )
+    total = sum(outcome.seconds for outcome in outcomes), sum(outcome.cpu for outcome in outcomes)
+    table.add_row("all", *(f"{seconds:.0f}" for seconds in total), "")
+    tables.show(tables.console(), table, out / "costs.csv")
 
 
 def run(args: Args, name: str) -> page.Outcome:
@@ -85,54 +109,82 @@ def run(args: Args, name: str) -> page.Outcome:
     path = os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
     began = time.perf_counter()
-    complaints, status = call([sys.executable, *command], environment, LIMITS[args.quick])
-    ended = {0: "", None: f"it took more than {LIMITS[args.quick]:g} s"}.get(
-        status, f"it ended with status {status}"
+    ended = call([sys.executable, *command], environment, LIMITS[args.quick])
+    reason = {0: "", None: f"it took more than {LIMITS[args.quick]:g} s"}.get(
+        ended.status, f"it ended with status {ended.status}"
     )
-    failure = f"{complaints.strip()}\n{ended}".strip() if ended else ""
+    failure = f"{ended.complaints.strip()}\n{reason}".strip() if reason else ""
     return page.Outcome(
         name,
         experiment,
         shlex.join(["python", *command]),
         folder,
         time.perf_counter() - began,
+        ended.cpu,
+        ended.memory,
         failure,
     )
 
 
-def call(command: list[str], environment: dict[str, str], limit: float) -> tuple[str, int | None]:
-    """Returns the error output of the process and its status, None if it took too long. The process
-    is interrupted when this one is.
+class Ended(NamedTuple):
+    """A process that has ended.
+
+    Args:
+        complaints: its error output.
+        status: its exit status; None if it took too long.
+        cpu: CPU seconds, with the processes that it started.
+        memory: peak memory of the largest of these processes, bytes.
+    """
+
+    complaints: str
+    status: int | None
+    cpu: float
+    memory: float
+
+
+def call(command: list[str], environment: dict[str, str], limit: float) -> Ended:
+    """Runs a process. It is interrupted, as by Ctrl-C, after `limit` seconds, and when this process
+    is; if it does not end then, it is killed.
     """
     quiet = subprocess.DEVNULL
-    pipes: dict[str, Any] = {
-        "stdin": quiet,
-        "stdout": quiet,
-        "stderr": subprocess.PIPE,
-        "encoding": "utf-8",
-        "errors": "replace",
-    }
-    with subprocess.Popen(command, env=environment, **pipes) as process:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+        process = subprocess.Popen(
+            command, env=environment, stdin=quiet, stdout=quiet, stderr=errors
+        )
+        began = time.perf_counter()
+        late = [
+            threading.Timer(seconds, os.kill, (process.pid, number))
+            for seconds, number in (
+                (limit, signal.SIGTERM),
+                (limit + LAST_WORDS, signal.SIGKILL),
+            )
+        ]
+        for timer in late:
+            timer.start()
         try:
-            _, complaints = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            return _ended(process), None
+            # unlike the methods of `process`, it returns the resources that this process used
+            _, status, used = os.wait4(process.pid, 0)
         except BaseException:
-            _ended(process)
+            process.terminate()
+            try:
+                process.wait(LAST_WORDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
             raise
-    return complaints, process.returncode
-
-
-def _ended(process: subprocess.Popen[str]) -> str:
-    """Returns what the process prints after it is asked to end, as by Ctrl-C; if it does not end,
-    it is killed.
-    """
-    process.terminate()
-    try:
-        return process.communicate(timeout=LAST_WORDS)[1]
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.communicate()[1]
+        finally:
+            for timer in late:
+                timer.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        in_time = time.perf_counter() - began < limit
+        kilobyte = 1 if sys.platform == "darwin" else 1024  # the unit of `ru_maxrss`
+        return Ended(
+            errors.read(),
+            process.returncode if in_time else None,
+            used.ru_utime + used.ru_stime,
+            used.ru_maxrss * kilobyte,
+        )
 
 
 if __name__ == "__main__":

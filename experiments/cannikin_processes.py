@@ -79,7 +79,7 @@ def main(args: Args) -> None:
     with commands.waiting(args, f"{len(args.competitors)} processes, {epochs} epochs"):
         trials = train(args)
     write(args.out / "epochs.csv", trials)
-    judged = judge(trials)
+    judged = judge(trials, args.passes)
     shown = {
         "splits": tabulate(args, judged),
         "gain": tabulate_gain(trials, judged),
@@ -226,7 +226,7 @@ def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
 
 
 class Judged(NamedTuple):
-    """A split: samples of each process, seconds of a round in each of its epochs, and the
+    """A split: samples of each process, mean seconds of a round in each pass, and the
     predictions of the model of the first two epochs and of the model of all epochs except its own.
     """
 
@@ -241,9 +241,9 @@ class Judged(NamedTuple):
         return self.first / mean - 1, self.others / mean - 1
 
 
-def judge(trials: Sequence[Trial]) -> list[Judged]:
-    """Returns all splits of the tour, in the order of their first measurement. The first model was
-    learned only from equal parts.
+def judge(trials: Sequence[Trial], passes: int) -> list[Judged]:
+    """Returns all splits of the tour, in the order of the first process's samples. A pass has a
+    split more than once if OptPerf, equal parts or the given shares agree.
     """
     early, tour = learned(trials[:LEARNED]), trials[LEARNED:]
     found = []
@@ -251,9 +251,9 @@ def judge(trials: Sequence[Trial]) -> list[Judged]:
         own = [tuple(trial.seen.batches.tolist()) == sizes for trial in trials]
         others = learned([trial for trial, mine in zip(trials, own, strict=True) if not mine])
         times = [trial.batch_time for trial in tour if tuple(trial.seen.batches.tolist()) == sizes]
-        batches = np.array(sizes)
+        batches, by_pass = np.array(sizes), np.reshape(times, (passes, -1)).mean(axis=1)
         found.append(
-            Judged(batches, np.array(times), early.batch_time(batches), others.batch_time(batches))
+            Judged(batches, by_pass, early.batch_time(batches), others.batch_time(batches))
         )
     return sorted(found, key=lambda judged: judged.batches[0])
 

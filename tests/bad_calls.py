@@ -15,8 +15,10 @@ import sys
 import unittest.mock as mock
 import warnings
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import fast_compile
 import jax
@@ -36,6 +38,7 @@ from algorithms.cannikin import epochs
 from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
 from dsgd import array_likes, clusters, compressors, network, plots, problems, work, workers
+from dsgd.engine import randomness
 from dsgd.machines import local_processes
 from dsgd.planning import planner
 from dsgd.runs import chunks, driver
@@ -76,6 +79,20 @@ SHEET = Figure()
 
 class AnyClass:
     """One of the wrong values."""
+
+
+class Unreadable:
+    """An array that cannot be converted."""
+
+    def __array__(self, *args: Any, **options: Any) -> np.ndarray:
+        raise RuntimeError("not on this device")
+
+
+class Traced(NamedTuple):
+    """Wrong values: what this transformation passes to a function of the value."""
+
+    transform: Callable
+    value: Any
 
 
 POOL: dict[str, Any] = {
@@ -135,6 +152,19 @@ POOL: dict[str, Any] = {
     "optax": optax,
     "a compressor": SIGN,
     "a problem": QUADRATIC,
+    "a method": METHOD,
+    "a Decimal": Decimal("0.5"),
+    "a long double": np.longdouble(0.5),
+    "big-endian": np.full(4, 0.5, ">f4"),
+    "long doubles": np.full((4, 4), 0.25, np.longdouble),
+    "a matrix": np.full((4, 4), 0.25).view(np.matrix),
+    "dates": np.array(["2026-01-01"], "datetime64[D]"),
+    "records": np.zeros(4, [("a", ">f4")]),
+    "sparse": scipy.sparse.csr_array(np.full((4, 4), 0.25)),
+    "unreadable": Unreadable(),
+    "traced": Traced(jax.make_jaxpr, jnp.ones(4)),
+    "differentiated": Traced(jax.grad, 0.5),
+    "mapped": Traced(jax.vmap, jnp.arange(2)),
 }
 
 MUTABLE = (
@@ -339,6 +369,12 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     problems.neural_network: {"data": ARRAYS, "workers": 3, "batch_size": 2},
     problems.split: {"workers": 3},
     compressors.apply: {"x": np.ones(3)},
+    compressors.top_k: {"fraction": 0.5},
+    compressors.random_k: {"fraction": 0.5},
+    compressors.block_top_k: {"fraction": 0.5, "block": 2},
+    compressors.shared_random_k: {"fraction": 0.5},
+    compressors.random_places: {"fraction": 0.5},
+    compressors.random_block: {"fraction": 0.5},
     compressors.cast: {"dtype": "float16"},
     compressors.contraction: {"compressor": compressors.natural},
     compressors.count_sketch: {"rows": 3},
@@ -485,7 +521,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "algorithms.econtrol(SGD, compressors.sign, -1)": "econtrol: eta = -1; expected a number in [0",
     "algorithms.mime(SGD, 0)": "mime: period = 0",
     "algorithms.distributed_lion(SGD, 'sum')": "distributed_lion: aggregate = 'sum'; expected",
-    "algorithms.fed_adam(SGD, 2, 0.1, tau=0)": "fed_adam: tau = 0; expected a number in (0, inf)",
+    "algorithms.fed_adam(SGD, 2, 0.1, tau=0)": "fed_adam: tau = 0; expected a number in [1e-18, 1e18]",
     "algorithms.choco_sgd(SGD, ring, compressors.sign, None)": "choco_sgd: consensus_step = None",
     "algorithms.lead(SGD, ring, compressors.ternary, 2)": "lead: consensus_step = 2",
     "algorithms.motef(SGD, ring, compressors.sign, 0.1, 0)": "motef: momentum_step = 0",
@@ -522,7 +558,8 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "problems.load((np.zeros((20, 3)), np.arange(20) % 2 + 0.9))": "entry 0.9",
     "problems.load(digits._replace(test_inputs=digits.test_inputs * np.nan))": "digits: test",
     "problems.load(digits._replace(train_targets=digits.train_targets + 0.9))": "digits: train",
-    "dsgd.sweep(delays.constant, problem, steps=1, key=key, bound=[1, -1])": "bound = -1",
+    "dsgd.sweep(delays.constant, problem, steps=1, key=key, bound=[1])": "returned the Delays",
+    "dsgd.sweep(delayed, problem, steps=1, key=key, bound=[1, -1])": "bound = -1",
     "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "consensus_step = 1.5",
     "plots.curves(swept, yscale='cubic')": "curves: yscale = 'cubic'",
     "dsgd.frame(problem)": "a dsgd.Result, a dsgd.Sweep, a history",
@@ -577,7 +614,11 @@ def messages() -> dict[str, str]:
         "ring": ring,
         "cluster": clusters.Cluster(SECONDS),
     }
-    given |= {"run": dsgd.run, "tuned": lambda step: algorithms.choco_sgd(SGD, ring, SIGN, step)}
+    given |= {
+        "run": dsgd.run,
+        "delayed": lambda bound: algorithms.asynchronous_sgd(SGD, delays.constant(bound)),
+        "tuned": lambda step: algorithms.choco_sgd(SGD, ring, SIGN, step),
+    }
     raised = dict.fromkeys(MESSAGES, "nothing raised")
     for case in MESSAGES:
         try:
@@ -587,11 +628,48 @@ def messages() -> dict[str, str]:
     return raised
 
 
+def retyped(value: Any) -> dict[str, Any]:
+    """Returns the value with its arrays in other types, and inside a transformation."""
+    leaves = jax.tree.leaves(value)
+    numeric = all(isinstance(leaf, np.ndarray | jax.Array | float | int) for leaf in leaves)
+    if not leaves or not numeric or any(map(randomness.may_be_key, leaves)):
+        return {}
+
+    def numpys(change: Callable) -> Any:
+        return jax.tree.map(lambda leaf: change(np.asarray(leaf)) if np.ndim(leaf) else leaf, value)
+
+    return {
+        "its own, traced": Traced(jax.make_jaxpr, value),
+        "its own, big-endian": numpys(lambda leaf: leaf.astype(leaf.dtype.newbyteorder(">"))),
+        "its own, strided": numpys(lambda leaf: np.repeat(leaf, 2, axis=-1)[..., ::2]),
+    }
+
+
+@cache
+def names() -> set[str]:
+    """Returns the names of all public functions."""
+    return {function.__name__ for function in (*GOOD, *public())}
+
+
+def _first_word(error: Exception) -> str:
+    """Returns the name, without modules and classes, with which a message begins."""
+    return (re.match(r"[\w.]+(?=: )", str(error)) or [""])[0].rpartition(".")[2]
+
+
 def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str | None:
     """Returns the mistake in the outcome of the call; None if it succeeds, or raises a ValueError
-    that names the function, the argument, or the file. With unchanged arguments, the call must
-    succeed.
+    that names the function, the argument, or the file, and does not begin with the name of another
+    public function. With unchanged arguments, the call must succeed.
     """
+    if isinstance(traced := arguments.get(changed), Traced):
+        found = []
+
+        def call(value):
+            found.append(outcome(function, {**arguments, changed: value}, changed))
+            return value
+
+        traced.transform(call)(traced.value)
+        return found[0]
     try:
         function(**arguments)
     except ValueError as error:
@@ -606,6 +684,7 @@ def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str 
             and type(error) is ValueError
             and re.search(named, str(error))
             and re.search(NEEDED, str(error))
+            and _first_word(error) not in names() - {function.__name__, *arguments}
         )
         return None if said else f"{type(error).__name__}: {error}"
     except Exception as error:
@@ -691,16 +770,23 @@ def main(every: int) -> None:
     shared = kept(calls)
     drawn, escaped, first = 0, {}, itertools.count()
     for function, arguments in calls.items():
-        for name in arguments:
-            for shown, value in (
-                list(POOL.items())[next(first) % every :: every] if name != "self" else ()
-            ):
-                drawn += 1
-                wrong = outcome(function, {**arguments, name: value}, name)
-                if wrong:
-                    escaped[f"{function.__module__}.{function.__qualname__}({name}={shown})"] = (
-                        wrong
-                    )
+        outcomes: dict[str, str | None] = {}
+
+        def inside(function=function, arguments=arguments, outcomes=outcomes):
+            outcomes["inside jit"] = outcome(function, arguments, function.__name__)
+
+        if next(first) % every == 0:
+            jax.eval_shape(inside)
+        for name in sorted(arguments.keys() - {"self"}):
+            wrong_values = POOL | retyped(arguments[name])
+            for shown, value in list(wrong_values.items())[next(first) % every :: every]:
+                outcomes[f"{name}={shown}"] = outcome(function, {**arguments, name: value}, name)
+        drawn += len(outcomes)
+        escaped |= {
+            f"{function.__module__}.{function.__qualname__}({call})": wrong
+            for call, wrong in outcomes.items()
+            if wrong
+        }
     found = {
         "good": {name: wrong for name, wrong in good.items() if wrong},
         "kept": shared,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import fast_compile
@@ -22,6 +23,7 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(
 )  # they compile with the same settings
 
 import jax
+import jaxtyping
 import pytest
 from hypothesis import settings
 
@@ -47,8 +49,13 @@ def pytest_addoption(parser):
     parser.addoption(
         "--long",
         action="store_true",
-        help="also run whole experiments, all code in docs/, Ray, killed processes, and all "
-        "planted mistakes",
+        help="also run whole experiments, all code in docs/, Ray, killed processes, and "
+        "a sixth of the planted mistakes",
+    )
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="as --long, and also run all recorded histories and replays, and all planted mistakes",
     )
 
 
@@ -56,6 +63,7 @@ def pytest_configure(config):
     """Stores the programs that tests compile, which takes a third of their time, in pytest's cache,
     if available; `--cache-clear` empties it.
     """
+    config.option.long |= config.option.exhaustive
     try:
         folder = config.cache.mkdir("programs")
     except (AttributeError, OSError):  # with -p no:cacheprovider, or in a read-only checkout
@@ -79,12 +87,15 @@ def pytest_sessionfinish():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselects, without --long, tests that are marked long, and those with a fixture that uses
-    `long`.
+    """Deselects tests that are marked exhaustive, or marked long, or have a fixture that uses
+    `long`, unless the options ask for them.
     """
-    if config.getoption("--long"):
-        return
-    out = {item for item in items if item.get_closest_marker("long") or "long" in item.fixturenames}
+    kinds = {kind for kind in ("long", "exhaustive") if not config.getoption(f"--{kind}")}
+    out = {
+        item
+        for item in items
+        if kinds & ({mark.name for mark in item.iter_markers()} | set(item.fixturenames))
+    }
     config.hook.pytest_deselected(items=list(out))
     items[:] = [item for item in items if item not in out]
 
@@ -113,6 +124,14 @@ def optimised():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", fast_compile.FAST)
+
+
+@pytest.fixture
+def as_users_call() -> Iterator[None]:
+    """Without the checks of annotations of constructors, which only tests have."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

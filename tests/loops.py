@@ -58,7 +58,7 @@ def swept(
     size = 2 * prod(map(len, grid.values()))
     example = factory(**{name: values[0] for name, values in grid.items()})
     plan = plans.make_plan(
-        sweeps.FromPoint(factory),
+        sweeps.FromPoint("sweep: factory", factory, dsgd.Algorithm),
         example,
         problem,
         devices,

@@ -166,13 +166,17 @@ def test_errors_of_the_body_pass_unchanged():
         fails()  # type: ignore[call-arg]
 
 
-def test_traced_values_pass():
+def test_traced_numbers_pass():
     @checks.arguments
     def double(x: float) -> Any:
         return 2 * x
 
     assert jax.eval_shape(double, 1.0).shape == ()
-    assert jax.eval_shape(double, jax.numpy.ones(3)).shape == (3,)
+    assert jax.vmap(double)(jax.numpy.ones(3)).shape == (3,)
+    with pytest.raises(
+        ValueError, match=r"double: x is traced .* needs a number, not float32\[3\]"
+    ):
+        jax.eval_shape(double, jax.numpy.ones(3))
     with pytest.raises(ValueError, match=r"double: x = array\(\[1., 1., 1.\]\); expected a number"):
         double(np.ones(3))  # type: ignore[arg-type]
 
@@ -181,7 +185,7 @@ def test_checked_functions_keep_their_name_and_signature():
     assert pickle.loads(pickle.dumps(compressors.top_k)) is compressors.top_k
     assert compressors.top_k.__name__ == "top_k"
     assert "biased" in (compressors.top_k.__doc__ or "")
-    assert list(inspect.signature(compressors.top_k).parameters) == ["fraction", "values"]
+    assert list(inspect.signature(compressors.top_k).parameters) == ["fraction", "values", "k"]
 
 
 def test_the_message_quotes_the_annotation():

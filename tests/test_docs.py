@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,17 @@ def test_cells_run_and_print_the_numbers_that_the_text_quotes(page, capsys):
 def test_cells_are_formatted_and_fit_the_column(page):
     for cell in CELLS.findall((ROOT / page).read_text()):
         if not cell.startswith("%"):
-            command = ["ruff", "format", "--line-length", "88", "--stdin-filename", "cell.py", "-"]
+            command = [
+                sys.executable,
+                "-m",
+                "ruff",
+                "format",
+                "--line-length",
+                "88",
+                "--stdin-filename",
+                "cell.py",
+                "-",
+            ]
             formatted = subprocess.run(
                 command, input=cell, capture_output=True, text=True, check=True
             ).stdout

@@ -6,6 +6,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from dsgd import checks
+from dsgd.graphs.sizes import require_memory
 from dsgd.graphs.topology import Topology
 
 
@@ -37,6 +38,7 @@ def equi_static(n: int, degree: int, seed: int = 0, symmetric: bool = False) -> 
     name = f"equi_static({n}, {degree}, {seed}{', symmetric=True' * symmetric})"
     draw = _generator(name, n, seed)
     checks.positive_int(f"{name}: degree", degree)
+    require_memory(name, (degree * (1 + symmetric) + 1) * n)
     shifts = draw.integers(1, n, degree)
     W = sum((_shift(n, int(u)) for u in shifts), csr_array((n, n))) / degree
     return Topology(name, (W + W.T) / 2 if symmetric else W)
@@ -70,6 +72,7 @@ def equi_dynamic(n: int, period: int = 32, seed: int = 0, symmetric: bool = Fals
     name = f"equi_dynamic({n}, {period}, {seed}{', symmetric=True' * symmetric})"
     draw = _generator(name, n, seed)
     checks.positive_int(f"{name}: period", period)
+    require_memory(name, 2 * n * period)
     rounds = []
     for _ in range(period):
         u, first = draw.integers(1, n), draw.integers(n)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, diags_array
 
 from dsgd import checks
+from dsgd.graphs.sizes import require_memory
 from dsgd.graphs.topology import Topology
 
 
@@ -25,10 +27,10 @@ def one_peer_hypercube(dimension: int) -> Topology:
         ValueError: if the dimension is less than 1.
     """
     checks.positive_int("one_peer_hypercube: dimension", dimension)
+    name = f"one_peer_hypercube({dimension})"
+    require_memory(name, 2.0 ** min(dimension, 1000) * 2 * dimension)
     n = 1 << dimension
-    return Topology(
-        f"one_peer_hypercube({dimension})", _matrices(n, _cliques(np.arange(n), [2] * dimension))
-    )
+    return Topology(name, _matrices(n, _cliques(np.arange(n), [2] * dimension)))
 
 
 @checks.arguments
@@ -58,6 +60,7 @@ def base_graph(n: int, degree: int = 1) -> Topology:
     checks.positive_int("base_graph: n", n)
     checks.positive_int("base_graph: degree", degree)
     base = degree + 1
+    require_memory(f"base_graph({n}, {degree})", n * min(n, base) * (2 * math.log(n, base) + 2))
     smooth = _smooth_part(n, base)
     rough = n // smooth
     rounds = _digits(np.arange(n), base)
@@ -85,10 +88,15 @@ def _matrices(n: int, rounds: Sequence[_Round]) -> list[csr_array]:
     """Returns the mixing matrices of the rounds; the diagonal is the remainder to 1."""
     found = []
     for links in rounds:
-        W = np.zeros((n, n))
-        for ends, others, weight in links:
-            W[ends, others] = W[others, ends] = weight
-        found.append(csr_array(W + np.diag(1 - W.sum(axis=1))))
+        no_link = (np.zeros(0), np.zeros(0, int), np.zeros(0, int))
+        entries = [
+            (np.full(len(rows), weight), rows, columns)
+            for ends, others, weight in links
+            for rows, columns in ((ends, others), (others, ends))
+        ]
+        weights, rows, columns = map(np.concatenate, zip(no_link, *entries, strict=True))
+        W = csr_array((weights, (rows, columns)), shape=(n, n))
+        found.append(csr_array(W + diags_array(1 - W.sum(axis=1))))
     return found
 
 

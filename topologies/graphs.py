@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import numpy as np
 from scipy.sparse import coo_array, csr_array, dia_array, issparse
 
-from dsgd import checks
+from dsgd import causes, checks
+from dsgd.graphs.sizes import require_memory
 from dsgd.graphs.topology import TOLERANCE, Role, Topology
 from topologies.weights import WEIGHTS, metropolis, role_of, uniform
 
 if TYPE_CHECKING:
     import networkx as nx
+
+_DENSE = 64  # bytes of each weight of a dense matrix
+_DRAWN = 256  # bytes of each weight of a graph that networkx draws
 
 Weights = Annotated[
     Callable[[csr_array], csr_array],
@@ -42,7 +46,8 @@ def ring(n: int, weights: Weights = metropolis) -> Topology:
 
     Source: Liu and Zhang, section 5.2.1, which prints $1 - 16\pi^2/(3n^2)$ (a misprint).
     """
-    ids = np.arange(checks.positive_int("ring: n", n))
+    require_memory(f"ring({n})", 3 * checks.positive_int("ring: n", n))
+    ids = np.arange(n)
     return named(f"ring({n})", _both_ways(n, ids, (ids + 1) % n), weights)
 
 
@@ -59,7 +64,8 @@ def complete(n: int) -> Topology:
 
     Source: Liu and Zhang, section 5.2.1 (which misprints $\rho = 1$ in the text).
     """
-    return Topology(f"complete({n})", np.full((checks.positive_int("complete: n", n), n), 1 / n))
+    require_memory(f"complete({n})", checks.positive_int("complete: n", n) ** 2, _DENSE)
+    return Topology(f"complete({n})", np.full((n, n), 1 / n))
 
 
 @checks.arguments
@@ -69,7 +75,8 @@ def star(n: int, weights: Weights = metropolis) -> Topology:
 
     The arguments and errors are those of `ring`.
     """
-    ids = np.arange(checks.positive_int("star: n", n))
+    require_memory(f"star({n})", 3 * checks.positive_int("star: n", n))
+    ids = np.arange(n)
     return named(f"star({n})", _both_ways(n, np.zeros_like(ids), ids), weights)
 
 
@@ -80,7 +87,8 @@ def chain(n: int, weights: Weights = metropolis) -> Topology:
 
     The arguments and errors are those of `ring`.
     """
-    ids = np.arange(checks.positive_int("chain: n", n) - 1)
+    require_memory(f"chain({n})", 3 * checks.positive_int("chain: n", n))
+    ids = np.arange(n - 1)
     return named(f"chain({n})", _both_ways(n, ids, ids + 1), weights)
 
 
@@ -101,6 +109,7 @@ def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
     checks.positive_int(f"torus({rows}, {columns}): rows", rows)
     checks.positive_int(f"torus({rows}, {columns}): columns", columns)
     checks.positive_int(f"torus({rows}, {columns}): rows * columns", rows * columns)
+    require_memory(f"torus({rows}, {columns})", 5 * rows * columns)
     row, column = np.divmod(np.arange(rows * columns), columns)
     right, below = row * columns + (column + 1) % columns, (row + 1) % rows * columns + column
     adjacency = _both_ways(
@@ -123,6 +132,7 @@ def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
     """
     checks.natural("hypercube: dimension", dimension, most=30)
     n, bits = 1 << dimension, 1 << np.arange(dimension)
+    require_memory(f"hypercube({dimension})", (dimension + 1) * n)
     ids = np.repeat(np.arange(n), dimension)
     return named(f"hypercube({dimension})", one_way(n, ids, ids ^ np.tile(bits, n)), weights)
 
@@ -145,6 +155,7 @@ def exponential(n: int) -> Topology:
     2021.
     """
     hops = 1 << np.arange((checks.positive_int("exponential: n", n) - 1).bit_length())
+    require_memory(f"exponential({n})", (len(hops) + 1) * n)
     ids = np.repeat(np.arange(n), len(hops))
     return named(
         f"exponential({n})", one_way(n, ids, (ids + np.tile(hops, n)) % n), uniform, usual=uniform
@@ -172,9 +183,11 @@ def erdos_renyi(
     checks.natural(f"{name}: seed", seed, most=None)
     if not 0 < probability <= 1:
         raise ValueError(f"{name}: probability = {probability!r}; expected a number in (0, 1]")
+    checks.positive_int("erdos_renyi: n", n)
+    require_memory(name, n + probability * n * (n - 1), _DRAWN)
     import networkx as nx  # noqa: PLC0415 (takes a quarter of a second to import)
 
-    graph = nx.gnp_random_graph(checks.positive_int("erdos_renyi: n", n), probability, seed=seed)
+    graph = nx.gnp_random_graph(n, probability, seed=seed)
     return _drawn(name, graph, weights, "a higher probability")
 
 
@@ -203,6 +216,7 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
             f"{name}: n = {n}, degree = {degree}; expected 0 <= degree < n and an even n * "
             "degree, since no other regular graph exists"
         )
+    require_memory(name, (degree + 1) * n, _DRAWN)
     import networkx as nx  # noqa: PLC0415
 
     return _drawn(
@@ -230,6 +244,7 @@ def random_directed(n: int, degree: int, seed: int = 0, weights: Weights = unifo
     checks.natural(f"{name}: seed", seed, most=None)
     if not 1 <= degree < checks.positive_int("random_directed: n", n):
         raise ValueError(f"{name}: degree = {degree}; expected an integer from 1 to n - 1")
+    require_memory(name, (degree + 1) * n)
     draw = np.random.default_rng(seed)
     order = draw.permutation(n)
     after = np.empty(n, int)
@@ -487,7 +502,8 @@ def named(
     name = f"{name[:-1]}{how})" if name.endswith(")") else f"{name}{how}"
     rounds = adjacency if isinstance(adjacency, list) else [adjacency]
     try:
-        matrices = [weights(one) for one in rounds]
+        with causes.explained(f"{name}: weights"):
+            matrices = [weights(one) for one in rounds]
     except ValueError as error:
         if names is None:
             raise

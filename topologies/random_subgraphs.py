@@ -6,8 +6,10 @@ import numpy as np
 from scipy.optimize import linprog, minimize_scalar
 
 from dsgd import checks
+from dsgd.graphs.sizes import require_memory
 from dsgd.graphs.topology import Topology
 
+_DENSE = 16  # bytes of each entry of the matrices
 _CUTS = 200  # iterations of the cutting-plane method
 _GAP = 1e-6  # relative gap at which it stops
 _VECTORS = 4  # number of eigenvectors with bounds that an iteration adds
@@ -53,6 +55,7 @@ def matcha(topology: Topology, budget: float, period: int = 32, seed: int = 0) -
     checks.natural(f"{name}: seed", seed, most=None)
     if topology.n == 1:
         return Topology(name, np.eye(1), topology.names)
+    require_memory(name, (topology.degree + period) * topology.n**2, _DENSE)
     laplacians = np.stack([laplacian(topology.n, pairs) for pairs in matchings(topology.edges)])
     p = probabilities(laplacians, float(budget))
     alpha = best_step(laplacians, p)

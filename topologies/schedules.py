@@ -6,6 +6,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from dsgd import checks
+from dsgd.graphs.sizes import require_memory
 from dsgd.graphs.topology import Topology
 from topologies.graphs import Weights, named, one_way
 from topologies.weights import uniform
@@ -27,9 +28,10 @@ def one_peer_exponential(n: int) -> Topology:
     Source: Ying et al., "Exponential graph is provably efficient for decentralized deep training",
     2021; Assran et al., 2019.
     """
-    checks.positive_int("one_peer_exponential: n", n)
+    period = max(1, (checks.positive_int("one_peer_exponential: n", n) - 1).bit_length())
+    require_memory(f"one_peer_exponential({n})", 2 * n * period)
     ids = np.arange(n)
-    rounds = [_halves(ids, (ids - (1 << k)) % n) for k in range(max(1, (n - 1).bit_length()))]
+    rounds = [_halves(ids, (ids - (1 << k)) % n) for k in range(period)]
     return Topology(f"one_peer_exponential({n})", rounds)
 
 
@@ -54,6 +56,7 @@ def random_matchings(n: int, period: int = 32, seed: int = 0) -> Topology:
         raise ValueError(f"{name}: n = {n}; expected at least 2 workers")
     checks.positive_int(f"{name}: period", period)
     checks.natural(f"{name}: seed", seed, most=None)
+    require_memory(name, 2 * n * period)
     draw = np.random.default_rng(seed)
     return Topology(
         name, [_halves(np.arange(n), _partners(draw.permutation(n))) for _ in range(period)]
@@ -83,6 +86,7 @@ def random_pushes(n: int, period: int = 32, seed: int = 0, weights: Weights = un
         raise ValueError(f"{name}: n = {n}; expected at least 2 workers")
     checks.positive_int(f"{name}: period", period)
     checks.natural(f"{name}: seed", seed, most=None)
+    require_memory(name, 2 * n * period)
     draw, ids = np.random.default_rng(seed), np.arange(n)
     rounds = [one_way(n, ids, (ids + draw.integers(1, n, n)) % n) for _ in range(period)]
     return named(name, rounds, weights, usual=uniform)

@@ -298,6 +298,7 @@ class Learner:
         Raises:
             ValueError: if B is not positive and finite, or exceeds the sum of the limits.
         """
+        checks.within("Learner.next_batches: total", total, "(0, inf)")
         model = self.model()
         if model is not None:
             return model.optperf(total).batches

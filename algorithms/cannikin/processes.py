@@ -109,7 +109,9 @@ class _Node(RealWorker):
     def epoch(self, sizes: np.ndarray, factor: float, rounds: int) -> EpochMeasurements:
         """Runs `rounds` rounds, and returns the measurements of all nodes."""
         self.model = scalings.rescaled("train_processes", self.model, factor)
-        self.round(sizes)  # compiles, and synchronizes the processes; the result is discarded
+        jax.block_until_ready(self._forward(int(sizes[self.n])))  # only compiles
+        self.meet()
+        self.round(sizes)  # compiles the rest, and synchronizes; the result is discarded
         rows, began = [], time.monotonic()
         for _ in range(rounds):
             self.model, row = self.round(sizes)

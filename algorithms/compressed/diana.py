@@ -6,7 +6,7 @@ import optax
 
 from algorithms.compressed.memories import Up, with_memories
 from dsgd import Algorithm, Compressor, checks, network
-from dsgd.base import Pattern, Real
+from dsgd.base import Real
 from dsgd.compressors.members import stated
 
 
@@ -16,7 +16,7 @@ def diana(
     compressor: Compressor,
     alpha: Real | None = None,
     *,
-    via: Pattern = network.star,
+    via: network.OneServer | network.NServers = network.star,
 ) -> Algorithm:
     r"""DIANA: workers send the compressed difference between their gradient and a shift, which
     learns their gradient at the optimum.
@@ -74,7 +74,7 @@ def ef_bv(
     lambda_: Real | None = None,
     nu: Real | None = None,
     *,
-    via: Pattern = network.star,
+    via: network.OneServer | network.NServers = network.star,
 ) -> Algorithm:
     r"""EF-BV: compressed differences from shifts, with one step size for the shifts and one for the
     direction. DIANA and EF21 are special cases.

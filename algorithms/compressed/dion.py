@@ -11,6 +11,8 @@ import optax
 from algorithms import matrices
 from dsgd import Algorithm, checks
 from dsgd.base import Real
+from dsgd.compressors.sizes import wide
+from dsgd.compressors.sparsification import require_share
 
 _EPSILON = 1e-8  # added to the norms of columns, so that a column of zeros stays one
 
@@ -45,19 +47,20 @@ def dion(
             `optax.chain(optax.add_decayed_weights(lambda_), optax.sgd(gamma))` multiplies x by
             $1 - \gamma\lambda$ first. With `optax.partition` the other leaves can have a different
             optimizer: the paper has AdamW or Lion.
-        rank_fraction: r / min(a, b), in (0, 1]; r is rounded up. The authors report that 1/4
-            nearly equals full rank for 3 billion parameters, and expect 1/8 or 1/16 to suffice
-            for larger models. With 1, M is Muon's momentum, the direction is its orthonormalization
-            once the power iteration has converged, and the factors are larger than the gradient.
+        rank_fraction: r / min(a, b), a float in (0, 1]; r is rounded up. The authors report that
+            1/4 nearly equals full rank for 3 billion parameters, and expect 1/8 or 1/16 to suffice
+            for larger models. With 1.0, M is Muon's momentum, the direction is its
+            orthonormalization once the power iteration has converged, and the factors are larger
+            than the gradient.
         momentum: mu, in [0, 1).
 
     Raises:
-        ValueError: if rank_fraction is outside (0, 1], or momentum outside [0, 1).
+        ValueError: if rank_fraction is an integer or outside (0, 1], or momentum outside [0, 1).
 
     Source: Ahn, Xu, Abreu and Langford, "Dion: distributed orthonormalized updates", 2025;
     microsoft/dion, `dion_simple.py`.
     """
-    checks.within("dion: rank_fraction", rank_fraction, "(0, 1]")
+    require_share("dion", "rank_fraction", rank_fraction)
     checks.within("dion: momentum", momentum, "[0, 1)")
 
     def rank(a, b):
@@ -70,9 +73,16 @@ def dion(
         M = jax.tree.map(
             lambda M, sent: M - jnp.asarray(1 - momentum, M.dtype) * sent[None], M, sent
         )
-        Q = [each / (jnp.linalg.norm(each, axis=0, keepdims=True) + _EPSILON) for each in R]
+        Q = list(map(_normalized, R))
         direction = matrices.times(P, matrices.transposed(Q))
         scaled = [math.sqrt(each.shape[0] / each.shape[1]) * each for each in direction]
         return scaled, M, Q, others
 
     return matrices.with_memory(f"dion({rank_fraction:g}, {momentum})", optimizer, rank, update)
+
+
+def _normalized(R: jax.Array) -> jax.Array:
+    """Divides columns by their norms, whose squares may be out of the range of half precision."""
+    columns = wide(R)
+    norms = jnp.linalg.norm(columns, axis=0, keepdims=True)
+    return (columns / (norms + _EPSILON)).astype(R.dtype)

@@ -7,7 +7,6 @@ import optax
 from algorithms import optimizers
 from algorithms.compressed.memories import Down, Up, steps, with_memories
 from dsgd import Algorithm, Compressor, checks, compressors, network
-from dsgd.base import Pattern
 
 
 @checks.arguments
@@ -15,7 +14,7 @@ def dist_ef_sgd(
     optimizer: optax.GradientTransformation,
     compressor: Compressor = compressors.sign,
     *,
-    via: Pattern = network.star,
+    via: network.OneServer | network.NServers = network.star,
 ) -> Algorithm:
     r"""dist-EF-SGD: workers and server compress steps, with error memories. With signs that share a
     scale in each block, and momentum, it is dist-EF-blockSGD.

@@ -6,7 +6,7 @@ import optax
 
 from algorithms.compressed.memories import Up, with_memories
 from dsgd import Algorithm, Compressor, checks, network
-from dsgd.base import Pattern, Real
+from dsgd.base import Real
 
 
 @checks.arguments
@@ -15,7 +15,7 @@ def econtrol(
     compressor: Compressor,
     eta: Real,
     *,
-    via: Pattern = network.star,
+    via: network.OneServer | network.NServers = network.star,
 ) -> Algorithm:
     r"""EControl: workers send the compressed difference between their gradient and its estimate,
     to which they add a part of the error that compression has left out so far.

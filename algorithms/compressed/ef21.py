@@ -6,7 +6,6 @@ import optax
 
 from algorithms.compressed.memories import Down, Up, with_memories
 from dsgd import Algorithm, Compressor, checks, network
-from dsgd.base import Pattern
 
 
 @checks.arguments
@@ -15,7 +14,7 @@ def ef21(
     up: Compressor,
     down: Compressor | None,
     *,
-    via: Pattern = network.multi_server,
+    via: network.OneServer | network.NServers = network.multi_server,
 ) -> Algorithm:
     r"""EF21 in both directions: workers send the compressed difference between their gradient and
     its estimate, servers that between the model and its estimate.

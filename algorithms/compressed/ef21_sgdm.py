@@ -6,7 +6,7 @@ import optax
 
 from algorithms.compressed.memories import Up, double_momentum, momentum, with_memories
 from dsgd import Algorithm, Compressor, checks, network
-from dsgd.base import Pattern, Real
+from dsgd.base import Real
 
 
 @checks.arguments
@@ -16,7 +16,7 @@ def ef21_sgdm(
     eta: Real = 0.1,
     *,
     double: bool = False,
-    via: Pattern = network.star,
+    via: network.OneServer | network.NServers = network.star,
 ) -> Algorithm:
     r"""EF21-SGDM: workers average their gradients over rounds, and send the compressed difference
     between this momentum and its estimate.

@@ -9,7 +9,7 @@ import jax
 import optax
 
 from algorithms import optimizers
-from dsgd import Algorithm, Compressor, Pattern, Query, State, checks, compressors, network, workers
+from dsgd import Algorithm, Compressor, Query, State, checks, compressors, network, workers
 from dsgd.base import Gradients, Params, PyTree, Real, Round
 from dsgd.communication import Communicator
 
@@ -38,7 +38,7 @@ def marina(
     probability: Real,
     *,
     clients: int | None = None,
-    via: Pattern = network.star,
+    via: network.OneServer = network.star,
 ) -> Algorithm:
     r"""MARINA: the workers send whole gradients with probability p, else compressed differences of
     successive gradients; also with sampled clients (PP-MARINA).
@@ -97,7 +97,7 @@ def vr_marina(
     probability: Real,
     *,
     clients: int | None = None,
-    via: Pattern = network.star,
+    via: network.OneServer = network.star,
 ) -> Algorithm:
     r"""VR-MARINA: MARINA with differences of gradients of the same samples.
 
@@ -170,7 +170,7 @@ def _marina(
     Q: Compressor,
     probability: Real,
     clients: int | None,
-    via: Pattern,
+    via: network.OneServer,
     start: Callable[[Params, int], Any],
     query: Callable,
     parts: Callable[[State, Any, Communicator], Parts],

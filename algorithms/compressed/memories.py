@@ -29,7 +29,7 @@ from algorithms import optimizers
 from algorithms.compressed.servers import Parts, Route, between, is_regularized, proximal_step
 from algorithms.optimizers import Model
 from dsgd import Algorithm, Compressor, Query, checks, communication, network, workers
-from dsgd.base import Params, Pattern, PyTree, Real
+from dsgd.base import Params, PyTree, Real
 from dsgd.communication import Communicator
 
 __all__ = [
@@ -210,7 +210,7 @@ def error_feedback(
     down: Down | None = None,
     *,
     vector: Vector = gradient,
-    via: Pattern = network.star,
+    via: network.OneServer | network.NServers = network.star,
 ) -> Algorithm:
     r"""Gradients that are compressed with any combination of memories. EC-SGD, EF21,
     EF21-SGDM, EControl, DIANA and EF-BV are special cases.
@@ -243,6 +243,7 @@ def error_feedback(
         ValueError: if a number is out of range, `via` is another pattern, or, with N servers, only
             one of the compressors works layer by layer.
     """
+    _validate("error_feedback", up, down)
     parts = [up.compressor.name, *([down.compressor.name] if down else [])]
     numbers = [
         f"{name}={checks.shown(number)}"
@@ -261,7 +262,7 @@ def with_memories(
     down: Down | None,
     *,
     vector: Vector = gradient,
-    via: Pattern,
+    via: network.OneServer | network.NServers,
     contracting: tuple[Compressor, ...] = (),
     insist: str = "",
 ) -> Algorithm:
@@ -418,12 +419,21 @@ def _validate(method: str, up: Up, down: Down | None) -> None:
         value = getattr(up, name)
         if value is not None and not callable(value):
             checks.within(f"{method}: {name} of up", value, interval)
-    if up.over not in ("all", "arrived"):
+    for end, given in (("up", up), ("down", down)):
+        if given is not None and not isinstance(given.compressor, Compressor):
+            raise ValueError(
+                f"{method}: compressor of {end} = {checks.shown(given.compressor)}; expected a "
+                "compressor, such as compressors.sign"
+            )
+    if not isinstance(up.over, str) or up.over not in ("all", "arrived"):
         raise ValueError(
             f"{method}: over of up = {checks.shown(up.over)}; expected 'all' or 'arrived'"
         )
-    if down is not None and down.memory not in ("error", "difference", None):
+    memory = None if down is None else down.memory
+    if memory is not None and (
+        not isinstance(memory, str) or memory not in ("error", "difference")
+    ):
         raise ValueError(
-            f"{method}: memory of down = {checks.shown(down.memory)}; expected 'error', "
+            f"{method}: memory of down = {checks.shown(memory)}; expected 'error', "
             "'difference' or None"
         )

@@ -23,8 +23,8 @@ import optax
 
 from algorithms import optimizers
 from algorithms.optimizers import Model
-from dsgd import checks, communication, compressors, network, workers
-from dsgd.base import Compressor, Gradients, Params, Pattern, PyTree, State
+from dsgd import communication, compressors, network, workers
+from dsgd.base import Compressor, Gradients, Params, PyTree, State
 from dsgd.communication import Communicator, Delivery
 
 Parts = PyTree
@@ -54,10 +54,12 @@ class NServers(NamedTuple):
 
     Args:
         up, down: compressors of the workers and of the servers.
+        via: `network.multi_server`.
     """
 
     up: Compressor
     down: Compressor
+    via: network.NServers
     sharded: bool = True
 
     def start(self, params: Params, N: int) -> tuple[Parts, Parts]:
@@ -73,7 +75,7 @@ class NServers(NamedTuple):
         return tuple(leaf.shape[-1] for leaf in jax.tree.leaves(vectors))
 
     def send(self, round: Communicator, vectors: Parts, last: Any) -> Delivery:
-        return round.to_servers(self.up, vectors, last)
+        return round.to_servers(self.up, vectors, last, via=self.via)
 
     def reply(self, round: Communicator, vectors: Parts, last: Any) -> Delivery:
         return round.from_servers(self.down, vectors, last)
@@ -111,7 +113,7 @@ class OneServer(NamedTuple):
 
     up: Compressor
     down: Compressor | None
-    via: Pattern
+    via: network.OneServer
     sharded: bool = False
 
     def start(self, params: Params, N: int) -> tuple[Parts, Parts]:
@@ -163,7 +165,12 @@ class OneServer(NamedTuple):
 Route = NServers | OneServer
 
 
-def between(method: str, up: Compressor, down: Compressor | None, via: Pattern) -> Route:
+def between(
+    method: str,
+    up: Compressor,
+    down: Compressor | None,
+    via: network.OneServer | network.NServers,
+) -> Route:
     """Returns the route of a method's messages.
 
     Args:
@@ -172,21 +179,15 @@ def between(method: str, up: Compressor, down: Compressor | None, via: Pattern) 
         via: `network.multi_server`, `network.star` or `network.parameter_server`.
 
     Raises:
-        ValueError: if `via` is another pattern, or, with N servers, only one of the compressors
-            works layer by layer.
+        ValueError: if, with N servers, only one of the compressors works layer by layer.
     """
-    if via == network.multi_server:
+    if isinstance(via, network.NServers):
         if down is None:
             layer_wise = up.layer_wise
             down = compressors.identity
             down = down if layer_wise else compressors.whole_model(down)
         communication.require_two(method, up, down)
-        return NServers(up, down)
-    if via not in (network.parameter_server, network.star):
-        raise ValueError(
-            f"{method}: via = {checks.shown(via)}; expected network.star, "
-            "network.parameter_server or network.multi_server"
-        )
+        return NServers(up, down, via)
     return OneServer(up, down, via)
 
 

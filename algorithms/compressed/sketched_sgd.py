@@ -92,15 +92,15 @@ def sketched_sgd(
 
     Args:
         optimizer: the step; `optax.sgd(gamma)` gives the equation.
-        fraction: k / d, in (0, 1].
+        fraction: k / d, a float in (0, 1].
         columns: c, the number of counters of a row of the sketch.
         rows: r, an odd number.
         candidates: P; at most d elements are asked for.
         momentum: m, in [0, 1).
 
     Raises:
-        ValueError: if fraction is outside (0, 1], columns or candidates < 1, rows is not odd, or
-            the momentum is outside [0, 1).
+        ValueError: if fraction is an integer or outside (0, 1], columns or candidates < 1, rows is
+            not odd, or the momentum is outside [0, 1).
 
     Source: Ivkin et al., "Communication-efficient distributed SGD with sketching", 2019.
     """
@@ -177,7 +177,7 @@ def fetch_sgd(
 
     Args:
         optimizer: the step along $\Delta$; `optax.sgd(gamma)` gives the equation.
-        fraction: k / d, in (0, 1]; the paper has 1 to 5 %.
+        fraction: k / d, a float in (0, 1]; the paper has 1 to 5 %.
         columns: c, the number of counters of a row of the sketch; the paper's sketches have
             rc = d/10 to d/40.
         rows: r, an odd number.
@@ -186,8 +186,8 @@ def fetch_sgd(
             authors' code; or "subtract", the paper's algorithm.
 
     Raises:
-        ValueError: if fraction is outside (0, 1], columns < 1, rows is not odd, the momentum is
-            outside [0, 1), or `error` is not one of the two.
+        ValueError: if fraction is an integer or outside (0, 1], columns < 1, rows is not odd, the
+            momentum is outside [0, 1), or `error` is not one of the two.
 
     Source: Rothchild et al., "FetchSGD: communication-efficient federated learning with sketching",
     2020; its code, CommEfficient. Departure: the paper multiplies by $\gamma$ when gradients enter

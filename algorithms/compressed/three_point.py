@@ -14,7 +14,6 @@ from algorithms.compressed.three_points import ThreePoint
 from dsgd import (
     Algorithm,
     Compressor,
-    Pattern,
     Query,
     State,
     checks,
@@ -43,7 +42,7 @@ def three_point(
     optimizer: optax.GradientTransformation,
     point: ThreePoint,
     *,
-    via: Pattern = network.star,
+    via: network.OneServer = network.star,
 ) -> Algorithm:
     r"""3PC: gradient descent on estimates of the workers' gradients, which a three-point compressor
     updates.
@@ -86,7 +85,10 @@ def three_point(
 
 @checks.arguments
 def lag(
-    optimizer: optax.GradientTransformation, threshold: Real, *, via: Pattern = network.star
+    optimizer: optax.GradientTransformation,
+    threshold: Real,
+    *,
+    via: network.OneServer = network.star,
 ) -> Algorithm:
     r"""LAG: workers send their gradients only if these have changed by more than a share of the
     change in the last round.
@@ -120,7 +122,7 @@ def clag(
     compressor: Compressor,
     threshold: Real,
     *,
-    via: Pattern = network.star,
+    via: network.OneServer = network.star,
 ) -> Algorithm:
     r"""CLAG: LAG in which the messages are compressed, as in EF21.
 
@@ -144,7 +146,7 @@ def clag(
 
 
 def _three_point(
-    name: str, optimizer: optax.GradientTransformation, point: ThreePoint, via: Pattern
+    name: str, optimizer: optax.GradientTransformation, point: ThreePoint, via: network.OneServer
 ) -> Algorithm:
     """Returns 3PC under this name; the other arguments are those of `three_point`."""
     optimizers.require_descent(optimizer)

@@ -42,7 +42,7 @@ def _signs() -> Compressor:
 
 
 signs: Compressor = _signs()
-"""Signs, -1 or 1, one bit per element. 0 counts as positive."""
+"""Signs, -1 or 1, one bit per element. 0 and NaN count as positive: a vote has no scale."""
 
 
 def _digits() -> Compressor:

@@ -108,15 +108,15 @@ def nids(step_sizes: StepSizes, topology: Topology, coupling: Real | None = None
 def _step_sizes(given: Any, topology: Topology) -> Any:
     """Returns the step size of each worker, `[N]`."""
     N = topology.n
-    if isinstance(given, Tracer):
-        return jnp.broadcast_to(given, (N,))
-    gamma = np.asarray(given, float)
-    if gamma.shape not in ((), (N,)) or not ((gamma > 0) & (gamma < np.inf)).all():
+    traced = isinstance(given, Tracer)
+    gamma = given if traced else np.asarray(given, float)
+    valid = traced or ((gamma > 0) & (gamma < np.inf)).all()
+    if gamma.shape not in ((), (N,)) or not valid:
         raise ValueError(
             f"nids: step_sizes = {checks.shown(given)}; expected a positive number, or one for "
             f"each of the {N} nodes of {topology.name}"
         )
-    return np.broadcast_to(gamma, (N,))
+    return (jnp if traced else np).broadcast_to(gamma, (N,))
 
 
 def _coupling(given: Any, gamma: Any, topology: Topology) -> Any:

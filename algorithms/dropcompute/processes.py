@@ -135,6 +135,7 @@ def _run(
     rehearsal = accumulate(
         partial(_turn, worker, M, None, 0), worker.model.params, range(2), math.inf
     )
+    worker.meet()
     # only compiles; the result is discarded
     jax.block_until_ready(_finished(worker, correction, M, rehearsal))
     rows, losses, taus = [], [], []

@@ -52,10 +52,10 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
     vector is not longer, it is sent instead, with error 0.
 
     Args:
-        ratios: k / d, in (0, 1].
+        ratios: k / d, floats in (0, 1].
 
     Raises:
-        ValueError: if there are no ratios, or a ratio is not in (0, 1].
+        ValueError: if there are no ratios, or a ratio is an integer or not in (0, 1].
 
     Source: Xin et al., "Kimad", sections 4.2 and 4.3.
     """
@@ -64,10 +64,10 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
             f"kimad.top_k: ratios = {checks.shown(ratios)}; expected a list of at least one number "
             "in (0, 1]"
         )
-    ratios = [float(ratio) for ratio in ratios]
-    for ratio in ratios:
-        if not 0 < ratio <= 1:
-            raise ValueError(f"kimad.top_k: ratios contain {ratio!r}; expected numbers in (0, 1]")
+    ratios = [
+        float(sparsification.require_share("kimad.top_k", f"ratios[{i}]", ratio))
+        for i, ratio in enumerate(ratios)
+    ]
 
     def sizes(d: int, dtype: Any) -> list[int]:
         element, place = 8 * np.dtype(dtype).itemsize, codecs.index_bits(d)

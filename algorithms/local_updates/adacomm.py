@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient
-from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Gradients, Params, Pattern, Period, Query, Real, Round, State
+from dsgd import Algorithm, causes, checks, network, workers
+from dsgd.base import Gradients, Params, Period, Query, Real, Round, State
 from dsgd.communication import Communicator
 from dsgd.engine.queries import loss_type
 
@@ -25,7 +26,7 @@ def adacomm(
     *,
     minimum: Real = 0.0,
     schedule: Callable[[Any], Any] | None = None,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""AdaComm: local SGD with a period that decreases with the square root of the loss.
 
@@ -56,16 +57,20 @@ def adacomm(
         via: communication pattern of the averages.
 
     Raises:
-        ValueError: if the period or the interval is less than 1 or more than 2^31 - 1. During a
-            run: if the loss at the start is not above `minimum`.
+        ValueError: if the period or the interval is less than 1 or more than 2^31 - 1, the minimum
+            is not finite, or schedule(0) is not positive. During a run: if the loss at the start is
+            not above `minimum`, or the schedule is negative.
 
     Source: Wang and Joshi, "Adaptive communication strategies to achieve the best error-runtime
     trade-off in local-update SGD", 2019 (AdaComm).
     """
     period = checks.period("adacomm: period", period)
     interval = checks.period("adacomm: interval", interval)
+    checks.within("adacomm: minimum", minimum, "(-inf, inf)")
+    if schedule is not None:
+        _require_schedule(schedule)
 
-    def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
+    def change(x: Outer, y: Inner, round: Communicator, via: network.AllReduce):
         delta, loss = round.weighted_mean((outer_gradient(x, y), y.memory.loss), via)
         done, now = round.step + 1, x.memory
         start = jnp.where(now.averages == 0, loss, now.start)
@@ -107,10 +112,26 @@ def adacomm(
         )
         wrong = (after.server.memory.averages > 0) & ~(start > minimum)
         round.refuse_if(wrong, words, start)
+        if schedule is not None:
+            gamma = schedule(round.step + 1)
+            words = "adacomm: the schedule returns {}; expected step sizes of at least 0"
+            round.refuse_if(~(gamma >= 0), words, gamma)
         round.log(period=after.server.memory.period)
         return after
 
     return method._replace(query=query, update=update)
+
+
+def _require_schedule(schedule: Callable[[Any], Any]) -> None:
+    """Raises a ValueError unless the schedule starts with a positive number."""
+    with causes.explained("adacomm: schedule"):
+        first = schedule(0)
+    if not checks.is_number(first) or not (isinstance(first, Tracer) or first > 0):
+        raise ValueError(
+            f"adacomm: schedule(0) = {checks.shown(first)}; expected a number above 0: pass a "
+            "function from the round to the step size, such as optax.exponential_decay(0.1, 100, "
+            "0.5)"
+        )
 
 
 class Decisions(NamedTuple):

@@ -11,7 +11,7 @@ import optax
 from algorithms import methods, optimizers
 from algorithms.local_updates.outer import Inner, Outer, local_updates, mean_change, scaled
 from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Params, Pattern, Period, PyTree
+from dsgd.base import Params, Period, PyTree
 from dsgd.communication import Communicator
 
 _LATER = "all workers use a mean one period after it was sent"
@@ -41,7 +41,7 @@ def delayed_diloco(
     period: Period = 30,
     outer: optax.GradientTransformation | None = None,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""DiLoCo with delayed outer steps: a mean of changes is used one period after it was sent, so
     that its communication may overlap with the H gradients in between.
@@ -68,7 +68,7 @@ def delayed_diloco(
     """
     period = checks.period("delayed_diloco: period", period)
 
-    def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
+    def change(x: Outer, y: Inner, round: Communicator, via: network.AllReduce):
         round.require_all(_LATER)
         with round.delayed(period):
             return x.memory, mean_change(x, y, round, via)[0], y.memory
@@ -90,7 +90,7 @@ def eager_diloco(
     period: Period = 30,
     outer: optax.GradientTransformation | None = None,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""DiLoCo with eager outer steps: a worker's own change is used at once, the changes of the
     others one period after they were sent.

@@ -11,7 +11,7 @@ import optax
 from algorithms import methods, optimizers
 from algorithms.optimizers import FIRST, SECOND
 from dsgd import Algorithm, checks, network
-from dsgd.base import Pattern, Period, PyTree
+from dsgd.base import Period, PyTree
 from dsgd.communication import Communicator
 
 
@@ -22,7 +22,7 @@ def des_loc(
     first: Period | None = None,
     second: Period | None = None,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""DES-LOC: each worker makes local steps of Adam; the models are averaged every $K_x$ rounds,
     the first moments every $K_u$ and the second moments every $K_v$ rounds.
@@ -107,7 +107,9 @@ def _require_names(optimizer: optax.GradientTransformation, states: PyTree) -> N
         )
 
 
-def _averaged(names: tuple[str, ...], round: Communicator, via: Pattern, states: PyTree) -> PyTree:
+def _averaged(
+    names: tuple[str, ...], round: Communicator, via: network.AllReduce, states: PyTree
+) -> PyTree:
     """Returns the states, leaves `[n, ...]`, in which the moments with the given names are averaged
     over the workers.
     """

@@ -6,7 +6,7 @@ import optax
 
 from algorithms.local_updates.outer import local_updates
 from dsgd import Algorithm, checks, network
-from dsgd.base import Pattern, Period, Real
+from dsgd.base import Period, Real
 
 
 @checks.arguments
@@ -15,7 +15,7 @@ def diloco(
     period: Period = 500,
     outer: optax.GradientTransformation | None = None,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""DiLoCo: H local steps of an inner optimizer, usually AdamW, then one step with Nesterov
     momentum on the mean of the workers' changes.
@@ -57,7 +57,7 @@ def slowmo(
     step: Real = 1.0,
     momentum: Real = 0.7,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""SlowMo: local steps, then slow momentum on the mean of the workers' changes. With $\zeta$
     for $\alpha$ this is BMUF with classical block momentum.

@@ -8,7 +8,7 @@ import optax
 
 from algorithms import methods, optimizers, weights
 from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Params, Pattern, Period, Real
+from dsgd.base import Params, Period, Real
 
 
 @checks.arguments
@@ -17,7 +17,7 @@ def easgd(
     period: Period = 10,
     moving_rate: Real = 0.9,
     *,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""Synchronous elastic averaging SGD: every H-th round moves the workers' models towards a
     center variable, and the center towards the models.
@@ -63,7 +63,7 @@ def eamsgd(
     period: Period = 10,
     moving_rate: Real = 0.9,
     *,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""EAMSGD: synchronous elastic averaging SGD with Nesterov momentum on the workers, which
     compute gradients at the points to which their momentum leads.
@@ -107,7 +107,7 @@ def _elastic(
     optimizer: optax.GradientTransformation,
     period: Period,
     moving_rate: Real,
-    via: Pattern,
+    via: network.AllReduce,
 ) -> Algorithm:
     """Returns `easgd` with this name."""
 

@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from algorithms.local_updates.outer import Inner, Outer, local_updates, mean_change, outer_gradient
 from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Gradients, Pattern, Period, Real
+from dsgd.base import Gradients, Period, Real
 from dsgd.communication import Communicator
 
 
@@ -22,7 +22,7 @@ def fed_avg(
     period: Period,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedAvg: the clients that participate make H local steps from the server's model, and the
     server adds the weighted mean of their changes.
@@ -71,7 +71,7 @@ def fed_prox(
     proximal: Real,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedProx: FedAvg with local steps on $f_n(y) + \frac\mu2 |y - x_t|^2$.
 
@@ -117,7 +117,7 @@ def federated(
     period: Period,
     outer: optax.GradientTransformation,
     inclusion: Real | Sequence[float] | None,
-    via: Pattern,
+    via: network.AllReduce,
     direction: Callable[[Gradients, Outer, Inner], Gradients] | None = None,
 ) -> Algorithm:
     """Returns the method with local steps of sampled clients and a step of the server. The clients'
@@ -153,7 +153,7 @@ def _mean_change_of_clients(name: str, inclusion: Real | Sequence[float] | None)
             checks.within(f"{name}: inclusion", probability, "(0, 1]")
     probabilities = jnp.asarray(inclusion, jnp.result_type(float))
 
-    def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
+    def change(x: Outer, y: Inner, round: Communicator, via: network.AllReduce):
         N = round.workers
         if workers.participation() is None:
             raise ValueError(

@@ -8,7 +8,7 @@ import optax
 
 from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient
 from dsgd import Algorithm, checks, network
-from dsgd.base import Gradients, Pattern, Period, Real
+from dsgd.base import Gradients, Period, Real
 from dsgd.communication import Communicator
 
 
@@ -18,7 +18,7 @@ def fed_dyn(
     period: Period,
     regularization: Real = 0.01,
     *,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedDyn: clients make steps on $f_n(y) - \langle g_n, y \rangle + \frac\alpha2 |y - x_t|^2$,
     where $g_n$ estimates the gradient of $f_n$ at the optimum.
@@ -66,7 +66,7 @@ def fed_dyn(
             x.params,
         )
 
-    def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
+    def change(x: Outer, y: Inner, round: Communicator, via: network.AllReduce):
         delta = outer_gradient(x, y)
         sent = delta, jnp.ones(jax.tree.leaves(delta)[0].shape[0])
         # Means over all clients of values that are 0 for those that do not participate.

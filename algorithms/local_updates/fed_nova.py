@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from algorithms import optimizers
 from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient, scaled
 from algorithms.optimizers import Model
-from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Pattern, Period, PyTree
+from dsgd import Algorithm, checks, network
+from dsgd.base import Period, PyTree
 from dsgd.communication import Communicator
 
 
@@ -20,8 +21,9 @@ class Measured(NamedTuple):
 
     Args:
         optimizer: its state.
-        unit: a scalar model, from 0, that the same optimizer moves with gradients 1, and the state
-            of that optimizer. The model is $-\gamma \|a\|_1$.
+        unit: a model with the tree of the parameters and one number in place of each array, from 0,
+            that the same optimizer moves with gradients 1; and the state of that optimizer. The
+            numbers are $-\gamma \|a\|_1$.
     """
 
     optimizer: PyTree
@@ -34,7 +36,7 @@ def fed_nova(
     period: Period,
     outer: optax.GradientTransformation | None = None,
     *,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedNova: FedAvg in which the server averages the clients' changes per unit of local
     progress, so that clients with more steps do not count more.
@@ -53,7 +55,8 @@ def fed_nova(
     $\gamma \|a_n\|_1$ is the distance that the optimizer moves a number with $\tau_n$ gradients of
     1: $\gamma \tau_n$ for `optax.sgd(gamma)`, and $\gamma \sum_{k=1}^{\tau_n} (1 - \rho^k) / (1 -
     \rho)$ with momentum $\rho$. The first equation holds for optimizers that are linear in the
-    gradients.
+    gradients. If the steps of the model's arrays differ, as with labels or masks, it is that of the
+    array that moves most; the other arrays' steps should be proportional to it.
 
     The limit differs from the optimum by $O(\gamma)$. That of FedAvg with different $\tau_n$ is the
     optimum of another objective, $\sum_n p_n \tau_n f_n$, up to $O(\gamma)$.
@@ -68,8 +71,8 @@ def fed_nova(
         via: communication pattern; by default each client has its own link to the server.
 
     Raises:
-        ValueError: if the period is less than 1 or more than 2^31 - 1, or the optimizer does not
-            accept a scalar.
+        ValueError: if the period is less than 1 or more than 2^31 - 1. In a run: if the optimizer
+            draws random numbers.
 
     Source: Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated
     optimization", 2020, without the proximal term. The authors' code has the same $\|a_n\|_1$ for
@@ -77,14 +80,19 @@ def fed_nova(
     """
     period = checks.period("fed_nova: period", period)
 
-    def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
-        distance = -y.optimizer.unit.params
+    def change(x: Outer, y: Inner, round: Communicator, via: network.AllReduce):
+        moved = [jnp.abs(unit).ravel() for unit in jax.tree.leaves(y.optimizer.unit.params)]
+        distance = jnp.stack(moved).max(axis=0)
         counts = distance > 0
         normalized = jax.vmap(scaled)(1 / jnp.where(counts, distance, 1), outer_gradient(x, y))
         sent = normalized, distance, counts.astype(distance.dtype)
         direction, effective, share = round.weighted_mean(sent, via)
         share = jnp.where(share > 0, share, 1)
         return scaled(effective / share**2, direction), x.memory, y.memory
+
+    def shared(params):
+        optimizers.require_no_noise(optimizer, optimizers.init(optimizer, params).optimizer)
+        return ()
 
     return local_updates(
         f"fed_nova({period})",
@@ -94,6 +102,7 @@ def fed_nova(
         via=via,
         fresh=True,
         change=change,
+        shared=shared,
     )
 
 
@@ -101,15 +110,15 @@ def _measured(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     """Returns the optimizer with a `Measured` state."""
 
     def init(params):
-        leaves = jax.tree.leaves(params)
-        unit = jnp.zeros((), workers.widened(jnp.zeros((), jnp.result_type(*leaves))).dtype)
+        unit = jax.tree.map(
+            lambda x: jnp.zeros(x.ndim * (1,), jnp.promote_types(x.dtype, jnp.float32)), params
+        )
         return Measured(optimizer.init(params), Model(unit, optimizer.init(unit)))
 
     def update(updates, state, params=None):
         updates, memory = optimizer.update(updates, state.optimizer, params)
-        one = jnp.ones_like(state.unit.params)
-        step, of_unit = optimizer.update(one, state.unit.optimizer, state.unit.params)
-        unit = Model(optax.apply_updates(state.unit.params, step), of_unit)
-        return updates, Measured(memory, unit)
+        model, of_unit = state.unit
+        steps, of_unit = optimizer.update(optax.tree.ones_like(model), of_unit, model)
+        return updates, Measured(memory, Model(optax.apply_updates(model, steps), of_unit))
 
     return optax.GradientTransformation(init, update)

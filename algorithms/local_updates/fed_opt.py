@@ -11,7 +11,8 @@ import optax
 
 from algorithms.local_updates.fed_avg import federated
 from dsgd import Algorithm, checks, network
-from dsgd.base import Params, Pattern, Period, Real
+from dsgd.base import Params, Period, Real
+from dsgd.compressors.sizes import wide
 
 
 @checks.arguments
@@ -21,7 +22,7 @@ def fed_opt(
     outer: optax.GradientTransformation,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedOpt: the clients that participate make H local steps from the server's model, and the
     server makes one step of its own optimizer on the mean of their changes.
@@ -58,7 +59,7 @@ def fed_avgm(
     momentum: Real = 0.9,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedAvgM: FedAvg with momentum at the server.
 
@@ -94,7 +95,7 @@ def fed_adagrad(
     tau: Real = 1e-3,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedAdagrad: FedOpt with Adagrad at the server.
 
@@ -108,12 +109,12 @@ def fed_adagrad(
         optimizer, period: as in `fed_avg`.
         step: $\eta$, tuned in the paper.
         beta1: $\beta_1$, in [0, 1).
-        tau: $\tau$, the degree of adaptivity; above 0.
+        tau: $\tau$, the degree of adaptivity, from 1e-18 to 1e18.
         inclusion, via: as in `fed_avg`.
 
     Raises:
-        ValueError: as `fed_avg`, or if $\eta$ or $\tau$ is not positive or $\beta_1$ is not in
-            [0, 1).
+        ValueError: as `fed_avg`, or if $\eta$ is not positive, or $\tau$ or $\beta_1$ is out of
+            range.
 
     Source: Reddi et al., "Adaptive federated optimization", 2021, Algorithm 2.
     """
@@ -135,7 +136,7 @@ def fed_yogi(
     tau: Real = 1e-3,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedYogi: `fed_adam` with the second moment of Yogi,
 
@@ -168,7 +169,7 @@ def fed_adam(
     tau: Real = 1e-3,
     *,
     inclusion: Real | Sequence[float] | None = None,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedAdam: FedOpt with Adam at the server, as the paper has it.
 
@@ -183,12 +184,12 @@ def fed_adam(
         optimizer, period: as in `fed_avg`.
         step: $\eta$, tuned in the paper.
         beta1, beta2: $\beta_1$ and $\beta_2$, in [0, 1).
-        tau: $\tau$, the degree of adaptivity; above 0.
+        tau: $\tau$, the degree of adaptivity, from 1e-18 to 1e18.
         inclusion, via: as in `fed_avg`.
 
     Raises:
-        ValueError: as `fed_avg`, or if $\eta$ or $\tau$ is not positive, or $\beta_1$ or $\beta_2$
-            is not in [0, 1).
+        ValueError: as `fed_avg`, or if $\eta$ is not positive, or $\tau$, $\beta_1$ or $\beta_2$ is
+            out of range.
 
     Source: Reddi et al., "Adaptive federated optimization", 2021, Algorithm 2.
     """
@@ -224,7 +225,7 @@ def _adaptive(
     """
     checks.within(f"{name}: step", step, "(0, inf)")
     checks.within(f"{name}: beta1", beta1, "[0, 1)")
-    checks.within(f"{name}: tau", tau, "(0, inf)")
+    checks.within(f"{name}: tau", tau, "[1e-18, 1e18]")  # so that its square is a normal float32
 
     def init(params):
         return _Moments(optax.tree.zeros_like(params), optax.tree.full_like(params, tau**2))
@@ -234,7 +235,9 @@ def _adaptive(
             lambda m, delta: (beta1 * m + (1 - beta1) * delta).astype(m.dtype), state.first, updates
         )
         v = jax.tree.map(lambda v, delta: second(v, delta).astype(v.dtype), state.second, updates)
-        steps = jax.tree.map(lambda m, v: -step * m / (jnp.sqrt(v) + tau), m, v)
+        steps = jax.tree.map(
+            lambda m, v: (-step * wide(m) / (jnp.sqrt(wide(v)) + tau)).astype(m.dtype), m, v
+        )
         return steps, _Moments(m, v)
 
     return optax.GradientTransformation(init, update)

@@ -18,7 +18,7 @@ from algorithms.local_updates.outer import (
     outer_gradient,
 )
 from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Compressor, Gradients, Pattern, Period, Real
+from dsgd.base import Compressor, Gradients, Period, Real
 from dsgd.communication import Communicator
 
 
@@ -28,7 +28,7 @@ def fed_paq(
     period: Period,
     compressor: Compressor,
     *,
-    via: Pattern = network.star,
+    via: network.OneServer = network.star,
 ) -> Algorithm:
     r"""FedPAQ: FedAvg with quantized changes.
 
@@ -59,7 +59,7 @@ def fed_paq(
     _require_unbiased("fed_paq", compressor)
     period = checks.period("fed_paq: period", period)
 
-    def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
+    def change(x: Outer, y: Inner, round: Communicator, via: network.OneServer):
         sent = mean_of_messages(compressor, outer_gradient(x, y), round, via)
         return sent.received, x.memory, y.memory
 
@@ -81,7 +81,7 @@ def fed_comgate(
     compressor: Compressor,
     *,
     step: Real = 1.0,
-    via: Pattern = network.star,
+    via: network.OneServer = network.star,
 ) -> Algorithm:
     r"""FedCOMGATE: FedPAQ with local steps that are corrected by the differences between the
     clients' messages.
@@ -120,7 +120,7 @@ def fed_comgate(
     def direction(gradients: Gradients, x: Outer, y: Inner) -> Gradients:
         return optax.tree.sub(gradients, y.memory)
 
-    def change(x: Outer, y: Inner, round: Communicator, via: Pattern):
+    def change(x: Outer, y: Inner, round: Communicator, via: network.OneServer):
         sent = mean_of_messages(compressor, outer_gradient(x, y), round, via)
         corrections = jax.tree.map(
             lambda delta, q, mean: (
@@ -151,7 +151,7 @@ def fed_ef(
     compressor: Compressor,
     outer: optax.GradientTransformation | None = None,
     *,
-    via: Pattern = network.star,
+    via: network.OneServer = network.star,
 ) -> Algorithm:
     r"""Fed-EF: clients send compressed changes with error memory, and the server makes a step along
     their mean.

@@ -8,7 +8,7 @@ import optax
 
 from algorithms import gossip, methods, optimizers
 from dsgd import Algorithm, Topology, checks, network
-from dsgd.base import Pattern, Period
+from dsgd.base import Period
 
 
 @checks.arguments
@@ -17,7 +17,7 @@ def local_sgd(
     period: Period,
     topology: Topology | None = None,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""Local SGD, or periodic averaging: each worker makes H local steps, then the models are
     averaged.

@@ -15,7 +15,6 @@ from dsgd import Algorithm, checks, network, workers
 from dsgd.base import (
     Gradients,
     Params,
-    Pattern,
     Period,
     PyTree,
     Query,
@@ -32,7 +31,7 @@ def mime_lite(
     period: Period,
     server_step: Real = 1.0,
     *,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""MimeLite: clients make local steps of an optimizer with a frozen state; the server updates
     the state with the mean gradient at $x_t$.
@@ -95,7 +94,7 @@ def mime(
     period: Period,
     server_step: Real = 1.0,
     *,
-    via: Pattern = network.star,
+    via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""Mime: MimeLite with local gradients that are corrected as in SVRG.
 
@@ -183,14 +182,10 @@ def _frozen_step(
     round: Communicator,
 ) -> Inner:
     """Makes a step of each client that is active. The state of the optimizer is the server's and
-    does not change.
+    does not change; random numbers are the client's own.
     """
-
-    def stepped(params, gradient):
-        updates, _ = optimizers.update(optimizer, gradient, x.optimizer, params)
-        return optax.apply_updates(params, updates)
-
-    after = jax.vmap(stepped)(y.params, gradients)
+    updates = optimizers.update_frozen(optimizer, gradients, x.optimizer, y.params, round)
+    after = optax.apply_updates(y.params, updates)
     return y._replace(params=round.if_active(after, y.params))
 
 

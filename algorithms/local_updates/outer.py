@@ -16,7 +16,7 @@ import optax
 
 from algorithms import methods, optimizers
 from dsgd import Algorithm, network, workers
-from dsgd.base import Compressor, Gradients, Params, Pattern, Period, PyTree, Real
+from dsgd.base import Compressor, Gradients, Params, Period, PyTree, Real
 from dsgd.communication import Communicator
 from dsgd.communication.compressed import Delivery, flat, require_contraction
 from dsgd.engine.randomness import is_state_key
@@ -57,7 +57,9 @@ def outer_gradient(x: Outer, y: Inner) -> Params:
     return jax.tree.map(lambda x, y: x[None] - y, x.params, y.params)
 
 
-def mean_change(x: Outer, y: Inner, round: Communicator, via: Pattern) -> tuple[Params, Any, Any]:
+def mean_change(
+    x: Outer, y: Inner, round: Communicator, via: network.AllReduce
+) -> tuple[Params, Any, Any]:
     r"""Returns the outer gradient of local SGD, $\Delta = \sum_n w_n (x - y^{(n)}) / \sum_n w_n$,
     and the memories, unchanged.
     """
@@ -65,7 +67,12 @@ def mean_change(x: Outer, y: Inner, round: Communicator, via: Pattern) -> tuple[
 
 
 def compressed_change(
-    compressor: Compressor, decay: Real, x: Outer, y: Inner, round: Communicator, via: Pattern
+    compressor: Compressor,
+    decay: Real,
+    x: Outer,
+    y: Inner,
+    round: Communicator,
+    via: network.OneServer | network.AllGather,
 ) -> tuple[Params, Any, Any]:
     r"""Returns the mean of compressed changes, with error memory e in `Inner.memory`. A worker that
     does not participate keeps its memory.
@@ -88,7 +95,10 @@ def compressed_change(
 
 
 def mean_of_messages(
-    compressor: Compressor, tree: PyTree, round: Communicator, via: Pattern
+    compressor: Compressor,
+    tree: PyTree,
+    round: Communicator,
+    via: network.OneServer | network.AllGather,
 ) -> Delivery:
     """Returns the weighted mean of the workers' compressed vectors, leaves `[n, ...]`, as a
     `Delivery`; its `received` has leaves `[...]`.
@@ -97,7 +107,7 @@ def mean_of_messages(
         via: `network.all_gather`, by which all workers receive all messages, or `network.star` or
             `network.parameter_server`: a server receives them and replies with its model.
     """
-    if via is network.all_gather:
+    if isinstance(via, network.AllGather):
         return round.mean_of_messages(compressor, tree)
     sent = round.to_server(compressor, tree, via=via, weighted=True)
     round.from_server(sent.received)  # has as many bits as the model
@@ -120,10 +130,10 @@ def local_updates(
     outer: optax.GradientTransformation,
     period: Period | Callable[[Outer, Communicator], jax.Array],
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
     fresh: bool = False,
     direction: Callable[[Gradients, Outer, Inner], Gradients] | None = None,
-    change: Callable[[Outer, Inner, Communicator, Pattern], tuple[Params, Any, Any]] = mean_change,
+    change: Callable[[Outer, Inner, Communicator, Any], tuple[Params, Any, Any]] = mean_change,
     shared: Callable[[Params], PyTree] = lambda params: (),
     own: Callable[[Params], PyTree] = lambda models: (),
 ) -> Algorithm:

@@ -6,7 +6,7 @@ import optax
 
 from algorithms.local_updates.outer import Outer, local_updates
 from dsgd import Algorithm, checks, network
-from dsgd.base import Pattern, Period
+from dsgd.base import Period
 from dsgd.communication import Communicator
 
 
@@ -16,7 +16,7 @@ def post_local_sgd(
     switch: Period,
     period: Period = 16,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""Post-local SGD: mini-batch SGD for $t'$ rounds, then local SGD with H local steps.
 

@@ -9,7 +9,7 @@ import optax
 
 from algorithms import methods, optimizers
 from dsgd import Algorithm, checks, network
-from dsgd.base import Params, Pattern, PyTree, Real
+from dsgd.base import Params, PyTree, Real
 
 
 class Controlled(NamedTuple):
@@ -31,7 +31,7 @@ def scaffnew(
     optimizer: optax.GradientTransformation,
     probability: Real,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""Scaffnew (ProxSkip for the consensus problem): corrected local steps, and an average in
     each round with probability p.

@@ -9,7 +9,7 @@ import optax
 
 from algorithms import methods, optimizers
 from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Pattern, Period
+from dsgd.base import Period
 
 
 class Controlled(NamedTuple):
@@ -33,7 +33,7 @@ def scaffold(
     optimizer: optax.GradientTransformation,
     period: Period,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""SCAFFOLD, option II: H local steps along corrected gradients, then models and control
     variates are averaged.

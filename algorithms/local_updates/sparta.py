@@ -8,7 +8,6 @@ import optax
 
 from algorithms import methods, optimizers
 from dsgd import Algorithm, checks, network
-from dsgd.base import Pattern
 from dsgd.compressors.sparsification import kept
 
 
@@ -17,7 +16,7 @@ def sparta(
     optimizer: optax.GradientTransformation,
     density: float = 0.005,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""SPARTA, sparse parameter averaging: in every round the workers average a random part M of
     the elements of their models.

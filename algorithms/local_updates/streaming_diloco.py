@@ -10,7 +10,7 @@ from jax.tree_util import KeyPath, SequenceKey
 from algorithms import methods, optimizers
 from algorithms.optimizers import Model
 from dsgd import Algorithm, checks, compressors, network
-from dsgd.base import Compressor, Params, Pattern, Period, Real
+from dsgd.base import Compressor, Params, Period, Real
 from dsgd.communication import Communicator
 
 Leaves = list[jax.Array]  # of a fragment
@@ -26,7 +26,7 @@ def streaming_diloco(
     delay: int = 1,
     local_share: Real = 0.5,
     compressor: Compressor | None = compressors.e3m0,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce | None = None,
 ) -> Algorithm:
     r"""Streaming DiLoCo: each of P fragments of the model is synchronized every H steps, one after
     the other, while the workers make their next steps.
@@ -61,11 +61,13 @@ def streaming_diloco(
         compressor: C; all workers gather the compressed messages, so that all must participate.
             None: fragments are sent uncompressed by `via`, and a worker that does not participate
             makes no step, but merges the fragments when it returns.
-        via: communication pattern without a compressor, as in `diloco`.
+        via: communication pattern without a compressor, as in `diloco`; None: `ring_all_reduce`, or
+            `all_gather` with a compressor.
 
     Raises:
         ValueError: if P is less than 1, or more than H or the number of layers; $\tau$ is negative
-            or at least H; $\alpha$ is not in [0, 1].
+            or at least H; $\alpha$ is not in [0, 1]; or `via` is not `network.all_gather` although
+            there is a compressor.
 
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication: towards a
     distributed free lunch", 2025, Algorithm 2. The paper does not state the offsets; these are
@@ -81,12 +83,17 @@ def streaming_diloco(
             "and more than the delay"
         )
     checks.within("streaming_diloco: local_share", local_share, "[0, 1]")
+    if compressor is not None and via not in (None, network.all_gather):
+        raise ValueError(
+            f"streaming_diloco: via = {checks.shown(via)} with the compressor {compressor.name}, "
+            "whose messages all workers gather; expected network.all_gather, or compressor=None"
+        )
     outer = optax.sgd(0.4, momentum=0.9, nesterov=True) if outer is None else outer
     optimizers.require_descent(outer)
 
     def mean(round: Communicator, changes: Leaves):
         if compressor is None:
-            return round.weighted_mean(changes, via)
+            return round.weighted_mean(changes, via or network.ring_all_reduce)
         return round.mean_of_messages(compressor, changes).received
 
     def update(x: list[Model], y: Model, gradients, round: Communicator):

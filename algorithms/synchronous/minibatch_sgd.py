@@ -7,7 +7,7 @@ from __future__ import annotations
 import optax
 
 from algorithms import methods, optimizers
-from dsgd import Algorithm, Pattern, checks, network
+from dsgd import Algorithm, checks, network
 
 
 @checks.arguments
@@ -73,7 +73,7 @@ def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
 
 
 def averaged_gradients(
-    name: str, optimizer: optax.GradientTransformation, via: Pattern
+    name: str, optimizer: optax.GradientTransformation, via: network.AllReduce
 ) -> Algorithm:
     """Returns mini-batch SGD with means by this communication pattern."""
 

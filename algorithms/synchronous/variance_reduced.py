@@ -6,7 +6,7 @@ import optax
 
 from algorithms.synchronous.minibatch_sgd import averaged_gradients
 from algorithms.variance_reduction import with_loopless_svrg, with_page, with_saga
-from dsgd import Algorithm, Pattern, checks, network
+from dsgd import Algorithm, checks, network
 from dsgd.base import Real
 
 
@@ -15,7 +15,7 @@ def page(
     optimizer: optax.GradientTransformation,
     probability: Real,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""PAGE: mini-batch SGD on recursive estimates of the workers' gradients, which are exact in a
     round with probability p.
@@ -53,7 +53,7 @@ def loopless_svrg(
     optimizer: optax.GradientTransformation,
     probability: Real,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""Loopless SVRG (L-SVRG): mini-batch SGD on gradients that are corrected by those at a
     snapshot, which is renewed in a round with probability p.
@@ -89,7 +89,7 @@ def saga(
     optimizer: optax.GradientTransformation,
     samples: int,
     *,
-    via: Pattern = network.ring_all_reduce,
+    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""SAGA: mini-batch SGD on estimates from a table of the last gradient of each sample.
 

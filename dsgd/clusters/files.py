@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dsgd import checks, records
 from dsgd.clusters.cluster import Cluster
@@ -15,7 +16,9 @@ from dsgd.clusters.quantity import require_number
 _KIND = "dsgd cluster of equal workers"
 
 
-class Equal(NamedTuple):
+@checks.arguments
+@dataclass(frozen=True)
+class Equal:
     """A cluster whose workers and ports are equal and do not change over time.
 
     Args:
@@ -23,12 +26,20 @@ class Equal(NamedTuple):
         bandwidth: bits per second of a port, in each direction.
         compute: seconds of a micro-batch, in addition to `per_sample`.
         per_sample: seconds per sample.
+
+    Raises:
+        ValueError: if an argument is not a finite number, is negative, or is a bandwidth of 0, or
+            if the cluster's numbers are outside the range of float32.
     """
 
     latency: float
     bandwidth: float
     compute: float = 0.0
     per_sample: float = 0.0
+
+    def __post_init__(self) -> None:
+        _need("Equal", asdict(self))
+        self.cluster  # noqa: B018 (validates the range of the numbers)
 
     @property
     def cluster(self) -> Cluster:
@@ -41,6 +52,9 @@ class Equal(NamedTuple):
         )
 
 
+_NUMBERS = tuple(field.name for field in fields(Equal))
+
+
 @checks.arguments
 def save(path: str | Path, cluster: Equal, about: Mapping[Any, Any] | None = None) -> None:
     """Writes a cluster of equal workers to a JSON file, to be read by `load`.
@@ -51,14 +65,11 @@ def save(path: str | Path, cluster: Equal, about: Mapping[Any, Any] | None = Non
         about: additional information to store, convertible to JSON; `load` ignores it.
 
     Raises:
-        ValueError: if the numbers are not those of a valid cluster, the file cannot be written, or
-            `about` cannot be converted to JSON.
+        ValueError: if the file cannot be written, or `about` cannot be converted to JSON.
     """
-    _need("clusters.save", cluster)
     file = records.expanded("clusters.save: path", path)
     try:
-        numbers = {name: float(value) for name, value in cluster._asdict().items()}
-        records.write_json(file, {"kind": _KIND, **numbers, "about": dict(about or {})})
+        records.write_json(file, {"kind": _KIND, **asdict(cluster), "about": dict(about or {})})
     except OSError as error:
         raise ValueError(
             f"clusters.save: path = {path} cannot be written ({error.strerror}); expected the path "
@@ -90,14 +101,14 @@ def load(path: str | Path) -> Equal:
         )
     if missing := [name for name in ("latency", "bandwidth") if name not in found]:
         raise ValueError(f"{where}: missing {', '.join(missing)}; expected a number for each")
-    if unknown := found.keys() - {"kind", "about", *Equal._fields}:
+    if unknown := found.keys() - {"kind", "about", *_NUMBERS}:
         raise ValueError(
             f"{where}: unknown {checks.shown(', '.join(sorted(unknown)))[1:-1]}; expected only "
-            f"{', '.join(Equal._fields)}"
+            f"{', '.join(_NUMBERS)}"
         )
-    numbers = {name: found[name] for name in Equal._fields if name in found}
-    _need(where, Equal(**numbers))
-    return Equal(**{name: float(value) for name, value in numbers.items()})
+    numbers = {name: found[name] for name in _NUMBERS if name in found}
+    _need(where, numbers)
+    return Equal(**numbers)
 
 
 def _read(where: str, file: Path) -> Any:
@@ -150,8 +161,8 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _need(where: str, cluster: Equal) -> None:
-    for name, value in cluster._asdict().items():
+def _need(where: str, numbers: dict[str, Any]) -> None:
+    for name, value in numbers.items():
         if not checks.is_number(value):
             raise ValueError(f"{where}: {name} = {checks.shown(value)}; expected a number")
         require_number(f"{where}: {name}", value, least=0, more=name == "bandwidth")

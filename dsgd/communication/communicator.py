@@ -24,14 +24,15 @@ from dsgd.communication.record import Frame, Record
 from dsgd.compressors.codes import LinearCode
 from dsgd.graphs.accelerated import Accelerated
 from dsgd.graphs.topology import Role, Topology
+from dsgd.network import AllReduce, Asynchronous, NServers, OneServer, PointToPoint
 from dsgd.wire import counts
 
 UPDATE, MESSAGE = "dsgd.update", "dsgd.message"
 """Name scopes of operations in a compiled program: those of an update, and, within an update, those
 of recorded messages."""
 
+Carrying = AllReduce | PointToPoint | Asynchronous
 GOES_ON = "algorithms.decentralized_sgd on a symmetric W, local_sgd, scaffold or minibatch_sgd"
-_ONE_SERVER = (network.parameter_server, network.star)
 _SERVES = "each worker is the server of a shard of the model, which no other worker has"
 _PASSES_ON = "each worker adds its own vector to the message of the worker before it"
 
@@ -54,7 +55,7 @@ class Communicator(Round):
 
     # Collectives over all workers.
 
-    def mean(self, tree: PyTree, via: Pattern = network.ring_all_reduce) -> PyTree:
+    def mean(self, tree: PyTree, via: AllReduce = network.ring_all_reduce) -> PyTree:
         r"""Returns the mean over all workers, $\frac1N \sum_n x_n$: leaves `[n, ...]` become
         `[...]`.
 
@@ -64,19 +65,22 @@ class Communicator(Round):
         Args:
             tree: leaves `[n, ...]`.
             via: communication pattern: `network.ring_all_reduce`, `network.multi_server`,
-                `network.parameter_server` or `network.star`.
+                `network.parameter_server`, `network.star` or another `network.AllReduce`.
+
+        Raises:
+            ValueError: if the pattern does not carry a mean over all workers.
         """
         with self._reducing("mean", tree, via):
             return workers.mean(tree)
 
-    def sum(self, tree: PyTree, via: Pattern = network.ring_all_reduce) -> PyTree:
+    def sum(self, tree: PyTree, via: AllReduce = network.ring_all_reduce) -> PyTree:
         """Returns the sum over all workers; otherwise as `mean`. Half-precision leaves are summed
         in float32 and rounded once.
         """
         with self._reducing("sum", tree, via):
             return workers.sum(tree)
 
-    def weighted_mean(self, tree: PyTree, via: Pattern = network.ring_all_reduce) -> PyTree:
+    def weighted_mean(self, tree: PyTree, via: AllReduce = network.ring_all_reduce) -> PyTree:
         r"""Returns the mean with the problem's worker weights, $\sum_n w_n x_n / \sum_n w_n$;
         otherwise as `mean`.
 
@@ -86,7 +90,7 @@ class Communicator(Round):
         with self._reducing("weighted_mean", tree, via), self._weighing():
             return workers.mean(tree)
 
-    def average(self, models: PyTree, via: Pattern = network.ring_all_reduce) -> PyTree:
+    def average(self, models: PyTree, via: AllReduce = network.ring_all_reduce) -> PyTree:
         """Replaces every worker's model by the `weighted_mean` of all models: leaves `[n, ...]` to
         `[n, ...]`. If no message arrives, workers keep their models.
         """
@@ -97,7 +101,7 @@ class Communicator(Round):
             return workers.if_nonempty(mean, models)
 
     def aggregate(
-        self, new: PyTree, old: PyTree, via: Pattern = network.ring_all_reduce
+        self, new: PyTree, old: PyTree, via: AllReduce = network.ring_all_reduce
     ) -> tuple[PyTree, PyTree]:
         r"""Updates the weighted mean of vectors that workers keep between rounds, when only the
         workers that participate send new ones.
@@ -176,7 +180,7 @@ class Communicator(Round):
         self,
         code: LinearCode,
         tree: PyTree,
-        via: Pattern = network.ring_all_reduce,
+        via: AllReduce = network.ring_all_reduce,
         *,
         weighted: bool = False,
     ) -> Delivery:
@@ -381,7 +385,14 @@ class Communicator(Round):
 
     # Messages through servers, around a ring, and between pairs of workers.
 
-    def to_servers(self, compressor: Compressor, shards: PyTree, last: Any = ()) -> Delivery:
+    def to_servers(
+        self,
+        compressor: Compressor,
+        shards: PyTree,
+        last: Any = (),
+        *,
+        via: NServers = network.multi_server,
+    ) -> Delivery:
         r"""Sends each worker's compressed shards to N servers, which run on the workers. Server n
         receives $\frac1N \sum_m C(x_m)$ of shard n.
 
@@ -391,10 +402,15 @@ class Communicator(Round):
             compressor: C.
             shards: leaves `[n, M, part]`, from `communication.shards`.
             last: as in `all_gather`.
+            via: `network.multi_server` or another `network.NServers`.
 
         Returns:
             A `Delivery` whose `received` has leaves `[n, part]`.
+
+        Raises:
+            ValueError: if `via` is another pattern.
         """
+        via = self._carrying("to_servers: via", via, NServers)
         with self._sending("to_servers"):
             self.require_all(_SERVES)
             up, down = jax.random.split(self.record.next_key())
@@ -403,7 +419,7 @@ class Communicator(Round):
                 self.record.frame,
             )
             frame.answers.append((len(frame.sendings), down))
-            self.record.add(f"to_servers of {compressor.name}", network.multi_server, delivery.bits)
+            self.record.add(f"to_servers of {compressor.name}", via, delivery.bits)
             return delivery
 
     def from_servers(self, compressor: Compressor, vectors: PyTree, last: Any = ()) -> Delivery:
@@ -421,7 +437,7 @@ class Communicator(Round):
             ValueError: if no `to_servers` of this round is left to reply to.
         """
         with self._sending("from_servers"):
-            at, key = self._request("from_servers", "to_servers", (network.multi_server,))
+            at, key = self._request("from_servers", "to_servers", NServers)
             delivery = compressed.to_all(compressor, key, vectors, self.workers, last)
             self._reply(at, f"from_servers of {compressor.name}", delivery.bits)
             return delivery
@@ -432,7 +448,7 @@ class Communicator(Round):
         tree: PyTree,
         last: Any = (),
         *,
-        via: Pattern = network.star,
+        via: OneServer = network.star,
         weighted: bool = False,
         senders: jax.Array | None = None,
     ) -> Delivery:
@@ -449,7 +465,7 @@ class Communicator(Round):
             compressor: C.
             tree: leaves `[n, ...]`.
             last: as in `all_gather`.
-            via: `network.star` or `network.parameter_server`.
+            via: `network.star`, `network.parameter_server` or another `network.OneServer`.
             weighted: whether the mean is that of `weighted_mean`, $\sum_n w_n C(x_n) / \sum_n w_n$;
                 the gradients are then those of $f_n$.
             senders: workers of the block that send a message, bool `[n]`; None: all. The others
@@ -460,13 +476,9 @@ class Communicator(Round):
             nothing.
 
         Raises:
-            ValueError: if `via` is not one of the two patterns.
+            ValueError: if `via` is another pattern.
         """
-        if via not in _ONE_SERVER:
-            raise ValueError(
-                f"{self.record.method}: round.to_server: via = {checks.shown(via)}; expected a "
-                "pattern with one server, network.star or network.parameter_server"
-            )
+        via = self._carrying("to_server: via", via, OneServer)
         with self._sending("to_server"), self._weighing() if weighted else nullcontext():
             up, down = jax.random.split(self.record.next_key())
             vectors = compressed.flat(tree, compressor.layer_wise)
@@ -502,7 +514,7 @@ class Communicator(Round):
             ValueError: if no `to_server` of this round is left to reply to.
         """
         with self._sending("from_server"):
-            at, key = self._request("from_server", "to_server", _ONE_SERVER)
+            at, key = self._request("from_server", "to_server", OneServer)
             rows = workers.replicate(tree, 1)
             if compressor is None:
                 sent = bits.from_server(bits.of_tree(rows), self.workers)
@@ -741,7 +753,7 @@ class Communicator(Round):
             )
         self.record.time("computed", "compute", seconds)
 
-    def event(self, tree: PyTree, among: jax.Array, elapsed: Any, pattern: Pattern) -> None:
+    def event(self, tree: PyTree, among: jax.Array, elapsed: Any, pattern: Asynchronous) -> None:
         """Records a message between a few workers, for event-driven methods that keep their own
         time.
 
@@ -749,9 +761,14 @@ class Communicator(Round):
             tree: leaves `[n, ...]`; each of the given workers sends and receives one row.
             among: numbers of the workers, int32 `[k]`; numbers outside 0, ..., N - 1 are ignored.
             elapsed: seconds since the last event; None: the run has no simulated time.
-            pattern: communication pattern, for tables of costs.
+            pattern: communication pattern, for tables of costs: `network.asynchronous_server`,
+                `network.asynchronous_gossip` or another `network.Asynchronous`.
+
+        Raises:
+            ValueError: if it is another pattern.
         """
         self.record.require_seen("event")
+        pattern = self._carrying("event: pattern", pattern, Asynchronous)
         takes_part = jnp.any(workers.ids(self.workers)[:, None] == among[None], axis=1)
         sent = jnp.where(
             takes_part[:, None], bits.to_one(bits.of_tree(tree), self.workers), jnp.uint32(0)
@@ -762,7 +779,7 @@ class Communicator(Round):
             self.record.time("event", "elapsed", elapsed)
 
     def sent(
-        self, up: jax.Array, down: jax.Array, pattern: Pattern, *, simulated: bool = False
+        self, up: jax.Array, down: jax.Array, pattern: Carrying, *, simulated: bool = False
     ) -> None:
         """Records an exchange whose bits the method computes itself.
 
@@ -771,8 +788,12 @@ class Communicator(Round):
                 `dsgd.wire.counts`.
             pattern: how the messages flow.
             simulated: whether the collectives in the program differ from these messages.
+
+        Raises:
+            ValueError: if the pattern carries nothing, as `network.local`.
         """
         self.record.require_seen("sent")
+        pattern = self._carrying("sent: pattern", pattern, Carrying)
         self.record.add("sent", pattern, Bits(up, down), simulated=simulated)
 
     @contextmanager
@@ -818,10 +839,12 @@ class Communicator(Round):
     @contextmanager
     def _reducing(self, call: str, tree: PyTree, via: Any) -> Iterator[None]:
         """Records an all-reduce, and opens the scope in which it is computed."""
-        if not isinstance(via, Pattern):
+        via = self._carrying(f"{call}: via", via, AllReduce)
+        volume, on_ring = (each.volume(self.workers) for each in (via, network.ring_all_reduce))
+        if self.workers > 1 and not volume >= 1:
             raise ValueError(
-                f"{self.record.method}: round.{call}: via = {checks.shown(via)}; expected a "
-                "pattern of dsgd.network, such as network.ring_all_reduce"
+                f"{self.record.method}: round.{call}: volume of {via.name} returns {volume}; "
+                f"expected at least 1, since each of {self.workers} workers sends its vector"
             )
         with self._sending(call):
             self.record.add_reduced(
@@ -829,18 +852,24 @@ class Communicator(Round):
                 via,
                 bits.of_tree(tree),
                 self.workers,
-                simulated=via in _ONE_SERVER,
+                simulated=isinstance(via, OneServer) or volume != on_ring,
             )
             yield
 
-    def _request(
-        self, reply: str, request: str, patterns: tuple[Pattern, ...]
-    ) -> tuple[int, jax.Array]:
+    def _carrying(self, what: str, pattern: Any, kind: Any) -> Any:
+        """Returns the pattern.
+
+        Raises:
+            ValueError: if it is not of this kind, so that it does not carry what a call needs.
+        """
+        return checks.require(f"{self.record.method}: round.{what}", pattern, kind)
+
+    def _request(self, reply: str, request: str, kind: type[Pattern]) -> tuple[int, jax.Array]:
         """Returns the place in the record of the request to which a server replies, and the key of
         the reply.
         """
         frame = self.record.frame
-        if not frame.answers or frame.sendings[frame.answers[-1][0]].pattern not in patterns:
+        if not frame.answers or not isinstance(frame.sendings[frame.answers[-1][0]].pattern, kind):
             raise ValueError(
                 f"{self.record.method}: round.{reply} is called without a preceding "
                 f"round.{request} to reply to; expected round.{request} before it in the same "

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import get_opaque_trace_state
 
+from dsgd import modes, sameness
 from dsgd.base import Pattern, Period
 from dsgd.communication import bits
 from dsgd.communication.bits import Bits
@@ -113,7 +114,7 @@ class Frame:
         opened inside it is not known there and is included.
         """
         numbers = jax.tree.map(
-            lambda number: number.astype(jnp.promote_types(number.dtype, jnp.float32)), self.numbers
+            lambda number: number.astype(modes.wide_type(number.dtype)), self.numbers
         )
         return [
             (sending.bits, sending.now, None if sending.turn is self.turn else sending.turn)
@@ -267,11 +268,7 @@ class Record:
             any(part.simulated for part in parts),
         )
         always = [part for part in parts if part.now is None]
-        joint = (
-            always[0]
-            if always
-            else parts[0]._replace(now=reduce(or_, [part.now for part in parts]))
-        )
+        joint = always[0] if always else _in_any_round(parts)
         frame.sendings[first:] = [
             joint._replace(call=call, bits=sent, simulated=simulated, size=size)
         ]
@@ -306,6 +303,15 @@ def _alike(one: Sending, other: Sending) -> bool:
     if one.topology and other.topology:
         return one.topology.same_links(other.topology)
     return one.pattern.name == other.pattern.name
+
+
+def _in_any_round(parts: list[Sending]) -> Sending:
+    """Returns the first of several exchanges of some rounds, for the rounds in which any of them
+    takes place; the number of rounds between these is fixed if all have the same period.
+    """
+    first, now = parts[0], reduce(or_, [part.now for part in parts])
+    fixed = all(sameness.same(first.period, part.period) for part in parts)
+    return first._replace(now=now, period=first.period if fixed else 0)
 
 
 def _only_if(now: jax.Array, sent: Bits) -> Bits:

@@ -16,7 +16,7 @@ from dsgd.compressors.combinators import identity
 from dsgd.compressors.members import encode, stated
 from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import array_bits, fixed_size, wide
-from dsgd.compressors.sparsification import Sparse, kept, placed
+from dsgd.compressors.sparsification import Sparse, kept, placed, share_or_count, shown
 from dsgd.wire import codecs
 
 
@@ -102,7 +102,9 @@ def chunked_top_k(k: int, chunk: int = 4096, values: Compressor = identity) -> C
 
 
 @checks.arguments
-def block_top_k(fraction: float, block: int) -> Compressor:
+def block_top_k(
+    fraction: float | None = None, block: int | None = None, *, k: int | None = None
+) -> Compressor:
     r"""Top-k of blocks: keeps the k of n blocks of consecutive elements that have the largest
     Euclidean norms; biased. A block has only one index.
 
@@ -113,22 +115,24 @@ def block_top_k(fraction: float, block: int) -> Compressor:
     with it. A vector with fewer elements than a block is one block, without filling.
 
     Args:
-        fraction: k / n, in (0, 1].
-        block: b, number of elements of a block.
+        fraction: k / n, a float in (0, 1].
+        block: b, number of elements of a block; required.
+        k: the number of blocks, in place of their share.
 
     Raises:
-        ValueError: if fraction is outside (0, 1], or block < 1.
+        ValueError: if not exactly one of fraction and k is given, fraction is an integer or outside
+            (0, 1], or block or k < 1.
 
     Source: Zheng, Huang and Kwok, "Communication-efficient distributed blockwise momentum SGD with
     error-feedback", 2019, for compression by blocks.
     """
-    checks.within("block_top_k: fraction", fraction, "(0, 1]")
-    checks.positive_int("block_top_k: block", block)
+    share = share_or_count("block_top_k", fraction, k, "blocks")
+    b = checks.positive_int("block_top_k: block", block)
 
     def layout(d):
         """Returns the numbers of blocks, of kept ones, and of elements of a block."""
-        n = -(-d // block)
-        return n, kept(fraction, n), min(block, d)
+        n = -(-d // b)
+        return n, kept(share, n), min(b, d)
 
     def compress(key, x):
         d = x.shape[0]
@@ -154,7 +158,7 @@ def block_top_k(fraction: float, block: int) -> Compressor:
         n, k, _ = layout(d)
         return k / n
 
-    return fixed_size(compress, decompress, f"block_top_k({fraction:g}, {block})", delta=delta)
+    return fixed_size(compress, decompress, f"block_top_k({shown(share)}, {b})", delta=delta)
 
 
 def _two_bit() -> Compressor:

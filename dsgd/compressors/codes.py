@@ -14,7 +14,7 @@ from dsgd import checks
 from dsgd.base import Compressor, Encoded
 from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import fixed_size, wide
-from dsgd.compressors.sparsification import kept, placed, require_share
+from dsgd.compressors.sparsification import kept, placed, share_or_count, shown
 
 
 class LinearCode(NamedTuple):
@@ -79,7 +79,7 @@ def with_seed(code: LinearCode) -> Compressor:
 
 
 @checks.arguments
-def shared_random_k(fraction: float) -> Compressor:
+def shared_random_k(fraction: float | None = None, *, k: int | None = None) -> Compressor:
     r"""Random-k sparsification at places that all workers know: the same k of the d elements in all
     messages of an exchange. No places are sent.
 
@@ -95,21 +95,23 @@ def shared_random_k(fraction: float) -> Compressor:
     alone.
 
     Args:
-        fraction: k / d, in (0, 1].
+        fraction, k: as in `top_k`.
 
     Raises:
-        ValueError: if fraction is outside (0, 1].
+        ValueError: as in `top_k`.
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, and its code (epfml/powersgd): its
     sparsifiers draw the same places on all workers. Departure: the places are those of
     `random_places`, one in each of k parts of a rotated vector.
     """
-    require_share("shared_random_k", "fraction", fraction)
-    return with_seed(random_places(fraction))._replace(name=f"shared_random_k({fraction:g})")
+    size = share_or_count("shared_random_k", fraction, k)
+    return with_seed(random_places(fraction, k=k))._replace(name=f"shared_random_k({shown(size)})")
 
 
 @checks.arguments
-def random_places(fraction: float, unbiased: bool = True) -> LinearCode:
+def random_places(
+    fraction: float | None = None, unbiased: bool = True, *, k: int | None = None
+) -> LinearCode:
     r"""k of the d elements at random places: $E(x) = x_S$; decoded as $\frac dk \sum_{i \in S} x_i
     e_i$, with zeros elsewhere.
 
@@ -122,21 +124,23 @@ def random_places(fraction: float, unbiased: bool = True) -> LinearCode:
     numbers and a selection.
 
     Args:
-        fraction: k / d, in (0, 1].
+        fraction, k: as in `top_k`.
         unbiased: whether decoded elements are scaled by d / k. If not, decoding is the projection
             onto the k elements, with $\delta = k / d$, as methods with error memory need it.
 
     Raises:
-        ValueError: if fraction is outside (0, 1].
+        ValueError: as in `top_k`.
     """
+
+    size = share_or_count("random_places", fraction, k)
 
     def places(key, d):
         of_rotation, of_elements = jax.random.split(key)
-        k = kept(fraction, d)
+        k = kept(size, d)
         part = jnp.arange(k)
-        size = d // k + (part < d % k)
+        length = d // k + (part < d % k)
         start = part * (d // k) + jnp.minimum(part, d % k)
-        drawn = start + jax.random.randint(of_elements, (k,), 0, size)
+        drawn = start + jax.random.randint(of_elements, (k,), 0, length)
         return (drawn + jax.random.randint(of_rotation, (), 0, d)) % d
 
     def encode(key, x):
@@ -145,11 +149,13 @@ def random_places(fraction: float, unbiased: bool = True) -> LinearCode:
     def decode(key, code, d):
         return placed(places(key, d), wide(code), d)
 
-    return _of_elements("random_places", fraction, unbiased, encode, decode)
+    return _of_elements("random_places", size, unbiased, encode, decode)
 
 
 @checks.arguments
-def random_block(fraction: float, unbiased: bool = True) -> LinearCode:
+def random_block(
+    fraction: float | None = None, unbiased: bool = True, *, k: int | None = None
+) -> LinearCode:
     r"""k contiguous elements that start at a random one of the d elements and continue with the
     first after the last; decoded as those of `random_places`, with the same $\omega$ and $\delta$.
 
@@ -158,20 +164,22 @@ def random_block(fraction: float, unbiased: bool = True) -> LinearCode:
     fast.
 
     Args:
-        fraction, unbiased: as in `random_places`.
+        fraction, unbiased, k: as in `random_places`.
 
     Raises:
-        ValueError: if fraction is outside (0, 1].
+        ValueError: as in `top_k`.
 
     Source: the code of Vogels, Karimireddy and Jaggi, "PowerSGD", 2019 (epfml/powersgd), where
     blocks are not scaled.
     """
 
+    size = share_or_count("random_block", fraction, k)
+
     def start(key, d):
         return jax.random.randint(key, (), 0, d)
 
     def encode(key, x):
-        k = kept(fraction, x.shape[0])
+        k = kept(size, x.shape[0])
         around = jnp.concatenate([x, x[: k - 1]])
         return jax.lax.dynamic_slice_in_dim(around, start(key, x.shape[0]), k)
 
@@ -181,7 +189,7 @@ def random_block(fraction: float, unbiased: bool = True) -> LinearCode:
         line = jax.lax.dynamic_update_slice_in_dim(line, wide(code), start(key, d), axis=0)
         return jnp.concatenate([line[:k] + line[d:], line[k:d]])
 
-    return _of_elements("random_block", fraction, unbiased, encode, decode)
+    return _of_elements("random_block", size, unbiased, encode, decode)
 
 
 @checks.arguments
@@ -261,22 +269,21 @@ def count_sketch(rows: int, columns: int) -> LinearCode:
 
 
 def _of_elements(
-    kind: str, fraction: float, unbiased: bool, encode: Callable, decode: Callable
+    kind: str, size: float, unbiased: bool, encode: Callable, decode: Callable
 ) -> LinearCode:
     """Returns a code of k elements; each element is chosen with probability k/d."""
-    require_share(kind, "fraction", fraction)
 
     def share(d):
-        return kept(fraction, d) / d
+        return kept(size, d) / d
 
     def scaled(key, code, d):
-        return decode(key, code, d) * (d / kept(fraction, d))
+        return decode(key, code, d) * (d / kept(size, d))
 
     return LinearCode(
         encode,
         scaled if unbiased else decode,
-        f"{kind}({fraction:g}{'' if unbiased else ', unbiased=False'})",
-        omega=(lambda d: d / kept(fraction, d) - 1) if unbiased else None,
+        f"{kind}({shown(size)}{'' if unbiased else ', unbiased=False'})",
+        omega=(lambda d: d / kept(size, d) - 1) if unbiased else None,
         delta=None if unbiased else share,
     )
 

@@ -317,9 +317,9 @@ def apply(compressor: Compressor, key: Key, x: PyTree) -> PyTree:
         ValueError: if a leaf is empty or not floating point, or, outside of `jax.jit`, has an
             element that is not finite.
     """
-    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-        _check_finite(compressor, jax.tree_util.keystr(path), leaf)
-    x = jax.tree.map(jnp.asarray, x)
+    x = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: _finite(compressor, jax.tree_util.keystr(path), leaf), x
+    )
     if not compressor.layer_wise:
         flat, unravel = ravel_pytree(x)
         return unravel(_decoded(compressor, key, flat))
@@ -333,15 +333,18 @@ def _decoded(compressor: Compressor, key: jax.Array, leaf: jax.Array) -> jax.Arr
     return encode(compressor, key, jnp.ravel(leaf)).decoded.reshape(leaf.shape).astype(leaf.dtype)
 
 
-def _check_finite(compressor: Compressor, path: str, leaf: Any) -> None:
+def _finite(compressor: Compressor, path: str, leaf: Any) -> jax.Array:
+    """Returns the leaf as an array, if it is floating point, and finite unless it is traced."""
     where = f"apply: {compressor.name} of leaf {path}" if path else f"apply: {compressor.name}"
+    if checks.is_numeric(leaf):
+        leaf = checks.as_array(where, leaf)
     if not checks.is_numeric(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
         given = leaf.dtype if hasattr(leaf, "dtype") else checks.shown(leaf)
         raise ValueError(f"{where}: got {given}; expected floating point")
     if np.size(leaf) == 0:
         raise ValueError(f"{where}: the leaf has no elements; expected at least one")
     if isinstance(leaf, Tracer):
-        return
+        return leaf
     wrong = np.flatnonzero(~np.isfinite(np.asarray(leaf, np.float64)))
     if wrong.size:
         value = np.ravel(np.asarray(leaf, np.float64))[wrong[0]]
@@ -349,3 +352,4 @@ def _check_finite(compressor: Compressor, path: str, leaf: Any) -> None:
             f"{where}: element {wrong[0]} is {value} ({wrong.size} of {np.size(leaf)} are not "
             "finite); expected finite elements"
         )
+    return jnp.asarray(leaf)

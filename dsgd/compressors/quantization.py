@@ -73,6 +73,8 @@ def random_quantization(bits: int, bucket: int | None = None) -> Compressor:
     maximum; the printed code for a constant vector divides by zero, here it is sent exactly.
     """
     require_bits("random_quantization", bits)
+    if bucket is not None:
+        checks.positive_int("random_quantization: bucket", bucket)
     steps = 2**bits - 1
 
     def compress(key, x):
@@ -179,14 +181,15 @@ def qsgd(levels: int, norm: Literal["l2", "linf"] = "l2") -> Compressor:
 
 
 def _natural() -> Compressor:
-    ones = (1 << EXPONENT) - 1
+    ones, not_finite = (1 << EXPONENT) - 1, 1 << EXPONENT  # the code of -0, which is sent as 0
 
     def compress(key, x):
         word = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
         exponent, mantissa = (word >> MANTISSA) & ones, word & ((1 << MANTISSA) - 1)
         up = (jax.random.bits(key, x.shape, jnp.uint32) >> (32 - MANTISSA)) < mantissa
-        sign = word >> (MANTISSA + EXPONENT)
-        codes = xla.materialize(jnp.minimum(exponent + up, ones) | (sign << EXPONENT))
+        power = exponent + up
+        codes = jnp.where(power > 0, power | (word >> (MANTISSA + EXPONENT) << EXPONENT), 0)
+        codes = xla.materialize(jnp.where(exponent < ones, codes, not_finite))
         return Encoded(codecs.pack(codes, 1 + EXPONENT), decode(codes))
 
     def decompress(message, d):
@@ -196,7 +199,7 @@ def _natural() -> Compressor:
         word = (codes >> EXPONENT << (MANTISSA + EXPONENT)) | ((codes & ones) << MANTISSA)
         value = jax.lax.bitcast_convert_type(word, jnp.float32)
         # The power of two above the largest number is infinite.
-        return jnp.clip(value, -LARGEST, LARGEST)
+        return jnp.where(codes == not_finite, jnp.nan, jnp.clip(value, -LARGEST, LARGEST))
 
     return fixed_size(compress, decompress, "natural", omega=lambda d: 1 / 8)
 
@@ -212,8 +215,8 @@ else } \mathrm{sign}(x_i)\, 2^e,
 A message has d codes of 9 bits. The variance is
 $\sum_i (|x_i| - 2^e)(2^{e+1} - |x_i|) \le \frac18 |x|^2$ for normal numbers, with equality at
 $|x_i| = \frac43 2^e$. Elements below the smallest normal float32 are rounded to it or to 0, those
-above the largest power of two to it or to the largest float32. float64 elements are coded as
-float32.
+above the largest power of two to it or to the largest float32. Elements that are not finite as
+float32 are decoded as NaN.
 
 Source: Horvath et al., "Natural compression", 2019."""
 
@@ -270,8 +273,9 @@ def _sign() -> Compressor:
     def compress(key, x):
         x = wide(x)
         # Elements are divided before they are summed, since their sum may be out of range. The
-        # minimum covers the rounding of the mean.
-        mean = jnp.minimum(xla.sum_elements(jnp.abs(x / x.shape[0])), jnp.finfo(x.dtype).max)
+        # minimum covers the rounding of the mean, half of which is finite if all elements are.
+        half = xla.sum_elements(jnp.abs(x / (2 * x.shape[0])))
+        mean = jnp.where(jnp.isfinite(half), jnp.minimum(2 * half, jnp.finfo(x.dtype).max), half)
         return Encoded(
             Scaled(codecs.pack((x < 0).astype(jnp.uint8), 1), mean), jnp.where(x < 0, -mean, mean)
         )
@@ -317,6 +321,7 @@ def clipping(bits: int) -> Compressor:
     cut = MANTISSA - bits
 
     def compress(key, x):
+        x = jnp.where(jnp.isnan(x), jnp.nan, x)  # the leading bit of its mantissa is set
         word = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
         return Encoded(codecs.pack(word >> cut, 32 - cut), decode(word >> cut))
 

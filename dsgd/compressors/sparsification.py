@@ -48,7 +48,9 @@ class Counted(NamedTuple):
 
 
 @checks.arguments
-def top_k(fraction: float, values: Compressor = identity) -> Compressor:
+def top_k(
+    fraction: float | None = None, values: Compressor = identity, *, k: int | None = None
+) -> Compressor:
     r"""Top-k sparsification: keeps the k elements of largest magnitude; biased.
 
     $$ |C(x) - x|^2 \le \Big(1 - \frac kd\Big) |x|^2, \qquad k = \lceil \mathrm{fraction} \cdot d
@@ -58,30 +60,35 @@ def top_k(fraction: float, values: Compressor = identity) -> Compressor:
     sort takes longer than 20 copies of the vector.
 
     Args:
-        fraction: k / d, in (0, 1].
+        fraction: k / d, a float in (0, 1]; 1.0 keeps all elements.
         values: compressor of the kept elements. If its contraction constant is a, that of the whole
             is a k/d, since its error is orthogonal to the dropped elements.
+        k: the number of elements, in place of their share; shorter vectors are sent whole.
 
     Raises:
-        ValueError: if fraction is outside (0, 1].
+        ValueError: if not exactly one of fraction and k is given, fraction is an integer or outside
+            (0, 1], or k < 1.
 
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018; Liu and Zhang, section
     3.1.1, caveat 3.
     """
+    size = share_or_count("top_k", fraction, k)
 
     def score(key, x):
         return wide(x)
 
     def delta(d):
-        k = kept(fraction, d)
+        k = kept(size, d)
         inner = stated(values.delta, k)
         return None if inner is None else inner * k / d
 
-    return _sparse("top_k", fraction, values, score, lambda d: 1.0, delta=delta)
+    return _sparse("top_k", size, values, score, lambda d: 1.0, delta=delta)
 
 
 @checks.arguments
-def random_k(fraction: float, values: Compressor = identity) -> Compressor:
+def random_k(
+    fraction: float | None = None, values: Compressor = identity, *, k: int | None = None
+) -> Compressor:
     r"""Random-k sparsification: k elements drawn without replacement, scaled up to be unbiased.
 
     $$ Q(x) = \frac dk \sum_{i \in S} x_i e_i, \quad |S| = k = \lceil \mathrm{fraction} \cdot d
@@ -93,15 +100,17 @@ def random_k(fraction: float, values: Compressor = identity) -> Compressor:
     less.
 
     Args:
-        fraction: k / d, in (0, 1].
+        fraction: k / d, a float in (0, 1]; 1.0 keeps all elements.
         values: compressor of the drawn elements. If it is unbiased with constant w, the whole is
             unbiased with $\frac dk (1 + w) - 1$.
+        k: as in `top_k`.
 
     Raises:
-        ValueError: if fraction is outside (0, 1].
+        ValueError: as in `top_k`.
 
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018.
     """
+    size = share_or_count("random_k", fraction, k)
 
     def score(key, x):
         # The scores are 30 random bits each, converted to positive normal floats in the same order.
@@ -109,30 +118,33 @@ def random_k(fraction: float, values: Compressor = identity) -> Compressor:
         return xla.materialize(jax.lax.bitcast_convert_type(drawn, jnp.float32))
 
     def omega(d):
-        k = kept(fraction, d)
+        k = kept(size, d)
         inner = stated(values.omega, k)
         return None if inner is None else d / k * (1 + inner) - 1
 
     return _sparse(
         "random_k",
-        fraction,
+        size,
         values,
         score,
-        lambda d: d / kept(fraction, d),
+        lambda d: d / kept(size, d),
         omega=omega if values.unbiased else None,
     )
 
 
-def kept(fraction: float, d: int) -> int:
-    """Returns k, the number of elements that are sent: fraction * d, rounded up. A product that
-    exceeds an integer by a rounding error only is rounded down.
+def kept(size: float, d: int) -> int:
+    """Returns k, the number of elements that are sent: `size`, at most d, if it is an int, else
+    size * d, rounded up. A product that exceeds an integer by a rounding error only is rounded
+    down.
     """
-    return max(1, math.ceil(fraction * d - 1e-9 * d))
+    if isinstance(size, int):
+        return min(size, d)
+    return max(1, math.ceil(size * d - 1e-9 * d))
 
 
 def _sparse(
     kind: str,
-    fraction: float,
+    size: float,
     values: Compressor,
     score: Callable,
     scale: Callable,
@@ -142,13 +154,12 @@ def _sparse(
     """Returns a compressor that sends the k elements whose `score(key, x)` has the largest
     magnitude, times scale(d).
     """
-    require_share(kind, "fraction", fraction)
-    name = f"{kind}({fraction:g})" if values is identity else f"{kind}({fraction:g}, {values.name})"
+    name = f"{kind}({shown(size)}{'' if values is identity else f', {values.name}'})"
 
     def compress(key, x, common=None):
         d = x.shape[0]
         score_key, values_key = jax.random.split(key)
-        k = kept(fraction, d)
+        k = kept(size, d)
         scores = score(score_key, x)
         places = xla.largest(scores, k) if k < d else jnp.arange(d)
         codes = places.astype(jnp.uint32)
@@ -160,7 +171,7 @@ def _sparse(
         return Encoded(Sparse(codecs.pack(codes, codecs.index_bits(d)), sent.message), decoded)
 
     def decompress(message, d):
-        k = kept(fraction, d)
+        k = kept(size, d)
         return decode(
             codecs.unpack(message.places, codecs.index_bits(d), k),
             values.decompress(message.values, k),
@@ -200,7 +211,7 @@ def random_sparsification(probability: float) -> Compressor:
     Source: Wangni et al., 2018; Liu and Zhang, section 3.2, which prints "set z to 0 with
     probability p" for 1 - p.
     """
-    require_share("random_sparsification", "probability", probability)
+    checks.within("random_sparsification: probability", probability, "(0, 1]")
     p, name = probability, f"random_sparsification({probability:g})"
 
     def compress(key, x):
@@ -287,6 +298,40 @@ def placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) -
     return at.add(values) if padded else at.set(values, unique_indices=True)
 
 
-def require_share(name: str, what: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ValueError(f"{name}: {what} = {value!r}; expected a number in (0, 1]")
+def share_or_count(name: str, fraction: float | None, k: int | None, of: str = "elements") -> float:
+    """Returns the share as a float, or the number as an int, of what is kept.
+
+    Raises:
+        ValueError: if not exactly one of the two is given, or it is not valid.
+    """
+    if k is not None and fraction is None:
+        return checks.positive_int(f"{name}: k", k)
+    if k is not None or fraction is None:
+        raise ValueError(
+            f"{name}: fraction = {fraction!r}, k = {k!r}; expected one of both: the share of the "
+            f"{of}, such as {name}(0.1), or their number, such as {name}(k=10)"
+        )
+    return require_share(
+        name, "fraction", fraction, f", or the number of {of}: {name}(k={fraction})"
+    )
+
+
+def require_share(name: str, what: str, value: float, or_count: str = "") -> float:
+    """Returns a share. An integer is refused, since 1 may stand for one element or for all.
+
+    Args:
+        name, what: where the value comes from, for the message.
+        value: the share.
+        or_count: end of the message: how to pass a number instead.
+    """
+    if checks.is_integer(value):
+        raise ValueError(
+            f"{name}: {what} = {value}, an integer; expected a share, a float in (0, 1], where 1.0 "
+            f"is all{or_count}"
+        )
+    return checks.within(f"{name}: {what}", value, "(0, 1]")
+
+
+def shown(size: float) -> str:
+    """Returns a share, or a number of elements, as in the name of a compressor."""
+    return f"k={size}" if isinstance(size, int) else "1.0" if size == 1 else f"{size:g}"

@@ -17,7 +17,7 @@ from dsgd.base import Compressor, Encoded
 from dsgd.compressors.places import selected
 from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import FLOAT_BITS, wide
-from dsgd.compressors.sparsification import Counted, kept, require_countable
+from dsgd.compressors.sparsification import Counted, kept, require_countable, require_share
 from dsgd.wire import codecs
 
 
@@ -66,17 +66,17 @@ def sampled_top_k(fraction: float, sample: float = 0.01) -> Compressor:
     A message counts 32 bits for m, and the value and index of each element.
 
     Args:
-        fraction: k / d, in (0, 1].
-        sample: s / d, in (0, 1].
+        fraction: k / d, a float in (0, 1].
+        sample: s / d, a float in (0, 1].
 
     Raises:
-        ValueError: if fraction or sample is outside (0, 1].
+        ValueError: if fraction or sample is an integer or outside (0, 1].
 
     Source: Lin et al., "Deep gradient compression", 2018, for the thresholds. Departure: if fewer
     than k elements reach the threshold, no second threshold is tried.
     """
-    checks.within("sampled_top_k: fraction", fraction, "(0, 1]")
-    checks.within("sampled_top_k: sample", sample, "(0, 1]")
+    require_share("sampled_top_k", "fraction", fraction)
+    require_share("sampled_top_k", "sample", sample)
 
     def sizes(d):
         k, s = kept(fraction, d), kept(sample, d)

@@ -13,7 +13,7 @@ from dsgd.base import Compressor, Encoded
 from dsgd.compressors.places import selected
 from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import wide
-from dsgd.compressors.sparsification import capacity, require_countable
+from dsgd.compressors.sparsification import capacity, require_countable, require_share
 from dsgd.wire import codecs
 
 
@@ -59,15 +59,15 @@ def variance_optimal(fraction: float) -> Compressor:
     with probability below 1e-12; further ones would be dropped.
 
     Args:
-        fraction: expected share of kept elements, in (0, 1].
+        fraction: expected share of kept elements, a float in (0, 1].
 
     Raises:
-        ValueError: if fraction is outside (0, 1].
+        ValueError: if fraction is an integer or outside (0, 1].
 
     Source: Wangni, Wang, Liu and Zhang, "Gradient sparsification for communication-efficient
     distributed optimization", 2018.
     """
-    checks.within("variance_optimal: fraction", fraction, "(0, 1]")
+    require_share("variance_optimal", "fraction", fraction)
     name = f"variance_optimal({fraction:g})"
 
     def rooms(d):

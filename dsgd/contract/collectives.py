@@ -44,8 +44,8 @@ def _found(jaxpr: Any, in_update: bool, around: tuple[Any, ...] = ()) -> Iterato
         inside = in_update or UPDATE in scopes
         sources = (equation.source_info, *around)
         if inside and _sends(equation):
-            name, place = equation.primitive.name, next(filter(None, map(_place, sources)), "")
-            yield f"lax.{_NAMES.get(name, name)} {place}".rstrip()
+            name, line = equation.primitive.name, next(filter(None, map(place, sources)), "")
+            yield f"lax.{_NAMES.get(name, name)} {line}".rstrip()
         for inner in jaxprs_in_params(equation.params):
             yield from _found(inner, inside, sources)
 
@@ -56,7 +56,7 @@ def _sends(equation: Any) -> bool:
     return over_workers and equation.primitive.name not in _SILENT
 
 
-def _place(source: Any) -> str:
+def place(source: Any) -> str:
     """Returns the source line of a call: the innermost one outside of JAX and of this package.
 
     It is "" if there is none, as in functions that `jax.jit` traces.

@@ -22,7 +22,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import workers, xla
+from dsgd import modes, workers, xla
 from dsgd.base import Algorithm, Constants, Now, Params, Problem, PyTree, Round, State, Timings
 from dsgd.clusters import Cluster, constant, presence
 from dsgd.communication import Bits, Record, Sending, Statistics
@@ -633,7 +633,7 @@ def _first(batches: PyTree) -> PyTree:
 
 
 def _as_float(leaf: jax.Array) -> jax.Array:
-    return leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    return leaf.astype(modes.wide_type(leaf.dtype))
 
 
 def _round(
@@ -656,7 +656,7 @@ def _round(
         )
     values = jax.tree.map(_as_float, {**statistics.metrics, **oracle_values})
     if this_round.present is not None:
-        values[_PRESENT] = jnp.mean(this_round.present.astype(jnp.float32))
+        values[_PRESENT] = workers.mean_rows(this_round.present)
     for kind, numbers in (
         (indices.REFUSED, statistics.refusals),
         (indices.WARNED, statistics.warnings),

@@ -318,22 +318,23 @@ class _Block:
         data, problem = self._rows(self.data, rows), self.problem
         if self.query.samples is not None:
             assert problem.choose is not None
-            batch = jax.vmap(problem.choose, (pooled.axes(self.data), 0))(
-                data, jnp.asarray(self.query.samples)[self._ids(rows)]
-            )
+            with protocol.error_context(f"choose of {problem.name}"):
+                batch = jax.vmap(problem.choose, (pooled.axes(self.data), 0))(
+                    data, jnp.asarray(self.query.samples)[self._ids(rows)]
+                )
             return jax.vmap(problem.keyed)(self._keys(rows, m), batch) if problem.keyed else batch
         if not problem.numbered:
             with protocol.error_context(f"sample of {problem.name}"):
-                return jax.vmap(problem.sample, (0, pooled.axes(self.data)))(
-                    self._keys(rows, m), data
-                )
+                draw = jax.vmap(problem.sample, (0, pooled.axes(self.data)))
+                return protocol.drawn(problem, draw(self._keys(rows, m), data))
         ids = self._ids(rows)
         numbers = jnp.asarray(self.query.first_batch)[ids] + (
             0 if m is None else self.turns[ids, m]
         )
         streams = jax.vmap(partial(jax.random.fold_in, self.key))(ids)
         with protocol.error_context(f"sample of {problem.name}"):
-            return jax.vmap(problem.sample, (0, pooled.axes(self.data), 0))(streams, data, numbers)
+            draw = jax.vmap(problem.sample, (0, pooled.axes(self.data), 0))
+            return protocol.drawn(problem, draw(streams, data, numbers))
 
     def _given(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
         """Returns micro-batches of the batches that the user supplies."""

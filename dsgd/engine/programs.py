@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from dsgd import modes, sameness, xla
+from dsgd import modes, sameness
 
 MOST = 64  # maximum number of programs, and of traced functions, that are kept
 
@@ -61,7 +61,6 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
         args: arrays.
         donate: positions in `args` of arrays that are donated.
     """
-    platform = plan.mesh.devices.flat[0].platform
     with _no_garbage():
         traced = traceable(function, plan, donate).trace(*args)
         lowered = None
@@ -70,12 +69,12 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
                 len(traced.jaxpr.in_avals) > len(jax.tree.leaves(args))
                 and not _constants_are_left_out()
             ):
-                modes.refuse_tracing("run", "a value that the method or the problem uses is")
-            lowered = xla.lower(traced, platform)
+                modes.refuse_tracing("run", "a value that the method or the problem uses is", "")
+            lowered = traced.lower()
             _contents[traced.jaxpr] = _content(lowered, plan.mesh)
-    return _programs.find(
-        _contents[traced.jaxpr], lambda: _compile(lowered or xla.lower(traced, platform))
-    )(*args)
+    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or traced.lower()))(
+        *args
+    )
 
 
 def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> Any:

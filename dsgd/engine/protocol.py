@@ -243,6 +243,16 @@ def _static(value: Any) -> str:
     return f"a traced {checks.typed(value)}" if isinstance(value, Tracer) else checks.shown(value)
 
 
+def drawn(problem: Problem, batch: PyTree) -> PyTree:
+    """Returns the batch that the problem drew, which must have arrays."""
+    if not jax.tree.leaves(batch):
+        raise ValueError(
+            f"{problem.name}: sample returns {checks.shown(batch)}; expected a batch, a pytree of "
+            "arrays"
+        )
+    return batch
+
+
 def loss(problem: Problem) -> Callable:
     """Returns the problem's loss, which raises ValueError if it is not a floating-point scalar."""
 

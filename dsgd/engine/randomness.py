@@ -8,6 +8,7 @@ a `StateKey`, into which the engine folds the run's key and the worker's id at t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -99,7 +100,8 @@ def of_owner(tree: PyTree, key: jax.Array, owner: Any = None) -> PyTree:
     `StateKey`.
 
     The result still depends on the user's key: two runs with the same key and different optimizers
-    draw different numbers.
+    draw different numbers. The keys of one tree differ even if the user passed the same key twice,
+    for example to an optimizer that steps on each fragment of a model.
 
     Args:
         tree: leaves `[...]`, of one owner.
@@ -107,13 +109,39 @@ def of_owner(tree: PyTree, key: jax.Array, owner: Any = None) -> PyTree:
         owner: id of a worker; None: all workers hold the same tree.
     """
 
+    numbers = itertools.count()
+
     def of_leaf(leaf):
         if not is_state_key(leaf):
             return leaf
+        number = next(numbers)
         bits = jax.random.bits(jax.random.fold_in(key, _START), (2,), jnp.uint32)
-        return leaf.folded(bits[0], bits[1], *([] if owner is None else [owner]))
+        first = [np.uint32(number)] if number else []
+        return leaf.folded(*first, bits[0], bits[1], *([] if owner is None else [owner]))
 
     return jax.tree.map(of_leaf, tree, is_leaf=is_state_key)
+
+
+@jax.custom_batching.custom_vmap
+def one_key_per_model(keys: PyTree, models: PyTree) -> PyTree:
+    """Returns the keys of an optimizer's state, which steps on `models`.
+
+    Raises:
+        ValueError: under a `jax.vmap` over the models that does not map the keys, so that all
+            models would receive the same random numbers.
+    """
+    return keys
+
+
+@one_key_per_model.def_vmap
+def _one_key_per_model(size: int, mapped: Any, keys: PyTree, models: PyTree) -> tuple[PyTree, Any]:
+    if any(jax.tree.leaves(mapped[1])) and not all(jax.tree.leaves(mapped[0])):
+        raise ValueError(
+            f"one random key for {size} workers' models, so that all of them would receive the "
+            "same random numbers; expected one key per model: keep the optimizer's state in "
+            "State.workers, or use algorithms.optimizers.update_frozen if the state is shared"
+        )
+    return keys, mapped[0]
 
 
 def may_be_key(leaf: Any) -> bool:

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dsgd import workers
+from dsgd import modes, workers
 from dsgd.base import Pattern, Period
 from dsgd.communication import Sending
 from dsgd.engine import queries
@@ -65,8 +64,7 @@ def series(heard: Heard) -> dict[str, jax.Array]:
     """Returns the traced arrays of a round as floating-point series of the history."""
     arrays = [leaf for leaf in _leaves(heard) if isinstance(leaf, jax.Array)]
     return {
-        f"{_NAME}{i}": leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-        for i, leaf in enumerate(arrays)
+        f"{_NAME}{i}": leaf.astype(modes.wide_type(leaf.dtype)) for i, leaf in enumerate(arrays)
     }
 
 

@@ -16,10 +16,12 @@ from scipy.sparse import block_array, coo_array, csr_array, dia_array, eye_array
 
 from dsgd import array_likes, checks
 from dsgd.graphs import spectra
+from dsgd.graphs.sizes import require_memory
 
 # Errors up to this are corrected: those of float32 computations or of six printed digits. For
 # coarser types the limit is 16 epsilons.
 TOLERANCE = 1e-6 * (1 + 1e-6)
+_ENTRY = 16  # bytes of each entry of a dense matrix, with its copy
 _EXACT = 1e-12  # float64 sums within this distance of 1 are not corrected
 
 Label = Callable[[int], str]
@@ -132,6 +134,7 @@ class Topology:
     @cached_property
     def W(self) -> np.ndarray:
         """The mixing matrix, float64 `[n, n]`; for a schedule, the product over a period."""
+        require_memory(f"{self.name}: W", self.n**2, _ENTRY)
         W = spectra.product(self.matrices)
         W.setflags(write=False)
         return W

@@ -3,6 +3,14 @@ simulation.
 """
 
 from dsgd.network.clocks import Ports, Timing, elapse, exchange
+from dsgd.network.kinds import (
+    AllGather,
+    AllReduce,
+    Asynchronous,
+    NServers,
+    OneServer,
+    PointToPoint,
+)
 from dsgd.network.patterns import (
     all_gather,
     asynchronous_gossip,
@@ -22,9 +30,15 @@ from dsgd.network.patterns import (
 from dsgd.network.switch import Convention, Message, Passage, Timeline, simulate
 
 __all__ = [
+    "AllGather",
+    "AllReduce",
+    "Asynchronous",
     "Convention",
     "Message",
+    "NServers",
+    "OneServer",
     "Passage",
+    "PointToPoint",
     "Ports",
     "Timeline",
     "Timing",

@@ -137,6 +137,12 @@ def exchange(
     check_convention(convention)
     if np.ndim(finish) != 1 or not len(finish):
         raise ValueError(f"elapse: finish of shape {np.shape(finish)}; expected seconds [N]")
+    ports = ports._replace(
+        **{
+            name: checks.as_array(f"elapse: ports.{name}", getattr(ports, name))
+            for name in ("latency", "up", "down")
+        }
+    )
     clock, present = pattern.clock or _together(pattern), ports.present
     if present is not None:
         finish, ports = jnp.where(present, finish, -jnp.inf), ports.of_those_present()

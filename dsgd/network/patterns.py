@@ -55,6 +55,14 @@ from dsgd.base import Pattern
 from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
 from dsgd.network.clocks import among_neighbours, apart, over_links, through_server
+from dsgd.network.kinds import (
+    AllGather,
+    AllReduce,
+    Asynchronous,
+    NServers,
+    OneServer,
+    PointToPoint,
+)
 from dsgd.network.switch import Convention, Message, Number, check_convention
 
 Seconds = float | Fraction | np.ndarray | jax.Array
@@ -111,7 +119,7 @@ def _either(blocking: Callable, pipelined: Callable | None = None) -> Callable:
     return seconds
 
 
-parameter_server: Pattern = Pattern(
+parameter_server: OneServer = OneServer(
     "parameter_server",
     _either(
         lambda N, latency, transfer: 2 * N * (latency + transfer),
@@ -124,7 +132,7 @@ parameter_server: Pattern = Pattern(
 r"""One server with one port: N messages arrive one after the other, then N are sent. Blocking:
 $2N(l + r)$ seconds; pipelined: $2(l + Nr)$.
 """
-star: Pattern = Pattern(
+star: OneServer = OneServer(
     "star",
     _either(lambda N, latency, transfer: 2 * (latency + transfer)),
     volume=lambda N: 1,
@@ -134,7 +142,7 @@ star: Pattern = Pattern(
 r"""One server with a link to each worker: all workers send at the same time, then the server sends
 to all. $2(l + r)$ seconds.
 """
-multi_server: Pattern = Pattern(
+multi_server: NServers = NServers(
     "multi_server",
     _either(
         lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N),
@@ -146,7 +154,7 @@ multi_server: Pattern = Pattern(
 r"""N servers on the workers, each of one part of the vector. Blocking: $2(N - 1)(l + r/N)$ seconds;
 pipelined: $2l + 2(N - 1) r/N$.
 """
-ring_all_reduce: Pattern = Pattern(
+ring_all_reduce: AllReduce = AllReduce(
     "ring_all_reduce",
     _either(lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer / N)),
     volume=lambda N: 2 * (N - 1) / N,
@@ -155,7 +163,7 @@ ring_all_reduce: Pattern = Pattern(
 r"""The parts of the vector travel around the ring, once to be summed and once to be distributed:
 $2(N - 1)(l + r/N)$ seconds.
 """
-ring_all_reduce_unpartitioned: Pattern = Pattern(
+ring_all_reduce_unpartitioned: AllReduce = AllReduce(
     "ring_all_reduce_unpartitioned",
     _either(lambda N, latency, transfer: 2 * (N - 1) * (latency + transfer)),
     volume=lambda N: 2 * (N - 1) / N,
@@ -164,7 +172,7 @@ ring_all_reduce_unpartitioned: Pattern = Pattern(
 r"""The whole vector travels around the ring twice, from worker to worker: $2(N - 1)(l + r)$
 seconds.
 """
-all_gather: Pattern = Pattern(
+all_gather: AllGather = AllGather(
     "all_gather",
     _either(
         lambda N, latency, transfer: (N - 1) * (latency + transfer),
@@ -176,7 +184,7 @@ all_gather: Pattern = Pattern(
 r"""Each worker sends its vector to all others. Blocking: $(N - 1)(l + r)$ seconds; pipelined:
 $l + (N - 1) r$.
 """
-ring_shift: Pattern = Pattern(
+ring_shift: PointToPoint = PointToPoint(
     "ring_shift",
     _either(lambda N, latency, transfer: (latency + transfer) * (N > 1)),
     volume=lambda N: 1 * (N > 1),
@@ -191,7 +199,7 @@ local: Pattern = Pattern(
     clock=apart,
 )
 """No worker sends anything, and none waits."""
-asynchronous_server: Pattern = Pattern(
+asynchronous_server: Asynchronous = Asynchronous(
     "asynchronous_server",
     _either(
         lambda N, latency, transfer: (latency + transfer) * 2 / min(N, 2),
@@ -202,7 +210,7 @@ asynchronous_server: Pattern = Pattern(
 r"""One worker at a time sends to the server and receives from it: $l + r$ seconds per update;
 pipelined: $\max(r, 2(l + r)/N)$.
 """
-asynchronous_gossip: Pattern = Pattern(
+asynchronous_gossip: Asynchronous = Asynchronous(
     "asynchronous_gossip",
     _either(lambda N, latency, transfer: (latency + transfer) / max(1, N // 2) * (N > 1)),
     volume=lambda N: 2 / N * (N > 1),
@@ -213,7 +221,7 @@ $(l + r) / \lfloor N/2 \rfloor$ seconds per update.
 
 
 @checks.arguments
-def gossip(topology: Topology) -> Pattern:
+def gossip(topology: Topology) -> PointToPoint:
     """Returns the pattern in which every worker sends its vector to each of its neighbours.
 
     Args:
@@ -256,7 +264,7 @@ def gossip(topology: Topology) -> Pattern:
         pairs = [(int(i), int(j)) for i, j in topology.links[0]]
         return [Message(*pair) for group in matchings(pairs, n) for pair in group]
 
-    return Pattern(
+    return PointToPoint(
         name,
         _either(blocking, pipelined),
         volume,

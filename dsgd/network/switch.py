@@ -260,8 +260,8 @@ def _ports(what: str, values: Number | Sequence[Number]) -> Number | list[Number
     ):
         require_seconds(f"simulate: {what}", values)
         return values
-    if not len(values):
-        raise ValueError(f"simulate: {what} = []; expected seconds for each worker")
+    if getattr(values, "ndim", 1) != 1 or not len(values):
+        raise ValueError(f"simulate: {what} = {checks.shown(values)}; expected seconds by worker")
     for worker, value in enumerate(values):
         require_seconds(f"simulate: {what} of worker {worker}", value)
     return list(values)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dsgd import causes, checks, sameness, workers
+from dsgd import causes, checks, modes, sameness, workers
 from dsgd.base import Evaluation, Problem, PyTree
 from dsgd.engine import accumulate, leaves, oracle, pooled
 from dsgd.engine.pooled import Pooled
@@ -240,7 +240,7 @@ def right(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 def _means(values: jax.Array) -> jax.Array:
     """Returns means over all axes but the first: `[m, ...]` to floating-point `[m]`."""
-    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    values = values.astype(modes.wide_type(values.dtype))
     return jnp.mean(values, axis=tuple(range(1, values.ndim))) if values.ndim > 1 else values
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 import zipfile
@@ -106,7 +107,7 @@ class Checkpoint:
 
         Raises:
             OSError: if the file cannot be written, for example on a full disk. The previous
-                checkpoint stays intact.
+                checkpoint, if there is one, stays intact.
         """
         kept = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
@@ -121,9 +122,11 @@ class Checkpoint:
                     _write(file, self._about, kept)
             except OSError as error:
                 reason = error.strerror or error
+                before = (
+                    "the previous one is intact" if self._path.exists() else "there is none yet"
+                )
                 raise OSError(
-                    f"checkpoint {self._folder} cannot be written ({reason}); the previous "
-                    "checkpoint is intact"
+                    f"checkpoint {self._folder} cannot be written ({reason}); {before}"
                 ) from error
             return ""
 
@@ -184,7 +187,7 @@ class Checkpoint:
         try:
             with self._path.open("rb") as file:
                 about, found = _contents(file)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
             raise ValueError(
                 f"checkpoint {self._path} is damaged ({error}); expected the file as it was "
                 "written; restore it, or delete it to start from the beginning"
@@ -244,14 +247,33 @@ def _contents(file: BinaryIO) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """Reads what `_write` wrote.
 
     Raises:
-        ValueError: if the digest does not match.
+        ValueError: if the digest does not match, or `_write` did not write the contents.
+        KeyError, EOFError, RuntimeError, zipfile.BadZipFile: if they are no such archive.
     """
-    if _digest(file, file.seek(0, os.SEEK_END) - _DIGEST) != file.read():
+    size = file.seek(0, os.SEEK_END)
+    if _digest(file, size - _DIGEST) != file.read():
         raise ValueError("checksum mismatch")
-    file.seek(0)
-    with np.load(file, allow_pickle=False) as saved:
-        kept = dict(saved)
-    return json.loads(str(kept.pop("about"))), kept
+    with zipfile.ZipFile(file) as archive:
+        kept = {
+            member.filename.removesuffix(".npy"): _array(archive, member, size)
+            for member in archive.infolist()
+        }
+    about = json.loads(str(kept.pop("about")))
+    if not isinstance(about, dict) or not all(isinstance(text, str) for text in about.values()):
+        raise ValueError("its fingerprint is not a text for each name")
+    return about, kept
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.ndarray:
+    """Reads an array, for which no more memory is allocated than the `size` bytes of the file."""
+    with archive.open(member) as file:
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        expected = file.tell() + math.prod(shape) * dtype.itemsize
+    if member.file_size != expected or expected > size:
+        raise ValueError(f"{member.filename} has {member.file_size} bytes instead of {expected}")
+    with archive.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _digest(file: BinaryIO, size: int) -> bytes:

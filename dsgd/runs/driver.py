@@ -143,7 +143,7 @@ def run(
         Interrupted: after Ctrl-C or SIGTERM, with the history so far. The chunk in progress (about
             half a second, or one record) is completed first.
         OSError: if a checkpoint cannot be written, for example on a full disk. The previous
-            checkpoint stays intact.
+            checkpoint, if there is one, stays intact.
         PeerLost: if another process of the run died or stopped responding. The message names it.
         PeerFailed: if another process left the run because of an error. The message names the
             process.

@@ -130,9 +130,20 @@ class Log:
         return {"step": np.asarray(self.steps), **joined}
 
     def resume(self, records: dict[str, np.ndarray]) -> None:
-        """Restores the `records` of an earlier log."""
+        """Restores the `records` of an earlier log.
+
+        Raises:
+            ValueError: if they are not one array for each name, with the same number of records.
+        """
         pieces = dict(records)
-        self.steps = pieces.pop("step").tolist()
+        steps = pieces.pop("step", np.zeros(0))
+        lengths = {values.shape[self.axis : self.axis + 1] for values in pieces.values()}
+        if steps.dtype.kind != "i" or not steps.size or lengths != {steps.shape}:
+            raise ValueError(
+                "checkpoint: its records differ in length; expected those of one run; pass another "
+                "folder, or delete the file to start from the beginning"
+            )
+        self.steps = steps.tolist()
         self.pieces = [pieces]
 
     def history(self) -> History:

@@ -297,11 +297,15 @@ def _require_kept(problem: Problem) -> None:
         where = f"{problem.name}: {path[0].key}{jax.tree_util.keystr(path[1:])}"
         if isinstance(leaf, jax.Array):
             continue
-        array_likes.kept(where, array_likes.numbers(where, leaf))
-        if not isinstance(leaf, np.ndarray | np.generic | bool | int | float):
+        numbers = array_likes.numbers(where, leaf)
+        array_likes.kept(where, numbers)
+        kind = getattr(leaf, "dtype", numbers.dtype)
+        if not isinstance(leaf, np.ndarray | np.generic | bool | int | float) or (
+            kind != numbers.dtype
+        ):
             raise ValueError(
-                f"{where} is a {type(leaf).__name__}; expected an array of numpy or JAX; pass "
-                "numpy.asarray(...)"
+                f"{where} is {checks.typed(leaf)}; expected an array of numpy or JAX in a type of "
+                f"JAX; pass numpy.asarray(..., numpy.{numbers.dtype})"
             )
 
 

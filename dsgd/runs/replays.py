@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from dsgd import checks, modes
+from dsgd import causes, checks, modes
 from dsgd.base import Result
 from dsgd.clusters import Cluster
 from dsgd.engine import clock, loop, programs, queries, tape
@@ -79,9 +79,12 @@ def replay(
     points = jax.tree.map(jnp.asarray, all_points(values))
     ends = None if rounds is None else _ends(rounds, of)
     plan = _Replay(of.plan, build, of.steps)
-    found = programs.call(
-        _all_clocks, plan, points, of.points, *_runs(of), np.int32(of.before), ends
-    )
+    try:
+        found = programs.call(
+            _all_clocks, plan, points, of.points, *_runs(of), np.int32(of.before), ends
+        )
+    except causes.TRACING as error:
+        raise ValueError(causes.of(error) or f"replay: {causes.remedy(error)}") from error
     seconds = clock.to_seconds(np.asarray(jax.device_get(found)))
     shape = (*map(len, values.values()), *of.shape)
     return seconds.reshape((*shape, *seconds.shape[2:]))
@@ -181,19 +184,15 @@ def _factory(cluster: Any, values: dict[str, np.ndarray], of: Tape) -> Any:
                 "replay: cluster is a function, but there are no values for its arguments; "
                 "expected at least one, such as latency=[1e-4, 1e-3]"
             )
-        checks.require_call("replay: cluster", cluster, keywords=list(values))
-        all_clusters, build = examples(cluster, values), FromPoint(cluster)
+        build = FromPoint("replay: cluster", cluster, Cluster)
+        all_clusters = examples(build, values)
     for example in all_clusters:
         _require_replays(example, of)
     return build
 
 
-def _require_replays(cluster: Any, of: Tape) -> None:
+def _require_replays(cluster: Cluster, of: Tape) -> None:
     """Raises ValueError if the rounds of the run could differ on this cluster."""
-    if not isinstance(cluster, Cluster):
-        raise ValueError(
-            f"replay: cluster returned {checks.shown(cluster)}; expected a dsgd.clusters.Cluster"
-        )
     cluster.require_workers(of.plan.N)
     taped = of.plan.cluster
     of_run = None if taped is None else _participation(taped)

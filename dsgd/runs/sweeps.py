@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import array_likes, checks, modes, sameness
+from dsgd import array_likes, causes, checks, modes, sameness
 from dsgd.base import Algorithm, Key, Params, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
 from dsgd.machines import arrays, forks
@@ -306,7 +306,8 @@ def sweep(
             "sweep: no grid given; expected at least one, such as learning_rate=[0.1, 0.01]"
         )
     steps, seeds = plans.check_steps(steps), checks.positive_int("seeds", seeds)
-    methods = _built(factory, grid)
+    build = FromPoint("sweep: factory", factory, Algorithm)
+    methods = examples(build, grid)
     shape = tuple(len(values) for values in grid.values())
     points = jax.tree.map(arrays.from_host, all_points(grid))
     size = int(np.prod(shape)) * seeds
@@ -317,9 +318,7 @@ def sweep(
         "evaluate_every": evaluate_every,
         "taped": taped,
     }
-    plan = plans.make_plan(
-        FromPoint(factory), methods[0], problem, mesh, runs=2, size=size, **options
-    )
+    plan = plans.make_plan(build, methods[0], problem, mesh, runs=2, size=size, **options)
     feed = None if batches is None else Feed(plan, batches, steps)
     job = RunSpec(
         plan, methods, problem, points, jax.random.split(key, seeds), steps, feed, progress=progress
@@ -339,7 +338,7 @@ def sweep(
     except Interrupted as stopped:
         raise Interrupted(str(stopped), unfolded(stopped.history)) from None
     except (TypeError, ValueError) as error:
-        for name in traced.used_as_python_values(job, factory, grid, error):
+        for name in traced.used_as_python_values(job, grid, error):
             raise ValueError(
                 f"sweep: {name} is used as a Python value (in an if, a loop, an index or a "
                 "shape), but all values of a grid are traced in one program; expected arithmetic "
@@ -356,46 +355,50 @@ def sweep(
     )
 
 
-def _built(factory: Callable[..., Algorithm], grid: dict[str, np.ndarray]) -> tuple[Algorithm, ...]:
-    """Returns the methods of `examples`."""
-    checks.require_call("sweep: factory", factory, keywords=list(grid))
-    methods = examples(factory, grid)
-    for method in methods:
-        if not isinstance(method, Algorithm):
+@dataclass(frozen=True, eq=False)
+class FromPoint(sameness.Compared):
+    """A function that calls the user's factory with a point's values as keyword arguments.
+
+    Args:
+        where: name of the factory, for messages.
+        factory: keyword arguments -> an object of type `kind`.
+        kind: the type.
+    """
+
+    where: str
+    factory: Callable[..., Any]
+    kind: type
+
+    def __call__(self, point: dict[str, Any]) -> Any:
+        numbers = ", ".join(f"{name} = {checks.shown(value)}" for name, value in point.items())
+        with causes.error_context(f"{self.where} with {numbers}"):
+            made = self.factory(**point)
+        if not isinstance(made, self.kind):
             raise ValueError(
-                f"sweep: factory returned {checks.shown(method)}; expected a function that returns "
-                "a dsgd.Algorithm"
+                f"{self.where} returned {checks.shown(made)}; expected "
+                f"{checks.described(self.kind)}, for {numbers}"
             )
-    return methods
+        return made
 
 
-def examples(factory: Callable[..., Any], grid: dict[str, np.ndarray]) -> tuple[Any, ...]:
+def examples(build: FromPoint, grid: dict[str, np.ndarray]) -> tuple[Any, ...]:
     """Returns the factory's result for the first grid point, and one for each other value, varied
     one at a time.
 
     Inside the trace the values are unknown, so a factory could not reject any of them there.
     """
+    checks.require_call(build.where, build.factory, keywords=list(grid))
     first = {name: values[0].item() for name, values in grid.items()}
     others = [
         {**first, name: value} for name, values in grid.items() for value in values[1:].tolist()
     ]
-    return tuple(factory(**point) for point in (first, *others))
+    return tuple(map(build, (first, *others)))
 
 
 def all_points(grid: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the values of every grid point along one axis, by name."""
     axes = np.meshgrid(*grid.values(), indexing="ij")
     return {name: axis.ravel() for name, axis in zip(grid, axes, strict=True)}
-
-
-@dataclass(frozen=True, eq=False)
-class FromPoint(sameness.Compared):
-    """A function that calls the factory with a point's values as keyword arguments."""
-
-    factory: Callable[..., Any]
-
-    def __call__(self, point: dict[str, jax.Array]) -> Any:
-        return self.factory(**point)
 
 
 def grid_values(name: str, values: Any) -> np.ndarray:

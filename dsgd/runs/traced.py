@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
 import numpy as np
 
-from dsgd.base import Algorithm
 from dsgd.engine import loop
 from dsgd.runs.plans import ConstantFactory
 from dsgd.runs.run_spec import RunSpec
 
 
-def used_as_python_values(
-    job: RunSpec, factory: Callable[..., Algorithm], grid: dict[str, np.ndarray], error: Exception
-) -> list[str]:
+def used_as_python_values(job: RunSpec, grid: dict[str, np.ndarray], error: Exception) -> list[str]:
     """Returns the names of the hyperparameters that alone prevent the run from being traced.
 
     The list is empty if the run cannot be traced even without traced hyperparameters.
 
     Args:
         job: the sweep that failed.
-        factory, grid: the factory and the grid of the sweep.
+        grid: the grid of the sweep.
         error: the error with which it failed.
     """
-    # Errors of our own argument checks show the value, which is a tracer if the factory used one.
-    if not (isinstance(error, TypeError) or "Tracer" in str(error)):
+    # Errors of our own argument checks say whether the value is traced.
+    if not (isinstance(error, TypeError) or "traced" in str(error)):
         return []
     if not _traces(
         job._replace(
@@ -39,7 +35,7 @@ def used_as_python_values(
 
     def alone(name: str) -> RunSpec:
         others = {other: value for other, value in first.items() if other != name}
-        plan = job.plan._replace(build=lambda point: factory(**others, **point))
+        plan = job.plan._replace(build=lambda point: job.plan.build({**others, **point}))
         return job._replace(plan=plan, points={name: job.points[name]})
 
     return [name for name in grid if not _traces(alone(name))]

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
-from dsgd import checks, xla
+from dsgd import checks, modes, xla
 from dsgd.base import Gradients, PyTree
 from dsgd.workers.participation import participation
 from dsgd.workers.weights import weights
@@ -165,13 +165,13 @@ def weighted_sum(tree: PyTree) -> PyTree:
 
 def mean(tree: PyTree) -> PyTree:
     r"""Returns the mean over all workers, the same on every device: leaves `[n, ...]` become
-    `[...]`.
+    `[...]`, of the same type if it is a floating type, else of JAX's default type.
 
     If participation is set, the mean is over the workers that participate and whose contributions
     arrive; it is 0 if there are none (see `if_nonempty`). If `weights` are set, it is
     $\sum_n w_n x_n / \sum_n w_n$ over the same workers.
     """
-    participants = participation()
+    participants, tree = participation(), _as_real(tree)
     if by := weights():
         return _weighted_mean(tree, by)
     if participants is None:
@@ -199,7 +199,7 @@ def _times(factors: jax.Array, tree: PyTree) -> PyTree:
     """
 
     def times(leaf):
-        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        wide = leaf.astype(modes.wide_type(leaf.dtype))
         each = jnp.expand_dims(factors, tuple(range(1, leaf.ndim))).astype(wide.dtype)
         return jnp.where(each == 0, 0, each * wide)
 
@@ -242,7 +242,8 @@ def share_delivered() -> jax.Array | float:
     round.
     """
     participants = participation()
-    return 1.0 if participants is None else jnp.mean(participants.counted)
+    # JAX's mean of booleans is float32 in every mode.
+    return 1.0 if participants is None else mean_rows(participants.counted)
 
 
 def where_rows(chosen: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:
@@ -273,10 +274,21 @@ def sum_rows(leaf: jax.Array) -> jax.Array:
 
 
 def mean_rows(leaf: jax.Array) -> jax.Array:
-    """Returns the mean over the leading axis, `[n, ...]` to `[...]` of the same type, at the speed
-    of memory.
+    """Returns the mean over the leading axis, `[n, ...]` to `[...]`, at the speed of memory; its
+    type is that of `mean`.
     """
+    leaf = _as_real(leaf)
     return _wide_mean(leaf).astype(leaf.dtype)
+
+
+def _as_real(tree: PyTree) -> PyTree:
+    """Returns the tree with booleans and integers as floating-point numbers."""
+
+    def convert(leaf):
+        floating = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        return leaf if floating else leaf.astype(modes.wide_type(leaf.dtype))
+
+    return jax.tree.map(convert, tree)
 
 
 def _wide_mean(leaf: jax.Array) -> jax.Array:
@@ -363,7 +375,7 @@ def mean_and_sqdist(tree: PyTree) -> tuple[PyTree, jax.Array]:
     Args:
         tree: leaves `[n, ...]` that are stored in memory.
     """
-    leaves, structure = jax.tree.flatten(tree)
+    leaves, structure = jax.tree.flatten(_as_real(tree))
     moments = [_moments(leaf) for leaf in leaves]
     if weights() or participation():
         center = jax.tree.leaves(mean(tree))

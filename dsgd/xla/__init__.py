@@ -19,11 +19,9 @@ these elements; the order of magnitudes |
 | `materialize` | the same arrays, stored before they are used |
 | `in_place` | a step of large models in the memory of the gradients |
 | `convolve` | convolutions of images |
-| `lower` | lowers a traced program; its random bits are those of JAX |
 
 If the environment variable `DSGD_XLA_WORKAROUNDS` is "off", the plain forms are used on CPUs, too.
-It is read once, when `dsgd` is imported. Importing `dsgd` does not change JAX's behaviour. `lower`
-uses a private argument of JAX if the installed version has it.
+It is read once, when `dsgd` is imported. Importing `dsgd` does not change JAX's behaviour.
 """
 
 from dsgd.xla.barriers import materialize
@@ -31,7 +29,6 @@ from dsgd.xla.convolutions import convolve
 from dsgd.xla.selection import among_largest, largest, ranks
 from dsgd.xla.steps import in_place
 from dsgd.xla.sums import inner, moments, rescaled, sqnorm, sum_elements, sum_rows
-from dsgd.xla.threefry import lower
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 """The value of XLA_FLAGS that makes a process compute matrix products on one CPU thread."""
@@ -43,7 +40,6 @@ __all__ = [
     "in_place",
     "inner",
     "largest",
-    "lower",
     "materialize",
     "moments",
     "ranks",

@@ -62,6 +62,8 @@ class Outcome(NamedTuple):
         command: the command line.
         folder: folder of its results.
         seconds: duration.
+        cpu: CPU seconds.
+        memory: peak memory, bytes.
         failure: error output and exit status; empty if it succeeded.
     """
 
@@ -70,6 +72,8 @@ class Outcome(NamedTuple):
     command: str
     folder: Path
     seconds: float
+    cpu: float
+    memory: float
     failure: str
 
 

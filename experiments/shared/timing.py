@@ -10,12 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd import xla
-
 
 def program(function: Callable, *args: Any) -> Callable[[], Any]:
     """Returns a function that executes the compiled `function` on these arguments and waits for its
-    result; it has been executed once. The program is lowered as those of runs.
+    result; it has been executed once.
 
     The result is written to the buffer of the last one, because a large array in newly allocated
     memory would take ten times as long for its pages.
@@ -26,7 +24,7 @@ def program(function: Callable, *args: Any) -> Callable[[], Any]:
     traced = jax.jit(lambda out, *args: function(*args), donate_argnums=0, keep_unused=True).trace(
         out, *args
     )
-    compiled = xla.lower(traced, jax.default_backend()).compile()
+    compiled = traced.lower().compile()
 
     def run():
         nonlocal out

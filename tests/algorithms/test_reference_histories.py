@@ -62,7 +62,7 @@ def outcome(name: str, devices: int = 1) -> dict[str, np.ndarray]:
 
 
 def brief(name: str) -> bool:
-    """Returns whether it runs without --long: one method of each exchange on a cluster, with
+    """Returns whether it runs without --exhaustive: one method of each exchange on a cluster, with
     partial participation if supported.
     """
     method, _, cluster = name.rpartition(", ")
@@ -72,7 +72,9 @@ def brief(name: str) -> bool:
 
 
 def marked(names: list[str]) -> list[Any]:
-    return [pytest.param(name, marks=() if brief(name) else pytest.mark.long) for name in names]
+    return [
+        pytest.param(name, marks=() if brief(name) else pytest.mark.exhaustive) for name in names
+    ]
 
 
 def is_exact(key: str) -> bool:

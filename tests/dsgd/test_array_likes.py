@@ -125,7 +125,11 @@ def test_lists_of_numbers_are_arrays_and_other_containers_structure():
         np.array([1.0, 1e-300]),
         np.array([np.inf, np.nan, 3e38]),
         np.array([0.0, -0.0]),
-        np.ones(2, np.longdouble),
+        np.full(2, 3.5, np.longdouble),
+        np.array([0.5, 3e38], ">f4"),
+        np.array([-7, 2**31 - 1], ">i8"),
+        np.array([3, 2**16 - 1], ">u2"),
+        np.full((3, 2), 2.5).view(np.matrix),
         np.zeros(0, np.int64),
         np.array([True]),
         np.ones(2, jnp.bfloat16),
@@ -133,7 +137,8 @@ def test_lists_of_numbers_are_arrays_and_other_containers_structure():
     ],
 )
 def test_values_that_jax_stores_are_kept_up_to_rounding(values):
-    kept = array_likes.kept("here", values)
+    kept = array_likes.kept("here", array_likes.numbers("here", values))
+    assert type(kept) is np.ndarray
     np.testing.assert_allclose(kept.astype(float), values.astype(float), rtol=1e-6, atol=1e-37)
     assert kept.dtype == jax.device_put(kept).dtype
 

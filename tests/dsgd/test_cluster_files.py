@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+import topologies
 from dsgd import clusters
 from dsgd.clusters import Equal
 
@@ -55,9 +56,27 @@ def test_invalid_cluster_files_are_refused(text, message, tmp_path):
         clusters.load(path)
 
 
-def test_clusters_with_invalid_numbers_are_not_saved(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"clusters.save: bandwidth = inf; expected a finite number > 0"
-    ):
-        clusters.save(tmp_path / "cluster.json", MEASURED._replace(bandwidth=math.inf))
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"latency": topologies.ring(4)}, "Equal: latency = .*; expected a number"),
+        ({"latency": "1 ms"}, "Equal: latency = '1 ms'; expected a number"),
+        *(({"latency": latency}, "latency = ") for latency in (True, 10**400, 1j)),
+        ({"latency": math.nan}, "Equal: latency = nan; expected a finite number >= 0"),
+        ({"latency": -1e-9}, "Equal: latency = -1e-09; expected a finite number >= 0"),
+        ({"bandwidth": math.inf}, "Equal: bandwidth = inf; expected a finite number > 0"),
+        ({"bandwidth": 0}, "Equal: bandwidth = 0.*; expected a finite number > 0"),
+        ({"bandwidth": True}, "Equal: bandwidth = True; expected a number"),
+        ({"bandwidth": 1e39}, "constant: .*1e.39.*float32"),
+        ({"compute": None}, "Equal: compute = None; expected a number"),
+        ({"per_sample": [1.0]}, "Equal: per_sample = .*; expected a number"),
+        ({"per_sample": -1}, "Equal: per_sample = -1.*; expected a finite number >= 0"),
+    ],
+)
+def test_clusters_with_invalid_numbers_are_not_constructed(arguments, message, as_users_call):
+    with pytest.raises(ValueError, match=message):
+        Equal(**{"latency": 0.0, "bandwidth": 1e6, **arguments})
+
+
+def test_the_largest_bandwidth_is_constructed():
+    assert Equal(1e-3, 1e38).cluster.latency == 1e-3

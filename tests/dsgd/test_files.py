@@ -137,22 +137,17 @@ def circle() -> dict:
 NO_JSON = [circle(), {(1, 2): 3}, {"deep": {b"bytes": 1}}, {"long": 10**5000}, {float("nan"): 1}]
 
 
-@pytest.mark.parametrize(
-    ("cluster", "about", "message"),
-    [
-        *((Equal(latency, 1.0), None, "latency = ") for latency in ("fast", True, 10**400, 1j)),
-        *((EQUAL, about, "cluster.json: the data cannot be represented") for about in NO_JSON),
-    ],
-)
-def test_values_without_a_json_form_are_not_saved(cluster, about, message, tmp_path):
+@pytest.mark.parametrize("about", NO_JSON)
+def test_values_without_a_json_form_are_not_saved(about, tmp_path):
+    message = "cluster.json: the data cannot be represented"
     with pytest.raises(ValueError, match=message) as raised:
-        clusters.save(tmp_path / "cluster.json", cluster, about)
+        clusters.save(tmp_path / "cluster.json", EQUAL, about)
     assert "\n" not in str(raised.value)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [np.float32, np.array, jnp.float32, Fraction, np.float16])
-def test_numbers_of_any_type_are_saved_as_numbers(number, tmp_path):
+def test_numbers_of_any_type_are_saved_as_numbers(number, tmp_path, as_users_call):
     path, about = tmp_path / "cluster.json", {"seconds": np.arange(3), "what": np.float32(0.5)}
     clusters.save(path, Equal(number(0.25), np.int64(8)), about)
     assert clusters.load(path) == Equal(0.25, 8.0)

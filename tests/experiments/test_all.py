@@ -211,7 +211,7 @@ def test_figures_and_tables_of_a_run_go_to_docs(tmp_path, monkeypatch):
             (folder / f"{name}.png").write_bytes(PNG)
         for name in ("costs", "others"):
             (folder / f"{name}.csv").write_text("# title\na,b\n1,2\n")
-        return "", 0
+        return everything.Ended("", 0, 2.5, 3e9)
 
     monkeypatch.setattr(everything, "call", call)
     everything.main(everything.Args(docs=True, only=("dropcompute_text",)))
@@ -243,9 +243,19 @@ def test_an_experiment_over_its_time_limit_is_interrupted():
         "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
         f"{code}except KeyboardInterrupt: sys.exit('last words')"
     )
-    complaints, status = everything.call([sys.executable, "-c", code], dict(os.environ), limit=2.0)
-    assert complaints.split("\n")[:2] == ["so far", "last words"]
-    assert status is None
+    ended = everything.call([sys.executable, "-c", code], dict(os.environ), limit=2.0)
+    assert ended.complaints.split("\n")[:2] == ["so far", "last words"]
+    assert ended.status is None
+
+
+def test_the_resources_of_an_experiment_include_those_of_its_processes():
+    """Half a gigabyte in the process of a process."""
+    code = "held = bytearray(1 << 29); held[::4096] = b'1' * (1 << 17)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
+    ended = everything.call([sys.executable, "-c", code], dict(os.environ), limit=60.0)
+    assert ended.status == 0
+    assert 1 << 29 < ended.memory < 1 << 30
+    assert 0 < ended.cpu < 60
 
 
 def test_the_page_is_updated_after_each_experiment(tmp_path, monkeypatch):
@@ -256,7 +266,9 @@ def test_the_page_is_updated_after_each_experiment(tmp_path, monkeypatch):
         if len(ran) == 2:
             raise KeyboardInterrupt
         ran.append(name)
-        return page.Outcome(name, name, f"python -m experiments.{name}", tmp_path / name, 1.0, "")
+        return page.Outcome(
+            name, name, f"python -m experiments.{name}", tmp_path / name, 1.5, 2.5, 3e9, ""
+        )
 
     monkeypatch.setattr(everything, "run", run)
     with pytest.raises(KeyboardInterrupt):

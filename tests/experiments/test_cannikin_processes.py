@@ -68,14 +68,29 @@ def test_a_split_is_not_predicted_from_itself():
         trial((16, 48), slower=2.0),
         trial((48, 16)),
         trial((16, 48), slower=2.0),
+        trial((48, 16)),
     ]
-    odd, even = cannikin_processes.judge(trials)
+    odd, even = cannikin_processes.judge(trials, 2)
     assert [each.batches.tolist() for each in (odd, even)] == [[16, 48], [48, 16]]
-    assert [len(each.measured) for each in (odd, even)] == [2, 1]
+    assert [len(each.measured) for each in (odd, even)] == [2, 2]
     assert even.measured == pytest.approx(MODEL.batch_time(even.batches))
     assert odd.errors() == pytest.approx((-0.5, -0.5))
     assert even.errors()[0] == pytest.approx(0)
     assert abs(even.errors()[1]) > 0.01
+
+
+def test_a_share_may_be_that_of_the_optimum():
+    """Then a pass measures this split twice, and equal parts once: passes are compared."""
+    learned = [trial((32, 32)), trial((44, 20))]
+    best = cannikin_processes.best_of(learned)
+    tour = [(32, 32), best, best, best, (32, 32), best]
+    slower = [1.0, 1.5, 2.5, 1.0, 3.0, 1.0]
+    trials = learned + [trial(*each) for each in zip(tour, slower, strict=True)]
+    equal, optimum = cannikin_processes.judge(trials, 2)
+    assert optimum.measured / MODEL.batch_time(best) == pytest.approx([2, 1])
+    assert equal.measured / MODEL.batch_time(np.array([32, 32])) == pytest.approx([1, 3])
+    gain = cannikin_processes.tabulate_gain(trials, [equal, optimum])
+    assert gain.row_count == 3
 
 
 def test_the_curve_of_splits():

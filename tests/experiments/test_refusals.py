@@ -78,8 +78,8 @@ REFUSED = {
     ],
     "compare": [
         ({"methods": ("sgd", "adagrad")}, "make: unknown method 'adagrad'; expected one of gd,"),
-        ({"data": "iris"}, "load: data = 'iris'; expected one of digits, breast-cancer"),
-        ({"partition": "random"}, "split: partition = 'random'; expected one of iid, blocks"),
+        ({"data": "iris"}, "logistic_regression: data = 'iris'; expected one of digits"),
+        ({"partition": "random"}, "logistic_regression: partition = 'random'; expected one of iid"),
         (
             {"model": "language-model", "data": "digits"},
             "text = 'digits', and there is no such file",
@@ -96,7 +96,7 @@ REFUSED = {
     ],
     "compression": [
         ({"compressors": ("sgn",)}, "--compressors sgn: expected some of identity,"),
-        ({"partitions": ("random",)}, "split: partition = 'random'"),
+        ({"partitions": ("random",)}, "logistic_regression: partition = 'random'"),
         ({"workers": 1}, "--workers 1: expected whole numbers, at least 2"),
     ],
     "convergence_rates": [

@@ -140,8 +140,8 @@ MISTAKES = [
     ),
     Mistake(
         "experiments/all.py",
-        "return _ended(process), None",
-        "return _ended(process), 0",
+        "process.returncode if in_time else None",
+        "process.returncode",
         TESTS + "test_all.py::test_an_experiment_over_its_time_limit_is_interrupted",
     ),
     Mistake(
@@ -173,5 +173,5 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_found(long):
-    assert mistakes.survivors(MISTAKES) == []
+def test_mistakes_are_found(stride):
+    assert mistakes.survivors(MISTAKES[::stride]) == []

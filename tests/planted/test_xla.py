@@ -6,13 +6,12 @@ from planted import mistakes
 from planted.mistakes import Mistake
 
 SUMS, SELECTION, BARRIERS = "dsgd/xla/sums.py", "dsgd/xla/selection.py", "dsgd/xla/barriers.py"
-FORMS, STEPS, CONVOLUTIONS, THREEFRY = (
+FORMS, STEPS, CONVOLUTIONS = (
     "dsgd/xla/forms.py",
     "dsgd/xla/steps.py",
     "dsgd/xla/convolutions.py",
-    "dsgd/xla/threefry.py",
 )
-PROGRAMS, MODELS = "dsgd/engine/programs.py", "dsgd/problems/models.py"
+MODELS = "dsgd/problems/models.py"
 
 IN = "tests/dsgd/xla/"
 ROWS = IN + "test_sums.py::test_sums_of_any_number_of_rows[17]"
@@ -30,9 +29,6 @@ BITS = IN + "test_barriers.py::test_materialize_changes_no_bit"
 BOTH = IN + "test_forms.py::test_both_forms_are_bit_identical_and_only_cpus_use_theirs"
 FEW = IN + "test_forms.py::test_few_elements_use_the_plain_form"
 VALUES = IN + "test_forms.py::test_a_wrong_value_of_the_variable_is_refused"
-DRAWS = IN + "test_threefry.py::test_draws_are_those_of_jax_to_the_bit"
-PLAIN = IN + "test_threefry.py::test_other_platforms_and_fast_compilation_use_the_lowering_of_jax"
-HIDDEN = IN + "test_threefry.py::test_without_private_names_of_jax_the_plain_form_runs"
 
 MISTAKES = [
     Mistake(
@@ -111,23 +107,8 @@ MISTAKES = [
         "channels, self.features)\n",
         "tests/dsgd/problems/test_models.py::test_convolution_is_that_of_xla",
     ),
-    Mistake(
-        THREEFRY,
-        "_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)",
-        "_ROTATIONS = (13, 15, 26, 6), (17, 29, 24, 16)",
-        DRAWS,
-    ),
-    Mistake(THREEFRY, "np.uint32(i + 1)", "np.uint32(i)", DRAWS),
-    Mistake(THREEFRY, 'platform != "cpu" or unoptimized', "unoptimized", PLAIN),
-    Mistake(THREEFRY, "except (AttributeError, TypeError):", "except AttributeError:", HIDDEN),
-    Mistake(
-        PROGRAMS,
-        "lowered = xla.lower(traced, platform)",
-        "lowered = traced.lower()",
-        "tests/dsgd/engine/test_programs.py::test_programs_are_lowered_for_their_platform",
-    ),
 ]
 
 
-def test_mistakes_are_found(long):
-    assert mistakes.survivors(MISTAKES) == []
+def test_mistakes_are_found(stride):
+    assert mistakes.survivors(MISTAKES[::stride]) == []

@@ -8,6 +8,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -102,12 +103,11 @@ def require(where: str, given: Mapping[str, Any]) -> None:
 
 
 def _of_python(value: Any) -> Any:
-    """Converts a number, or each number of a list, to a Python number."""
-    return (
-        type(value)(map(checks.python_number, value))
-        if type(value) in (list, tuple)
-        else checks.python_number(value)
-    )
+    """Converts a number, or each number of a list, to a Python number, and fractions to floats."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_of_python, value))
+    exact = isinstance(value, Fraction) and checks.is_number(value)
+    return float(value) if exact else checks.python_number(value)
 
 
 def _shown(given: Mapping[str, Any]) -> str:

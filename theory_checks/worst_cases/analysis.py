@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,18 @@ from theory_checks.worst_cases import symmetry as symmetries
 from theory_checks.worst_cases.classes import Smooth
 from theory_checks.worst_cases.coefficients import Build, Reader, Values
 from theory_checks.worst_cases.measures import MEASURES, OVER, Measure, Over
-from theory_checks.worst_cases.program import Assembly, Program
+from theory_checks.worst_cases.program import Assembly, Program, Scales
 from theory_checks.worst_cases.symmetry import Symmetry
 
 LARGEST = 100
 """The largest block of a Gram matrix. Time and memory of the solver grow with its sixth power."""
 _MOST_WORKERS = 128  # that are tried if the number of workers is not given
+_ZERO = 1e-20  # values below this share of the measure's unit count as 0
+_RELIABLE = (
+    1e-3  # objectives below this have too few digits, since the solver's error is about 1e-9
+)
+_SMALLEST = 1e-6  # of a square in the units of a solution, whose error is about 1e-9
+_RUN = 1e-6  # relative error of a run's lengths on the worst functions
 _CUT = 1e-9  # eigenvalues of a Gram matrix below this share of the largest are rounding errors
 
 
@@ -37,8 +43,9 @@ class WorstCase:
 
     Args:
         value: the measure on the worst functions.
-        bound: an upper bound for all functions of the class, certified from the multipliers of the
-            solution with their residuals, up to rounding in float64.
+        bound: an upper bound for all functions of the class, from the multipliers of the solution.
+            It is evaluated in ball arithmetic, rounded up: it holds without tolerance for the
+            method's coefficients, which are computed in float64.
         exact: whether functions of the class attain the value. If False, for several functions that
             are not convex, the infimum of the worst functions may be lower than assumed, and the
             worst case may be lower than the value.
@@ -52,6 +59,7 @@ class WorstCase:
         symmetry: the permutations of the workers that leave the method unchanged: "all", rotations
             and reflections of a "ring", or "none" of these groups.
         gram: sizes of the blocks of the Gram matrix.
+        certified: how the bound is certified: "interval", by ball arithmetic.
     """
 
     value: float
@@ -67,6 +75,7 @@ class WorstCase:
     key: jax.Array
     symmetry: Symmetry
     gram: tuple[int, ...]
+    certified: Literal["interval"] = "interval"
 
     def measured(self) -> float:
         """Runs the method on the worst functions by `dsgd.run`, in float64, and returns the
@@ -142,7 +151,22 @@ def worst_case(
         delta=delta,
         key=key,
     )
-    return analysis.attained(analysis.solve(hyperparameters), hyperparameters)
+    return _verified(analysis.attained(analysis.solve(hyperparameters), hyperparameters))
+
+
+def _verified(worst: WorstCase) -> WorstCase:
+    """Runs the method on the worst functions; raises a ValueError if the run exceeds the bound by
+    more than the error of the functions, whose gradients are known to about 1e-8 of the largest.
+    """
+    found, unit = worst.measured(), worst.functions.unit(worst.measure)
+    error = _RUN * (worst.bound + np.sqrt(abs(worst.bound) * unit)) + _RUN**2 * unit
+    if not found <= worst.bound + error:
+        raise ValueError(
+            f"worst_case: dsgd.run of {worst.method.name} on the worst functions reaches "
+            f"{found:.9g}, above the bound {worst.bound:.9g}; expected a method whose rounds are "
+            "those that the analysis traced, independent of the sizes of the iterates"
+        )
+    return worst
 
 
 class Solved(NamedTuple):
@@ -153,6 +177,7 @@ class Solved(NamedTuple):
         basis: coordinates of its vectors.
         vectors: its coefficients, `[K, inputs]`.
         units: sizes of the inputs.
+        scales: units of the values and of the measure.
         program: the program.
         solution: its solution.
     """
@@ -161,12 +186,13 @@ class Solved(NamedTuple):
     basis: symmetries.Basis
     vectors: np.ndarray
     units: np.ndarray
+    scales: Scales
     program: Program
     solution: solution.Solution
 
     def assembly(self, delta: float | None, vectors: np.ndarray) -> Assembly:
         """Returns the program's constraints for other coefficients of the same points."""
-        return Assembly(self.layout, self.basis, vectors, self.units, delta)
+        return Assembly(self.layout, self.basis, vectors, self.units, delta, self.scales)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +254,8 @@ class Analysis:
                 "optimum; expected Smooth(..., where='path') or 'average', which bounds the "
                 "heterogeneity at the models"
             )
-        reader = Reader(build, steps, N, key, delta, hyperparameters)
+        size = functions.radius
+        reader = Reader(build, steps, N, key, delta, hyperparameters, size, functions.L * size)
         return cls(build, functions, reader, measure, over, delta, key)
 
     @cached_property
@@ -240,16 +267,33 @@ class Analysis:
         )
 
     def solve(self, values: Values) -> Solved:
-        """Solves the program for these hyperparameters."""
+        """Solves the program for these hyperparameters. If its value is not accurate, it is solved
+        again in units of the solution.
+        """
         coefficients = self.reader(values)
         points, vectors = layout.lay_out(self.reader, coefficients, self.functions, self._evaluated)
         units = sizes.units(points, vectors)
         basis = symmetries.basis(points, symmetries.find(points, vectors), units)
         _require_small(basis, self.reader.steps)
-        assembly = Assembly(points, basis, vectors, units, self.delta)
-        stated = assembly.program(self.measure, self.over)
-        found = solution.solve(stated, *self._limits(assembly))
-        return Solved(points, basis, vectors, units, stated, found)
+        scales, best, least = Scales(1.0, 1.0), None, 0.0
+        for margin in solution.MARGINS:
+            assembly = Assembly(points, basis, vectors, units, self.delta, scales)
+            stated = assembly.program(self.measure, self.over)
+            found = solution.solve(stated, margin, *self._limits(assembly))
+            if best is None or _difference(found) < _difference(best.solution):
+                best = Solved(points, basis, vectors, units, scales, stated, found)
+            least = least or _ZERO * stated.unit  # of the first attempt
+            objective = float(stated.c @ found.y)
+            reliable = abs(objective) >= _RELIABLE or found.bound <= least
+            if reliable and solution.is_accurate(best.solution, least):
+                return best
+            if np.isfinite(found.y).all():
+                grams = solution.matrices(found.y[: stated.products], stated.sizes)
+                basis = basis.of_size(grams, _SMALLEST)
+                F = found.y[stated.products :][: assembly.values]
+                scales = scales.of_size(F, objective, _SMALLEST)
+        assert best is not None
+        raise solution.failed(best.solution)
 
     def limits(self, solved: Solved) -> tuple[float, np.ndarray]:
         """Returns a bound on the trace of G and bounds on |F|, for `solution.certified`."""
@@ -302,7 +346,7 @@ class Analysis:
         start = vectors[0] if of.convex else np.zeros(vectors.shape[1])
         method = self.build(values, self._compressor(solved, vectors))
         return WorstCase(
-            solved.solution.value,
+            min(solved.solution.value, solved.solution.bound),
             solved.solution.bound,
             of.convex or N == 1,
             solved.solution.status,
@@ -362,6 +406,12 @@ def _factor(gram: np.ndarray) -> np.ndarray:
     values, axes = np.linalg.eigh(gram)
     kept = values > _CUT * max(values.max(initial=0), 1e-300)
     return axes[:, kept] * np.sqrt(values[kept])
+
+
+def _difference(found: solution.Solution) -> float:
+    """Returns the difference between value and bound; infinite if one of them is not a number."""
+    difference = abs(found.bound - found.value)
+    return difference if np.isfinite(difference) else np.inf
 
 
 def _require_small(basis: symmetries.Basis, steps: int) -> None:

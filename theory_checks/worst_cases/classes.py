@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsgd import checks
+from theory_checks.worst_cases.measures import Measure
 
 Where = Literal["optimum", "path", "average"]
 
@@ -79,6 +80,11 @@ class Smooth:
     def convex(self) -> bool:
         """Whether all functions are convex."""
         return self.mu >= 0
+
+    def unit(self, measure: Measure) -> float:
+        """Returns the size that a measure has at the start, up to a constant."""
+        length = {"gap": self.L * self.radius**2, "gradient": (self.L * self.radius) ** 2}
+        return length.get(measure, self.radius**2)
 
     @property
     def radius(self) -> float:

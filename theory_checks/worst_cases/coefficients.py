@@ -14,9 +14,11 @@ the queried points and of the models at $s^0_t$, applied to $S_t$, are their coe
 expansion is about the run with inputs of 0, not about 0, since some states are not 0 in that run:
 the weights of push-sum are 1.
 
-A *probe* runs the method on random inputs in several dimensions and compares all quantities with
-the coefficients times the inputs. It refuses methods that are not linear, such as Adam, and methods
-that draw noise.
+Whether the quantities are affine functions of the inputs follows from the operations of the traced
+run (`linearity`), of which the first that is not affine is reported. A *probe* then runs the method
+on random inputs, of the sizes that the class has, in several dimensions, and compares all
+quantities with the coefficients times the inputs. It refuses methods that differ between
+coordinates, draw noise or add constants.
 """
 
 from __future__ import annotations
@@ -37,13 +39,12 @@ from dsgd.engine.protocol import Method
 from dsgd.engine.queries import AllAsked, Asked
 from theory_checks.machinery import rounds
 from theory_checks.machinery.rounds import on_one_device
-from theory_checks.worst_cases import messages
+from theory_checks.worst_cases import linearity, messages
 
 Values = dict[str, Any]
 Build = Callable[[Values, Compressor], Algorithm]
 
 _ROUNDING = 1e-9  # relative difference up to which the probe accepts coefficients
-_SIZES = (1.0, 100.0)  # sizes of the probe's inputs
 _PER_WORKER = 3  # number of elements in the probe, times N
 _NOTHING = 1e-13  # coefficients below this are rounding errors
 
@@ -89,6 +90,8 @@ class Reader:
         key: key of the run.
         delta: the contraction that the compressor states; None: no messages are compressed.
         values: hyperparameters at which the method is probed.
+        length: size of the start in the probe.
+        slope: size of the gradients in the probe.
 
     Raises:
         ValueError: if the method is not linear in its inputs or differs between coordinates, or two
@@ -103,6 +106,8 @@ class Reader:
         key: jax.Array,
         delta: float | None,
         values: Values,
+        length: float = 1.0,
+        slope: float = 1.0,
     ) -> None:
         self.steps: int = steps
         self.N: int = N
@@ -112,7 +117,7 @@ class Reader:
             np.zeros((steps, 0), np.int32) if delta is None else self._find_ids(values)
         )
         self._program = jax.jit(on_one_device(self._coefficients))
-        self._require_linear(values)
+        self._require_linear(values, length, slope)
 
     @property
     def inputs(self) -> int:
@@ -322,45 +327,70 @@ class Reader:
 
     # --- The probe.
 
-    def _require_linear(self, values: Values) -> None:
+    def _require_linear(self, values: Values, length: float, slope: float) -> None:
+        self._require_affine(values)
         coefficients = self(values)
         # Parts of a vector for N servers have several elements, so that a compressor, which may be
         # linear for one element, is recognised. With errors of messages there is one coordinate.
-        self._probe(values, coefficients, _PER_WORKER * self.N, errors=False)
+        sizes = length, slope, length
+        self._probe(values, coefficients, _PER_WORKER * self.N, sizes, errors=False)
         if self.ids.shape[1]:
-            self._probe(values, coefficients, 1, errors=True)
+            self._probe(values, coefficients, 1, sizes, errors=True)
 
-    def _probe(self, values: Values, coefficients: Coefficients, d: int, *, errors: bool) -> None:
+    def _require_affine(self, values: Values) -> None:
+        """Refuses methods of which an operation on the inputs is not affine."""
+        T, Q, N, R = self.steps, self.queries, self.N, self.ids.shape[1]
+        with jax.enable_x64(True):
+            known = _floats(values)
+            inputs = [jnp.zeros(shape) for shape in ((1,), (T, Q, N, 1), (T, R, 1))]
+            run = on_one_device(partial(self._run, d=1))
+            closed = jax.make_jaxpr(run)(known, *inputs)
+        kinds = [*[False] * len(jax.tree.leaves(known)), *[True] * len(inputs)]
+        for kind in linearity.outputs(closed.jaxpr, kinds):
+            if isinstance(kind, str):
+                raise self._not_linear(values, f"its operation {kind} is not")
+
+    def _not_linear(self, values: Values, reason: str) -> ValueError:
+        name = self._build(values, self._exact()).name
+        return ValueError(
+            f"worst_case: {name} is not a linear function of the start, the gradients and the "
+            f"errors of messages, the same in every coordinate and without noise: {reason}; "
+            "expected such a method. Adam, normalised or clipped steps, projections, random noise, "
+            "and delays or compressors that depend on the iterates are not covered"
+        )
+
+    def _probe(
+        self,
+        values: Values,
+        coefficients: Coefficients,
+        d: int,
+        sizes: tuple[float, float, float],
+        *,
+        errors: bool,
+    ) -> None:
         T, Q, N, R = self.steps, self.queries, self.N, self.ids.shape[1]
         rng = np.random.default_rng(0)
         shapes = (d,), (T, Q, N, d), (T, R, d if errors else 0)
-        start, answers, wrong = (rng.normal(size=shape) for shape in shapes)
+        start, answers, wrong = (
+            size * rng.normal(size=shape) for size, shape in zip(sizes, shapes, strict=True)
+        )
         # Messages of padding have no errors.
         wrong = wrong * np.any(coefficients.messages, axis=-1)[..., None]
         of_messages = wrong if errors else np.zeros((T, R, d))
         inputs = np.concatenate([start[None], answers.reshape(-1, d), of_messages.reshape(-1, d)])
         with jax.enable_x64(True):
             run = jax.jit(on_one_device(partial(self._run, d=d)))
-            for size in _SIZES:
-                given = (jnp.asarray(size * each) for each in (start, answers, wrong))
-                seen = jax.tree.map(np.asarray, run(_floats(values), *given))
-                for found, known in (
-                    (seen.points[:T], coefficients.points),
-                    (seen.model, coefficients.models),
-                    (seen.local_models, coefficients.local_models),
-                ):
-                    self._require_equal(values, found, known @ (size * inputs))
-
-    def _require_equal(self, values: Values, found: np.ndarray, known: np.ndarray) -> None:
-        # The comparison is written such that NaN counts as large.
-        if not np.abs(found - known).max() <= _ROUNDING * (1 + np.abs(known).max()):
-            name = self._build(values, self._exact()).name
-            raise ValueError(
-                f"worst_case: {name} is not a linear function of the start, the gradients and the "
-                "errors of messages, the same in every coordinate and without noise; expected such "
-                "a method. Adam, normalised or clipped steps, random noise, and delays or "
-                "compressors that depend on the iterates are not covered"
-            )
+            given = map(jnp.asarray, (start, answers, wrong))
+            seen = jax.tree.map(np.asarray, run(_floats(values), *given))
+        for found, known in (
+            (seen.points[:T], coefficients.points),
+            (seen.model, coefficients.models),
+            (seen.local_models, coefficients.local_models),
+        ):
+            expected = known @ inputs
+            # The comparison is written such that NaN counts as large.
+            if not np.abs(found - expected).max() <= _ROUNDING * np.abs(expected).max():
+                raise self._not_linear(values, "a run on random inputs differs from its derivative")
 
     def _run(self, values: Values, start, answers, errors, *, d: int) -> _Seen:
         """Returns the quantities of a run with given inputs, `[T + 1, ...]`; points of round T are

@@ -138,7 +138,8 @@ def lay_out(
         The layout, and the coefficient vectors in the inputs of the analysis, `[K, inputs]`.
 
     Raises:
-        ValueError: if the class is not convex and the points do not move with the start.
+        ValueError: if the run is not the same, up to a translation, for a start and functions that
+            are translated.
     """
     N, B = reader.N, reader.inputs
     rows = Rows(reader.steps, reader.queries, N, reader.ids.shape[1])
@@ -148,8 +149,9 @@ def lay_out(
     vectors = np.pad(stacked(coefficients), ((0, 0), (0, len(rounds) * N + N)))
     onto = np.arange(vectors.shape[1])
     used_rows = _used_rows(rows, coefficients.asked)
+    sent = [rows.message(t, r) for t in range(rows.T) for r in range(rows.R)]
+    _require_invariant(vectors[used_rows, 0], vectors[sent, 0])
     if not of.convex:
-        _require_moving(vectors[used_rows, 0])
         vectors[:, 0], onto[0] = 0, -1
     messages = _messages(reader, rows, vectors, onto)
     points, queried = _queried(reader, rows, coefficients.asked, vectors, onto)
@@ -174,13 +176,24 @@ def _used_rows(rows: Rows, asked: np.ndarray) -> list[int]:
     return [*points, *(rows.model(t) for t in range(rows.T + 1))]
 
 
-def _require_moving(by_start: np.ndarray) -> None:
-    if np.abs(by_start - 1).max() > _SAME:
-        raise ValueError(
-            "worst_case: the method's points do not move with its start (weight decay, for "
-            "example), so that its worst case over functions that are not convex depends on the "
-            "origin; expected a convex class, mu >= 0"
-        )
+def _require_invariant(models: np.ndarray, messages: np.ndarray) -> None:
+    """Refuses methods that are not invariant under translations, for which the origin matters: the
+    analysis places the optimum, or the start, there.
+
+    Args:
+        models: coefficients of the start in the points and models, which must be 1.
+        messages: those in the compressed vectors, which must be 0.
+    """
+    for what, found, expected in (("point or model", models, 1), ("message", messages, 0)):
+        wrong = found[np.abs(found - expected) > _SAME]
+        if len(wrong):
+            raise ValueError(
+                f"worst_case: a {what} of the method contains {wrong[0]:.6g} times its start, so "
+                "that its worst case depends on the distance of the optimum from the origin, which "
+                f"the class does not bound; expected {expected} times the start. Weight decay, "
+                "averages that start at zero and messages of whole models are not covered: use a "
+                "regularized function, averages that start at the first model, messages of changes"
+            )
 
 
 def _messages(reader: Reader, rows: Rows, vectors: np.ndarray, onto: np.ndarray) -> list[Message]:

@@ -59,6 +59,27 @@ class Program(NamedTuple):
         return sum(n * (n + 1) // 2 for n in self.sizes)
 
 
+class Scales(NamedTuple):
+    """Units of the variables F and of the measure, relative to those that follow from the class.
+
+    Args:
+        values: `[values]`.
+        measure: of the measure.
+    """
+
+    values: Any
+    measure: float
+
+    def of_size(self, y: np.ndarray, objective: float, smallest: float) -> Scales:
+        """Returns the units in which these variables and this objective are 1, but for a factor
+        below `smallest` or above its inverse.
+        """
+        relative, size = np.clip(np.abs(y), smallest, 1 / smallest), abs(objective)
+        return Scales(
+            self.values * relative, self.measure * float(np.clip(size, smallest, 1 / smallest))
+        )
+
+
 class Assembly:
     """Collects the constraints of one run.
 
@@ -68,6 +89,7 @@ class Assembly:
         vectors: its coefficients, `[K, inputs]`.
         units: size of each input, `[inputs]`.
         delta: the contraction of the compressors; None: there are none.
+        scales: units of the values and of the measure.
     """
 
     def __init__(
@@ -77,6 +99,7 @@ class Assembly:
         vectors: np.ndarray,
         units: np.ndarray,
         delta: float | None,
+        scales: Scales = Scales(1.0, 1.0),  # noqa: B008 (immutable)
     ) -> None:
         self.layout: Layout = layout
         self.basis: Basis = basis
@@ -89,6 +112,8 @@ class Assembly:
         self.values: int = values
         self._constraints: list[tuple[Any, np.ndarray]] = []
         self._height = layout.of.L * layout.of.radius**2  # the unit of values
+        self.scales: Scales = scales
+        self._heights = self._height * scales.values * np.ones(values)
 
     def program(self, measure: Measure, over: Over) -> Program:
         """Returns the program for a measure."""
@@ -130,14 +155,15 @@ class Assembly:
         """Returns the value of worker n's function at a point as coefficients of F."""
         coefficients = np.zeros(self.values)
         worker = n if self.basis.symmetry == "none" else 0
-        coefficients[self._places[worker, point]] = self._height
+        place = self._places[worker, point]
+        coefficients[place] = self._heights[place]
         return coefficients
 
     def value_bounds(self, bounds: Sizes, measure: Measure, over: Over) -> np.ndarray:
         """Returns bounds on the absolute values of the program's variables F."""
         found = np.zeros(self.values)
         for (n, point), place in self._places.items():
-            found[place] = max(found[place], bounds.value(n, point) / self._height)
+            found[place] = max(found[place], bounds.value(n, point) / self._heights[place])
         if over != "best":
             return found
         # The smallest measure is at most the one of the start.
@@ -281,9 +307,7 @@ class Assembly:
 
     def _unit(self, measure: Measure) -> float:
         """Returns the size of a measure, by which the program is scaled."""
-        of = self.layout.of
-        length = of.L * of.radius if measure == "gradient" else of.radius
-        return self._height if measure == "gap" else length**2
+        return self.scales.measure * self.layout.of.unit(measure)
 
     def _model(self, t: int) -> np.ndarray:
         return self.vectors[self.layout.rows.model(t)]

@@ -66,7 +66,7 @@ class Sizes(NamedTuple):
         used = np.zeros(len(units), bool)
         for block in basis.blocks:
             used |= np.any(block, axis=(0, 2))
-        return float(np.sum((self.inputs[used] / units[used]) ** 2))
+        return float(np.sum((self.inputs[used] / units[used]) ** 2)) * basis.growth
 
 
 def sizes(layout: Layout, vectors: np.ndarray, delta: float | None) -> Sizes:

@@ -38,11 +38,14 @@ class Basis(NamedTuple):
         blocks: one array for each block of the Gram matrix, `[modes, inputs, n]`: from coefficients
             to coordinates in each of the block's modes, in units of the inputs.
         workers: the workers with conditions; the others follow by symmetry.
+        growth: a bound on the trace of a Gram matrix in these coordinates, as a multiple of that in
+            orthonormal ones.
     """
 
     symmetry: Symmetry
     blocks: list[np.ndarray]
     workers: range
+    growth: float = 1.0
 
     @property
     def sizes(self) -> list[int]:
@@ -52,6 +55,18 @@ class Basis(NamedTuple):
     def coordinates(self, vectors: np.ndarray) -> list[np.ndarray]:
         """Returns the coordinates of vectors `[..., inputs]` in each block, `[..., modes, n]`."""
         return [np.einsum("...b,mbn->...mn", vectors, block) for block in self.blocks]
+
+    def of_size(self, grams: list[np.ndarray], smallest: float) -> Basis:
+        """Returns coordinates in which the Gram matrices `grams` of these coordinates are the
+        identity, but for eigenvalues below `smallest` or above its inverse.
+        """
+        blocks, shortest = [], 1.0
+        for block, gram in zip(self.blocks, grams, strict=True):
+            squares, axes = np.linalg.eigh(gram)
+            squares = np.clip(squares, smallest, 1 / smallest)
+            blocks.append(block @ (axes * np.sqrt(squares)))
+            shortest = min(shortest, squares.min())
+        return self._replace(blocks=blocks, growth=self.growth / shortest)
 
     def inputs(self, factors: list[np.ndarray]) -> np.ndarray:
         """Returns the vectors of the inputs, `[inputs, p]`, from factors of the blocks, `[n, p_k]`:

@@ -121,8 +121,10 @@ class _Scale(NamedTuple):
 
 
 def _scale(name: str, bounds: Range) -> _Scale:
-    ordered = len(bounds) == 2 and all(map(checks.is_number, bounds)) and 0 <= bounds[0] < bounds[1]
-    if not ordered or not bounds[1] < math.inf:
+    pair = (
+        isinstance(bounds, list | tuple) and len(bounds) == 2 and all(map(checks.is_number, bounds))
+    )
+    if not pair or not 0 <= bounds[0] < bounds[1] < math.inf:
         raise ValueError(
             f"best_step: {name} = {checks.shown(bounds)}; expected a range (smallest, largest) of "
             "numbers that are at least 0"

@@ -57,11 +57,6 @@ def operations() -> dict[str, tuple[Callable[[Any], Any], Any]]:
         sent = jax.vmap(lambda key, row: compressors.qsgd(4).compress(key, row).decoded)(keys, x)
         return jax.random.fold_in(key, 1), x - 0.1 * sent.mean(axis=0)
 
-    def short_draws(key):
-        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(256))
-        words = jax.vmap(lambda key: jax.random.bits(key, (7,)))(keys)
-        return jax.random.fold_in(key, jnp.bitwise_xor.reduce(words.ravel()))
-
     def convolutions(weights):
         gradients = jax.vmap(
             jax.grad(lambda w, x: jnp.sum(jnp.square(jnp.asarray(network.apply(w, x)))))
@@ -75,19 +70,16 @@ def operations() -> dict[str, tuple[Callable[[Any], Any], Any]]:
         "among_largest: a tenth of 64 x 10,000": (elements_of_largest, normal(64, 10_000)),
         "materialize: ring gossip, 16 x 100,000": (gossip, b),
         "materialize: qsgd(4), 16 x 10,000": (codes, (jax.random.key(0), normal(16, 10_000))),
-        "lower: 256 draws of 7 words": (short_draws, jax.random.key(0)),
         "convolve: CNN, 4 workers x 8 images": (convolutions, weights),
     }
 
 
 def seconds_of_a_turn(turn: Callable[[Any], Any], start: Any, seconds: float) -> float:
     """Returns the CPU seconds of one iteration, the minimum of several timings."""
-    loop = xla.lower(
-        jax.jit(
-            lambda turns, carry: lax.fori_loop(0, turns, lambda _, carry: turn(carry), carry)
-        ).trace(1, start),
-        "cpu",
-    ).compile()
+    loop = jax.jit(
+        lambda turns, carry: lax.fori_loop(0, turns, lambda _, carry: turn(carry), carry)
+    )
+    loop(1, start)
 
     def timed(turns: int) -> float:
         began = time.process_time()

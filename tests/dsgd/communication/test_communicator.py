@@ -420,6 +420,28 @@ CALLS = {
         turn=0,
         period=12,
     ),
+    "every third, when": Call(
+        lambda round, x: round.when(
+            x["a"].sum() < np.inf, lambda x: round.every(3, round.average, x), x
+        ),
+        for_all(weighted(X)),
+        "ring_all_reduce",
+        REDUCED,
+        ROWS,
+        turn=1,
+        period=0,
+    ),
+    "every third, when not": Call(
+        lambda round, x: round.when(
+            x["a"].sum() > np.inf, lambda x: round.every(3, round.average, x), x
+        ),
+        X,
+        "ring_all_reduce",
+        0,
+        ROWS,
+        period=0,
+        now=False,
+    ),
     "every fourth of every third": Call(
         lambda round, x: round.every(3, lambda x: round.every(4, round.average, x), x),
         X,
@@ -825,7 +847,9 @@ def test_two_questions_to_the_servers_and_their_answers():
 
 @pytest.mark.parametrize("step", [3, 5])
 def test_an_exchange_of_some_rounds_joins_one_of_all_rounds(step):
-    """In either order, the exchange of all rounds is recorded in every round."""
+    """In any order, the exchange of all rounds is recorded in every round, and exchanges of some
+    rounds in each round in which one of them takes place.
+    """
 
     def joined(*sends):
         def send(round, x):
@@ -845,13 +869,17 @@ def test_an_exchange_of_some_rounds_joins_one_of_all_rounds(step):
     def every(period):
         return lambda round, x: round.every(period, lambda x: round.mix(x, RING), x)
 
-    both = joined(every(2), every(3))
-    seen = communicated(1, joined(some, always), joined(always, some), both, step=step)
+    both = [joined(every(2), every(3)), joined(every(3), every(2))]
+    equal = joined(every(2), every(2))
+    seen = communicated(1, joined(some, always), joined(always, some), *both, equal, step=step)
     times = 2 if step == 5 else 1
-    for i in range(3):
+    for i in range(4):
         np.testing.assert_array_equal(seen.bits[i]["up"], times * 2 * VECTOR)
-        assert seen.now[i]
-    assert not communicated(1, both, step=6).now[0]
+    np.testing.assert_array_equal(seen.bits[4]["up"], 2 * 2 * VECTOR)
+    assert all(seen.now)
+    assert [sending.period for sending in seen.sendings] == [1, 1, 0, 0, 2]
+    assert communicated(1, *both, step=6).now == [False, False]
+    assert communicated(1, *both, step=8).now == [True, True]
 
 
 def test_the_bits_of_an_all_reduce_that_carries_two_vectors_are_rounded_once():
@@ -897,7 +925,7 @@ def test_methods_record_what_they_model_themselves():
 
     def sent(round, x):
         up = workers.local_block(counts.from_bits(jnp.arange(N, dtype=jnp.uint32) * 10, N), N)
-        round.sent(up, counts.from_bits(7, len(up)), network.local)
+        round.sent(up, counts.from_bits(7, len(up)), network.ring_shift)
         return x
 
     seen = communicated(2, (event, ROWS), (sent, ROWS))
@@ -907,6 +935,37 @@ def test_methods_record_what_they_model_themselves():
     np.testing.assert_array_equal(seen.bits[1]["up"], 10 * IDS)
     np.testing.assert_array_equal(seen.bits[1]["down"], 7)
     assert [sending.simulated for sending in seen.sendings] == [True, False]
+
+
+def test_means_for_the_history_are_weighted_after_a_weighted_call():
+    """They send no bits."""
+
+    def send(round, x):
+        with round.unrecorded():
+            before = workers.mean(x)
+        round.weighted_mean(x)
+        with round.unrecorded():
+            return before, workers.mean(x)
+
+    seen = communicated(2, (send, EVERYWHERE))
+    close(seen.results[0], (mean(X), weighted(X)))
+    assert len(seen.sendings) == 1
+
+
+def test_workers_that_do_not_send_keep_their_previous_message():
+    """From which a compressor with a warm start begins the next time that they send."""
+    some, low_rank = np.arange(N) % 3 == 0, compressors.low_rank(1)
+
+    def send(round, x):
+        first = round.to_server(low_rank, x)
+        senders = workers.local_block(jnp.asarray(some), N)
+        second = round.to_server(low_rank, old(), first.messages, senders=senders)
+        return workers.gather((first.messages, second.messages))
+
+    first, second = communicated(2, (send, EVERYWHERE)).results[0]
+    for before, after in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        changed = (before != after).reshape(N, -1).any(axis=1)
+        np.testing.assert_array_equal(changed, some)
 
 
 def test_each_call_has_a_unique_key():

@@ -221,6 +221,8 @@ VECTORS = FINITE | {
     "halves": lambda d: normal(d).astype(jnp.bfloat16),
     "nan": lambda d: np.where(np.arange(d) == d // 2, np.nan, normal(d)),
     "inf": lambda d: np.where(np.arange(d) == d // 2, np.inf, normal(d)),
+    "-inf": lambda d: np.where(np.arange(d) == d // 2, -np.inf, normal(d)),
+    "all nan": lambda d: np.full(d, np.nan),
 }
 ROW = {name: row for row, name in enumerate(VECTORS)}
 HARD = np.stack(
@@ -281,9 +283,12 @@ def test_messages_are_arrays_with_enough_bits_that_all_decode_equally(compressor
         assert received.dtype == np.float32
         assert np.isfinite(received[: len(FINITE)]).all()
         np.testing.assert_array_equal(received[ROW["zeros"]], 0)
+        all_nan = received[ROW["all nan"]]
+        assert (np.isnan(all_nan) | (all_nan == 0)).all()  # 0 if it is not sent
+        assert expected is None or np.isnan(all_nan).any()
         if not any(some in compressor.name for some in SOME):
-            for row in received[[ROW["nan"], ROW["inf"]]]:
-                assert not np.isfinite(row).all() or np.abs(row).max() > 1e37
+            assert np.isnan(received[ROW["nan"], d // 2])
+            assert not np.isfinite(received[[ROW["inf"], ROW["-inf"]], d // 2]).any()
     for d in LONGER if expected else ():
         assert compressors.mean_bits(compressor, d) == fixed_bits(compressor, d) == expected(d)
 

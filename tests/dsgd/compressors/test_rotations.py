@@ -278,7 +278,7 @@ def test_fractions_of_bits_are_shares_of_the_elements(key):
     [
         (lambda: compressors.eden(0.5), r"eden: bits = 0.5; expected a number in \[1, 4\]"),
         (lambda: compressors.eden(5), r"eden: bits = 5"),
-        (lambda: compressors.drive(rounds=0), "eden: rounds"),
+        (lambda: compressors.drive(rounds=0), "^drive: rounds"),
         (lambda: compressors.rotated(compressors.sign, 0), r"rotated\(sign.*rounds = 0"),
         (lambda: compressors.rotated(compressors.low_rank(1)), r"rotated\(low_rank.* warm start"),
     ],

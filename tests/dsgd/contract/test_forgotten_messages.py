@@ -208,9 +208,9 @@ CALLS = {
     "refuse_if": error_context(lambda round, g: round.refuse_if(g[0, 0] > 1e9, "too large")),
     "warn_if": error_context(lambda round, g: round.warn_if(g[0, 0] > 1e9, "too large")),
     "computed": error_context(lambda round, g: round.computed(jnp.ones(N))),
-    "sent": error_context(lambda round, g: round.sent(NOTHING, NOTHING, dsgd.network.local)),
+    "sent": error_context(lambda round, g: round.sent(NOTHING, NOTHING, dsgd.network.ring_shift)),
     "event": error_context(
-        lambda round, g: round.event(g, jnp.array([0]), None, dsgd.network.local)
+        lambda round, g: round.event(g, jnp.array([0]), None, dsgd.network.asynchronous_server)
     ),
 }
 

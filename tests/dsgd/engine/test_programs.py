@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from dsgd import xla
 from dsgd.engine import programs
 
 MAPS = Path("/proc/self/maps")
@@ -83,14 +82,3 @@ def test_the_garbage_collector_is_restored_after_a_failed_program(mesh):
     with pytest.raises(RuntimeError, match="no"):
         programs.call(fails, type("Plan", (), {"mesh": mesh})(), 1)
     assert gc.isenabled()
-
-
-def test_programs_are_lowered_for_their_platform(monkeypatch, mesh):
-    """By `xla.lower`, which generates random bits for CPUs; once for each compiled program."""
-    lowered = []
-    monkeypatch.setattr(
-        xla, "lower", lambda traced, platform: lowered.append(platform) or traced.lower()
-    )
-    programs.clear()
-    assert programs.call(add, Plan(2, mesh), np.int32(1)) == 3
-    assert lowered == ["cpu"]

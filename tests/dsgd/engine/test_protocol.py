@@ -113,14 +113,14 @@ WRONG = {
         calling(lambda round, g: round.mix(g, topologies.ring(5))),
         "mine on ring(5): the topology has 5 nodes but the problem has 4 workers",
     ),
-    # Under pytest, annotations would refuse these two; users have only the checks inside.
+    # Under pytest, annotations would refuse these; users have only the checks inside.
     "no topology": (
         calling(lambda round, g: inspect.unwrap(dsgd.Communicator.mix)(round, g, "ring")),
         "mine: round.mix: topology = 'ring'; expected a dsgd.Topology",
     ),
     "no pattern": (
         calling(lambda round, g: inspect.unwrap(dsgd.Communicator.mean)(round, g, "ring")),
-        "mine: round.mean: via = 'ring'; expected a pattern of dsgd.network",
+        "mine: round.mean: via = 'ring'; expected a pattern that carries a mean over all workers",
     ),
     "not in pairs": (
         calling(lambda round, g: round.exchange(g, np.array([1, 2, 3, 0]))),
@@ -143,9 +143,11 @@ WRONG = {
     ),
     "a server among the workers": (
         calling(
-            lambda round, g: round.to_server(compressors.sign, g, via=dsgd.network.ring_all_reduce)
+            lambda round, g: inspect.unwrap(dsgd.Communicator.to_server)(
+                round, compressors.sign, g, via=dsgd.network.ring_all_reduce
+            )
         ),
-        "mine: round.to_server: via = ",
+        "mine: round.to_server: via = the AllReduce ring_all_reduce; expected a pattern with one",
     ),
     "a branch with another result": (
         calling(lambda round, g: round.when(round.step > 1, round.mean, g)),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import io
 import itertools
+import json
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ import topologies
 from dsgd import clusters
 from dsgd.engine import loop
 from dsgd.runs import checkpoints
+from dsgd.runs.history import Log
 from tests.dsgd.by_hand import run
 
 N = 4
@@ -257,7 +262,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(problem, tmp_path, full_disk)
     run(METHOD, problem, 20, checkpoint=tmp_path)
     before = (tmp_path / FILE).read_bytes()
     full_disk()
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left.*; the previous one is intact"):
         run(METHOD, problem, 30, checkpoint=tmp_path)
     assert (tmp_path / FILE).read_bytes() == before
     assert {entry.name for entry in tmp_path.iterdir()} == {"dsgd-run.lock", FILE}
@@ -266,7 +271,8 @@ def test_a_full_disk_keeps_the_previous_checkpoint(problem, tmp_path, full_disk)
 def test_a_full_disk_does_not_lose_the_history_of_an_interrupted_run(problem, tmp_path, full_disk):
     full_disk()
     batches = sevens(jax.tree.map(np.asarray, problem.data), 60)
-    with pytest.raises(dsgd.Interrupted, match=r"could not be written: .*No space left") as stopped:
+    full = r"could not be written: .*No space left.*; there is none yet"
+    with pytest.raises(dsgd.Interrupted, match=full) as stopped:
         run(METHOD, problem, 99, checkpoint=tmp_path, batches=batches)
     assert stopped.value.history["step"][-1] > 0
     assert not (tmp_path / FILE).exists()
@@ -286,6 +292,56 @@ def test_any_flipped_bit_is_detected(one_run, tmp_path):
         assert (tmp_path / FILE).read_bytes() == contents
     (tmp_path / FILE).write_bytes(whole)
     run(**ONE, checkpoint=tmp_path)
+
+
+def header(shape: tuple[int, ...], kind: str = "<f4") -> bytes:
+    """Returns the header of an array as numpy writes it."""
+    file = io.BytesIO()
+    fields = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, fields)
+    return file.getvalue()
+
+
+TEXT = io.BytesIO()
+np.save(TEXT, np.array(json.dumps({"method": "one"})))
+FORGED: dict[str, dict[str, bytes]] = {
+    "more elements than bytes": {"about.npy": TEXT.getvalue(), "x.npy": header((2**60,)) + b"1234"},
+    "fewer elements than bytes": {"about.npy": TEXT.getvalue(), "x.npy": header((2,)) + 12 * b"1"},
+    "a negative shape": {"about.npy": TEXT.getvalue(), "x.npy": header((-1, -2)) + 8 * b"1"},
+    "more zeros than the file has bytes": {
+        "about.npy": TEXT.getvalue(),
+        "x.npy": header((10**6, 1)) + 4_000_000 * b"\0",
+    },
+    "objects": {"about.npy": TEXT.getvalue(), "x.npy": header((2,), "|O") + 16 * b"1"},
+    "no fingerprint": {"x.npy": header((2,)) + 8 * b"1"},
+    "no array": {"about.npy": TEXT.getvalue(), "x.npy": b"text"},
+    **{
+        f"{about}": {"about.npy": header((), f"<U{len(about)}") + about.encode("utf-32-le")}
+        for about in ("[1]", '{"method": 3}', "3", "[" * 9999, "no JSON")
+    },
+}
+
+
+@pytest.mark.parametrize("contents", FORGED.values(), ids=lambda each: f"{len(each)} arrays")
+def test_contents_that_were_not_written_are_refused_whatever_their_checksum(contents, tmp_path):
+    with zipfile.ZipFile(tmp_path / FILE, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, written in contents.items():
+            archive.writestr(name, written)
+    whole = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(whole + hashlib.sha256(whole).digest())
+    with pytest.raises(ValueError, match=r"dsgd-run\.npz is damaged"):
+        checkpoints.Checkpoint(tmp_path, ABOUT)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [{}, {"step": np.arange(3)}, {"step": np.arange(2.0)}, {"step": np.zeros((2, 2), int)}],
+    ids=lambda records: str(list(records.values())),
+)
+def test_records_of_different_lengths_are_refused(records):
+    log = Log(runs=0, N=2, record_every=1)
+    with pytest.raises(ValueError, match="its records differ in length"):
+        log.resume({"loss": np.ones(2), **records})
 
 
 ABOUT = {"method": "one", "program": "a"}

@@ -47,7 +47,7 @@ def test_methods_that_stop_workers_or_measure_times_are_refused():
 
 def marked() -> list:
     return [
-        pytest.param(name, marks=() if brief(f"{name}, pipelined") else pytest.mark.long)
+        pytest.param(name, marks=() if brief(f"{name}, pipelined") else pytest.mark.exhaustive)
         for name in algorithms.ALGORITHMS
     ]
 

@@ -206,7 +206,7 @@ def test_bits_neither_overflow_nor_round(problem):
 
     def update(state, gradients, round):
         up, nothing = (dsgd.counts.from_bits(bits, round.workers) for bits in (huge, 0))
-        round.sent(up, nothing, dsgd.network.local)
+        round.sent(up, nothing, dsgd.network.ring_shift)
         return state
 
     for record_every in (1, 4):
