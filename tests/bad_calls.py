@@ -521,7 +521,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "algorithms.econtrol(SGD, compressors.sign, -1)": "econtrol: eta = -1; expected a number in [0",
     "algorithms.mime(SGD, 0)": "mime: period = 0",
     "algorithms.distributed_lion(SGD, 'sum')": "distributed_lion: aggregate = 'sum'; expected",
-    "algorithms.fed_adam(SGD, 2, 0.1, tau=0)": "fed_adam: tau = 0; expected a number in [1e-18, 1e18]",
+    "algorithms.fed_adam(SGD, 2, 0.1, tau=0)": "fed_adam: tau = 0; expected a number in [1e-18",
     "algorithms.choco_sgd(SGD, ring, compressors.sign, None)": "choco_sgd: consensus_step = None",
     "algorithms.lead(SGD, ring, compressors.ternary, 2)": "lead: consensus_step = 2",
     "algorithms.motef(SGD, ring, compressors.sign, 0.1, 0)": "motef: momentum_step = 0",

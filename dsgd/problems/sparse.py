@@ -144,8 +144,8 @@ def _canonical(where: str, matrix: Any) -> Any:
 
 
 def compressed_rows(where: str, matrix: Any) -> csr_array:
-    """Returns a copy of a scipy matrix in compressed rows, after checking its indices, which scipy checks only partly
-    if a matrix is made from arrays, and not if they change later.
+    """Returns a copy of a scipy matrix in compressed rows, after checking its indices, which scipy
+    checks only partly if a matrix is made from arrays, and not if they change later.
     """
     try:
         copy = matrix.copy()
