@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import operator
 import re
 import sys
 import traceback
@@ -205,8 +207,8 @@ def arguments(function: F, *, members: bool = True) -> F:
     ValueError about it, the message begins with the name of the function that the user called.
 
     Values are normalised: old-style keys become typed keys; numpy scalars, and arrays without axes,
-    become Python numbers, which do not overflow and which their owner cannot modify. Integers of
-    more than 64 bits are not accepted, except for a `seed`.
+    become Python numbers, which do not overflow. Arrays and lists are copied, so that their owner
+    may modify them later. Integers of more than 64 bits are not accepted, except for a `seed`.
 
     Args:
         function: the function. Its annotations are resolved at the first call; those that name
@@ -446,8 +448,9 @@ def _list_of(each: _Requirement | None) -> _Requirement:
         return listed and (each is None or all(map(each.accepts, value)))
 
     def convert(where: str, value: Any) -> Any:
-        made = [] if each is None else [each.convert(where, one) for one in value]
-        return value if all(one is other for one, other in zip(made, value, strict=False)) else made
+        made = list(value) if each is None else [each.convert(where, one) for one in value]
+        same = not isinstance(value, list) and all(map(operator.is_, made, value))
+        return value if same else made
 
     return _Requirement(
         accepts, "a list" if each is None else f"a list, each {each.words}", convert
@@ -667,12 +670,18 @@ def _is_array(value: Any) -> bool:
 
 
 def as_array(where: str, value: Any) -> Any:
-    """Converts arrays of other libraries, those of numpy in types that JAX does not accept, and
-    lists of them, to numpy arrays. Other arrays of numpy and JAX, numbers, and lists of numbers are
-    returned unchanged.
+    """Copies arrays, which their owner may modify later: those of other libraries, those of numpy
+    in types that JAX does not accept, and lists of them, become arrays of numpy. Numbers and arrays
+    of JAX are returned unchanged.
     """
-    plain = isinstance(value, jax.Array | int | float) or array_likes.is_native(value)
-    return value if plain or array_likes.is_leaf(value) else array_likes.numbers(where, value)
+    if isinstance(value, jax.Array | np.generic | int | float) and not isinstance(
+        value, np.longdouble
+    ):
+        return value
+    if array_likes.is_leaf(value):
+        return copy.deepcopy(value)
+    plain = array_likes.is_native(value)
+    return np.array(value if plain else array_likes.numbers(where, value))
 
 
 _LISTS = (Sequence, list, tuple)
@@ -734,6 +743,7 @@ _MEMBERS = {  # arguments of the functions in these tuples
         "evaluate": "params data shared",
     },
     "Parameters": {"init": "key"},
+    "Regularizer": {"value": "params", "prox": "params step"},
     "Sampler": {
         "draw": "key data",
         "truncate": "batch b",

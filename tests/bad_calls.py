@@ -6,6 +6,7 @@ It is a separate script, without the annotations that pytest checks, because use
 
 from __future__ import annotations
 
+import gc
 import inspect
 import itertools
 import json
@@ -36,7 +37,7 @@ from algorithms.asynchronous.on_ray import gossip, with_servers
 from algorithms.cannikin import epochs
 from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
-from dsgd import clusters, compressors, network, plots, problems, work, workers
+from dsgd import array_likes, clusters, compressors, network, plots, problems, work, workers
 from dsgd.engine import randomness
 from dsgd.machines import local_processes
 from dsgd.planning import planner
@@ -165,6 +166,16 @@ POOL: dict[str, Any] = {
     "differentiated": Traced(jax.grad, 0.5),
     "mapped": Traced(jax.vmap, jnp.arange(2)),
 }
+
+MUTABLE = (
+    np.full(2, 0.25),
+    np.full(4, 0.25),
+    np.full(4, 2),
+    np.full((2, 2), 0.5),
+    np.full((4, 4), 0.25),
+    np.full((4, 2), 3),
+    np.arange(4) < 3,
+)
 
 _UPDATES = {"worker": np.zeros(3, int), **dict.fromkeys(("computed", "trip", "busy"), np.ones(3))}
 _LEARNER = cannikin.learner(2, 0.1)
@@ -681,6 +692,48 @@ def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str 
     return None
 
 
+def kept(calls: dict[Callable, dict[str, Any]]) -> dict[str, str]:
+    """Returns the arguments of valid calls whose arrays or lists are part of the result."""
+    found = {}
+    for function, arguments in calls.items():
+        for name, given in arguments.items():
+            own = [given] if isinstance(given, np.ndarray) or array_likes.is_leaf(given) else []
+            for array in map(np.array, (*own, *MUTABLE)):
+                for value in (array.copy(), array.tolist()):
+                    try:
+                        result = function(**{**arguments, name: value})
+                    except Exception:
+                        continue
+                    if any(_is_part(value, each) for each in reachable(result)):
+                        case = f"{function.__module__}.{function.__qualname__}({name})"
+                        found[case] = f"{type(value).__name__} {value}"
+    return found
+
+
+def _is_part(value: Any, other: Any) -> bool:
+    if isinstance(value, np.ndarray) and isinstance(other, np.ndarray | jax.Array):
+        try:
+            return np.shares_memory(value, np.asarray(other))
+        except TypeError:
+            return False  # a random key
+    return value is other
+
+
+def reachable(result: Any) -> Iterator[Any]:
+    """Yields all objects that an object refers to, without those of modules and classes."""
+    seen, waiting = {}, [result]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or inspect.isclass(one) or inspect.ismodule(one):
+            continue
+        seen[id(one)] = one
+        yield one
+        if inspect.isfunction(one):
+            waiting += [one.__closure__, one.__defaults__, one.__kwdefaults__, one.__dict__]
+        elif not isinstance(one, jax.Array):
+            waiting += gc.get_referents(one)
+
+
 def main(every: int) -> None:
     """Tries one random value of the pool in `every` for each argument."""
     fast_compile.trace_quickly()
@@ -714,6 +767,7 @@ def main(every: int) -> None:
         f"{function.__module__}.{function.__qualname__}": outcome(function, arguments, "")
         for function, arguments in calls.items()
     }
+    shared = kept(calls)
     drawn, escaped, first = 0, {}, itertools.count()
     for function, arguments in calls.items():
         outcomes: dict[str, str | None] = {}
@@ -735,6 +789,7 @@ def main(every: int) -> None:
         }
     found = {
         "good": {name: wrong for name, wrong in good.items() if wrong},
+        "kept": shared,
         "drawn": drawn,
         "escaped": escaped,
     }

@@ -44,6 +44,11 @@ def test_valid_calls_succeed(drawn):
     assert drawn["good"] == {}
 
 
+def test_results_share_no_array_or_list_with_the_arguments(drawn):
+    """Whoever calls may modify them later."""
+    assert drawn["kept"] == {}
+
+
 def test_only_value_errors_that_name_the_argument_are_raised(drawn):
     assert drawn["drawn"] > 2_500
     assert drawn["escaped"] == {}

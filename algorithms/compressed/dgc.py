@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
-from dsgd import Algorithm, Query, State, checks, workers
+from dsgd import Algorithm, Query, State, checks, workers, xla
 from dsgd.base import Compressor, Gradients, Params, Period, Real
 from dsgd.communication.compressed import flat, require_contraction
 from dsgd.compressors import top_k
-from dsgd.engine import units
 
 
 class Accumulated(NamedTuple):
@@ -137,5 +136,11 @@ def dgc(
 
 def _clipped(gradients: Gradients, largest: Real) -> Gradients:
     """Scales each worker's gradient down to this norm, leaves `[n, ...]`."""
-    norms = jnp.sqrt(workers.sqnorm_rows(gradients))
-    return units.scaled(jnp.minimum(1, largest / norms), gradients)
+
+    def of_worker(gradient):
+        rescaled, power = xla.rescaled(gradient)
+        factor = jnp.minimum(power, largest / jnp.sqrt(xla.sqnorm(rescaled)))
+        each = jax.tree.map(lambda leaf: factor.astype(leaf.dtype) * leaf, rescaled)
+        return workers.narrowed(each, gradient)
+
+    return jax.vmap(of_worker)(gradients)

@@ -4,6 +4,7 @@ do not change, and methods do not see them.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -131,13 +132,29 @@ def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
         )
     try:
         return jax.tree.leaves(jax.tree.broadcast(mask, params))
-    except ValueError as error:
-        expected = (
-            f"a prefix of the parameters' tree {checks.shown(jax.tree.map(checks.typed, params))}"
-        )
-        raise ValueError(
-            f"{name}: trainable = {checks.shown(mask)}; expected {expected} ({error})"
-        ) from None
+    except ValueError:
+        raise ValueError(f"{name}: trainable{_difference(mask, params)}") from None
+
+
+def _difference(mask: PyTree, params: Params, path: str = "") -> str:
+    """Returns where a mask is not a prefix of the parameters, as the end of a message."""
+    given, expected = (
+        {
+            keystr(key): child
+            for key, child in tree_leaves_with_path(tree, is_leaf=partial(operator.is_not, tree))
+        }
+        for tree in (mask, params)
+    )
+    if isinstance(mask, bool | np.bool_):
+        return ""
+    if given.keys() == expected.keys():
+        each = (_difference(given[key], expected[key], path + key) for key in given)
+        return next(filter(None, each), "")
+    need = ", ".join(filter(None, expected))
+    return (
+        f"{path} = {checks.shown(mask)}; expected a prefix of the parameters' tree: True or False"
+        f"{f', or a tree with the entries {need}' if need else ''}"
+    )
 
 
 def require_all(name: str, problem: Problem) -> None:

@@ -261,7 +261,7 @@ def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
             params = leaves.joined(
                 plan.problem, taken_home(plan, _method(plan, point), state), state.fixed
             )
-            return protocol.estimated(plan.problem, params, data)
+            return oracle.with_statistics(plan.problem, params, data)
 
         return _over_runs(plan, one_run, (0, 0), (None, 0))(points, state)
 

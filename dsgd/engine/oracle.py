@@ -488,7 +488,7 @@ def evaluate(
     With a regularizer r the scalars include "objective" = f + r, and "prox_grad_sqnorm" = $|x -
     \mathrm{prox}_r(x - f'(x))|^2$, which is 0 at the minimizers only, and $|f'(x)|^2$ if r = 0.
     """
-    params = protocol.estimated(problem, params, data)
+    params = with_statistics(problem, params, data)
     trained, fixed = leaves.split(leaves.flags(problem), params)
     scalars, slope = _loss_and_slope(problem, params, trained, fixed, data, shared)
     r = problem.regularizer
@@ -502,6 +502,13 @@ def evaluate(
     return {**scalars, "objective": objective, "prox_grad_sqnorm": sqnorm}, slope
 
 
+def with_statistics(problem: Problem, params: Params, data: PyTree) -> Params:
+    """Returns all parameters, including the leaves that are estimated from the data."""
+    if problem.statistics is None:
+        return params
+    return _weighted(problem, "statistics", problem.statistics, params, data)
+
+
 def _loss_and_slope(
     problem: Problem,
     params: Params,
@@ -511,7 +518,7 @@ def _loss_and_slope(
     shared: PyTree,
 ) -> tuple[dict[str, jax.Array], Params | None]:
     if problem.evaluation.function is not None:
-        result = _evaluated(problem, params, data, shared)
+        result = _weighted(problem, "evaluate", problem.evaluation.function, params, data, shared)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
             raise ValueError(
                 f"{problem.name}: evaluate returns {checks.typed(result)}; expected a pair "
@@ -551,30 +558,32 @@ def _mean_of_pool(
 
 
 @lru_cache(maxsize=64)
-def _reads_weights(evaluate_and_weights: sameness.Key) -> list[bool]:
+def _reads_weights(function_and_weights: sameness.Key) -> list[bool]:
     """Returns a list that is empty until the function has read the weights. It is cached because a
     function that is itself jitted is not traced again.
     """
     return []
 
 
-def _evaluated(problem: Problem, params: Params, data: PyTree, shared: PyTree) -> Any:
-    function = problem.evaluation.function
-    assert function is not None
+def _weighted(problem: Problem, name: str, function: Callable, *arguments: Any) -> Any:
+    """Returns the result of a problem's function of the data of all workers, which has to respect
+    their weights.
+    """
     with (
         workers.weighted(problem.weights) as weights,
-        protocol.error_context(f"evaluate of {problem.name}"),
+        protocol.error_context(f"{name} of {problem.name}"),
     ):
-        result = function(params, data, shared)
+        result = function(*arguments)
     if weights is None:
         return result
     reads = _reads_weights(sameness.Key((function, weights.numbers)))
     if weights.read:
         reads.append(True)
     if not reads:
+        hint = ", or evaluate=None, which evaluates the weighted mean of loss"
         raise ValueError(
-            f"{problem.name}: the problem has weights, but its evaluate does not use them; "
-            "expected evaluate to take workers.mean over the workers' losses or to read "
-            "workers.weights(), or evaluate=None, which evaluates the weighted mean of loss"
+            f"{problem.name}: the problem has weights, but its {name} does not use them; "
+            f"expected {name} to take workers.mean over the workers or to read workers.weights()"
+            f"{hint if name == 'evaluate' else ''}"
         )
     return result

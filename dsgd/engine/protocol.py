@@ -253,14 +253,6 @@ def drawn(problem: Problem, batch: PyTree) -> PyTree:
     return batch
 
 
-def estimated(problem: Problem, params: Params, data: PyTree) -> Params:
-    """Returns the parameters with the leaves that the problem estimates from the data, if any."""
-    if problem.statistics is None:
-        return params
-    with error_context(f"statistics of {problem.name}"):
-        return problem.statistics(params, data)
-
-
 def loss(problem: Problem) -> Callable:
     """Returns the problem's loss, which raises ValueError if it is not a floating-point scalar."""
 

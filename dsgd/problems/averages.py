@@ -72,12 +72,11 @@ class Statistics(sameness.Compared):
 
         def add(total, k):
             each = jax.vmap(of_batch, (0, pooled.axes(data), None))(ids, data, k)
-            return jax.tree.map(
-                lambda total, leaf: total + jnp.mean(leaf, axis=0) / _BATCHES, total, each
-            ), None
+            return jax.tree.map(lambda total, leaf: total + leaf / _BATCHES, total, each), None
 
-        mean = lax.scan(add, jax.tree.map(jnp.zeros_like, old), jnp.arange(_BATCHES))[0]
-        return leaves.merged(self.training.averages, params, workers.mean_over_devices(mean), rest)
+        zeros = workers.replicate(jax.tree.map(jnp.zeros_like, old), n)
+        each = lax.scan(add, zeros, jnp.arange(_BATCHES))[0]
+        return leaves.merged(self.training.averages, params, workers.mean(each), rest)
 
     def _of_batch(self, params: Params, batch: Examples) -> PyTree:
         """Returns the limit of the running averages if all batches equal this one: the fixed point

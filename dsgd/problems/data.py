@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from scipy.sparse import csr_array, issparse
+from scipy.sparse import issparse
 
 from dsgd import array_likes, checks, records
 from dsgd.problems import files, sparse, svmlight, tables
@@ -177,9 +177,8 @@ def _from_arrays(name: str, inputs: Any, targets: Any, where: str = "data") -> D
         )
     parts = _split(classes, sizes)
     if issparse(inputs):
-        train, test = sparse.smaller(
-            f"{where}: inputs", *(csr_array(inputs)[part] for part in parts)
-        )
+        rows = sparse.compressed_rows(f"{where}: inputs", inputs)
+        train, test = sparse.smaller(f"{where}: inputs", *(rows[part] for part in parts))
     else:
         train, test = (_real(f"{where}: inputs", inputs)[part] for part in parts)
     return Dataset(name, train, classes[parts[0]], test, classes[parts[1]], len(labels), labels)

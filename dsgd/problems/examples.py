@@ -360,6 +360,9 @@ def arrays(what: str, pair: Any) -> tuple[PyTree, PyTree]:
         )
     inputs = array_likes.tree(f"{what}: inputs", pair[0], _inputs)
     targets = array_likes.tree(f"{what}: targets", pair[1], _samples)
+    for leaf in jax.tree.leaves(inputs, is_leaf=lambda node: isinstance(node, sparse.SparseRows)):
+        if isinstance(leaf, sparse.SparseRows):
+            sparse.require_columns(f"{what}: inputs", leaf)
     if not jax.tree.leaves(inputs):
         raise ValueError(
             f"{what}: inputs = {checks.shown(pair[0])} has no arrays; expected leaves [M, ...]"

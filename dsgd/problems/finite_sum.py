@@ -139,7 +139,9 @@ class MeanLoss(sameness.Compared):
 
     def penalty(self, trained: PyTree) -> jax.Array | float:
         """Returns the term of the squared norm."""
-        return 0.5 * self.l2 * optax.tree.norm(trained, squared=True) if self.l2 else 0.0
+        if not self.l2:
+            return 0.0
+        return 0.5 * self.l2 * optax.tree.norm(workers.widened(trained), squared=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dsgd import checks, sameness
+from dsgd import checks, sameness, workers, xla
 from dsgd.base import Loss, Params, Problem, PyTree
-from dsgd.engine import accumulate, leaves, pooled, protocol
+from dsgd.engine import accumulate, leaves, pooled, protocol, units
 from dsgd.engine.pooled import Pooled
 from dsgd.problems.examples import Examples, with_keys
 from dsgd.problems.finite_sum import MeanLoss
@@ -44,8 +44,15 @@ class clipped:  # noqa: N801 (users call it like the functions next to it)
             raise ValueError(f"clipped: norm = {self.norm}; expected a finite number > 0")
 
     def __call__(self, gradient: PyTree) -> PyTree:
-        factor = 1 / jnp.maximum(1, optax.tree.norm(gradient) / self.norm)
-        return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), gradient)
+        rescaled, power = xla.rescaled(gradient)
+        ratio = optax.tree.norm(rescaled) / self.norm
+        return jax.tree.map(
+            lambda leaf, wide: jnp.where(
+                ratio * power > 1, wide * (1 / ratio).astype(wide.dtype), leaf
+            ).astype(leaf.dtype),
+            gradient,
+            rescaled,
+        )
 
 
 @checks.arguments
@@ -144,13 +151,11 @@ class PerSample(sameness.Compared):
         total = accumulate.total(self.total, params, self.rows(batch), self.chunk_size)
         if self.noise:
             total = self._noisy(total, batch)
-        count, penalty = (
-            jnp.sum(batch.weights),
-            self._penalty(leaves.split(self.trained, params)[0]),
+        count, trained = jnp.sum(batch.weights), leaves.split(self.trained, params)[0]
+        slope = jax.tree.map(
+            lambda leaf, norm: leaf / count.astype(leaf.dtype) + norm, total, self._penalty(trained)
         )
-        return jax.tree.map(
-            lambda leaf, norm: leaf / count.astype(leaf.dtype) + norm, total, penalty
-        )
+        return workers.narrowed(slope, trained)
 
     def rows(self, batch: Examples) -> Examples:
         """Returns the batch with a key for each sample, if it has a key."""
@@ -164,7 +169,7 @@ class PerSample(sameness.Compared):
 
     def total(self, params: Params, rows: Examples, counted: jax.Array) -> PyTree:
         """Returns the sum of the transformed gradients of the samples marked in `counted`, bool
-        `[m]`.
+        `[m]`, in float32 at least.
         """
         trained, fixed = leaves.split(self.trained, params)
 
@@ -190,12 +195,8 @@ class PerSample(sameness.Compared):
             return changed
 
         weights = jnp.where(counted, rows.weights, 0)
-
-        def weighed(leaf):
-            factors = jnp.expand_dims(weights, tuple(range(1, leaf.ndim))).astype(leaf.dtype)
-            return jnp.sum(jnp.where(factors > 0, factors * leaf, 0), axis=0)
-
-        return jax.tree.map(weighed, jax.vmap(of_one)(rows))
+        each = units.scaled(weights, workers.widened(jax.vmap(of_one)(rows)))
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
 
     def _noisy(self, total: PyTree, batch: Examples) -> PyTree:
         if not isinstance(batch.key, jax.Array):

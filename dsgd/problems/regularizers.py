@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dsgd import array_likes, checks
+from dsgd import array_likes, checks, workers, xla
 from dsgd.base import Params, Problem, Regularizer
-from dsgd.causes import error_context
-from dsgd.engine import protocol
+from dsgd.causes import explained
+from dsgd.engine import leaves, protocol
 
 # The mean of feasible local models may violate the constraints by rounding.
 _ROUNDINGS = 1024
@@ -55,19 +55,21 @@ def regularized(problem: Problem, regularizer: Regularizer) -> Problem:
 
 
 def _require_functions(problem: Problem, r: Regularizer) -> None:
-    def both(params):
-        with error_context(f"value of {r.name}"):
-            value = jnp.asarray(r.value(params))
-        with error_context(f"prox of {r.name}"):
-            return value, r.prox(params, 1.0)
+    def value(params):
+        given = r.value(params)
+        floating = checks.is_number(given) and jnp.issubdtype(jnp.result_type(given), jnp.floating)
+        if not floating:
+            raise ValueError(f"returns {checks.typed(given)}; expected a floating-point scalar")
+        return given
+
+    def prox(params):
+        return leaves.require_arrays("the function", r.prox(params, 1.0))
 
     params = protocol.parameters(problem)
-    value, after = jax.eval_shape(both, params)
-    if value.shape or not jnp.issubdtype(value.dtype, jnp.floating):
-        raise ValueError(
-            f"regularized: value of {r.name} returns {checks.typed(value)}; expected a "
-            "floating-point scalar"
-        )
+    with explained(f"regularized: value of {r.name}"):
+        jax.eval_shape(value, params)
+    with explained(f"regularized: prox of {r.name}"):
+        after = jax.eval_shape(prox, params)
     checks.require_same(f"regularized: prox of {r.name} returns a tree", after, params)
 
 
@@ -89,7 +91,7 @@ def l1(penalty: float) -> Regularizer:
 
 
 def _l1(penalty: float, params: Params) -> jax.Array:
-    return penalty * _sum(jax.tree.map(lambda x: jnp.sum(jnp.abs(x)), params))
+    return penalty * _sum(jax.tree.map(lambda x: jnp.sum(jnp.abs(x)), workers.widened(params)))
 
 
 def _soft_threshold(penalty: float, params: Params, step: Any) -> Params:
@@ -132,8 +134,8 @@ def _groups(rows: bool, x: jax.Array) -> jax.Array:
 
 def _group_norms(penalty: float, rows: bool, params: Params) -> jax.Array:
     def of_leaf(x):
-        groups = _groups(rows, x)
-        return groups.shape[1] ** 0.5 * jnp.sum(optax.safe_norm(groups, 0.0, axis=1))
+        groups, powers = jax.vmap(xla.rescaled)(_groups(rows, x))
+        return groups.shape[1] ** 0.5 * jnp.sum(powers * optax.safe_norm(groups, 0.0, axis=1))
 
     return penalty * _sum(jax.tree.map(of_leaf, params))
 
@@ -141,9 +143,11 @@ def _group_norms(penalty: float, rows: bool, params: Params) -> jax.Array:
 def _shrink_groups(penalty: float, rows: bool, params: Params, step: Any) -> Params:
     def of_leaf(x):
         groups = _groups(rows, x)
-        least = step * penalty * groups.shape[1] ** 0.5
-        norm = optax.safe_norm(groups, jnp.finfo(groups.dtype).tiny, axis=1, keepdims=True)
-        return (groups * jnp.maximum(1 - least / norm, 0)).reshape(x.shape)
+        rescaled, powers = jax.vmap(xla.rescaled)(groups)
+        least = step * penalty * groups.shape[1] ** 0.5 / powers
+        norm = optax.safe_norm(rescaled, jnp.finfo(rescaled.dtype).tiny, axis=1)
+        factors = jnp.maximum(1 - least / norm, 0)[:, None]
+        return (groups * factors).astype(x.dtype).reshape(x.shape)
 
     return jax.tree.map(of_leaf, params)
 

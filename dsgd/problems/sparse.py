@@ -133,7 +133,7 @@ def _canonical(where: str, matrix: Any) -> Any:
         raise ValueError(
             f"{where} has shape {matrix.shape}; expected 1 to {_MOST_FEATURES} features"
         )
-    rows = csr_array(matrix, copy=True)
+    rows = compressed_rows(where, matrix)
     rows.data = array_likes.numbers(where, rows.data)
     rows.sum_duplicates()
     rows.eliminate_zeros()
@@ -141,6 +141,35 @@ def _canonical(where: str, matrix: Any) -> Any:
         raise ValueError(f"{where} has entries that are not finite; expected finite numbers")
     rows.data = array_likes.kept(where, rows.data).astype(jnp.result_type(float), copy=False)
     return rows
+
+
+def compressed_rows(where: str, matrix: Any) -> csr_array:
+    """Returns a copy of a scipy matrix in compressed rows, after checking its indices, which scipy
+    checks only partly if a matrix is made from arrays, and not if they change later.
+    """
+    try:
+        copy = matrix.copy()
+        if hasattr(copy, "check_format"):
+            copy.check_format(full_check=True)
+        elif copy.format == "coo":
+            copy = type(copy)((copy.data, copy.coords), copy.shape)  # checks the coordinates
+        rows = csr_array(copy)
+        rows.check_format(full_check=True)
+    except (ValueError, IndexError, TypeError) as error:
+        reason = f"it is malformed ({str(error).splitlines()[0]})"
+        expected = f"indices of its {matrix.shape[0]} rows and {matrix.shape[1]} columns"
+        raise ValueError(f"{where}: {reason}; expected {expected}, from 0") from None
+    return rows
+
+
+def require_columns(where: str, rows: SparseRows) -> None:
+    """Raises ValueError if a column is outside the matrix."""
+    columns = np.asarray(rows.columns)
+    if columns.size and not 0 <= columns.min() <= columns.max() < rows.features:
+        raise ValueError(
+            f"{where}: SparseRows with columns from {columns.min()} to {columns.max()}; expected 0 "
+            f"to {rows.features - 1}, for {rows.features} features"
+        )
 
 
 def _longest(rows: Any) -> int:

@@ -13,6 +13,7 @@ which versions that was measured. To measure again, on CPUs:
 | `sum_rows`, `moments` | sums over the rows of an array; sums of the differences of rows from the
 first row, and of their squares |
 | `sum_elements`, `inner`, `sqnorm` | sums over the elements of vectors |
+| `rescaled` | (on all platforms) arrays whose sums of squares do not overflow |
 | `largest`, `among_largest`, `ranks` | indices of the k largest elements of a vector; a mask of
 these elements; the order of magnitudes |
 | `materialize` | the same arrays, stored before they are used |
@@ -27,7 +28,7 @@ from dsgd.xla.barriers import materialize
 from dsgd.xla.convolutions import convolve
 from dsgd.xla.selection import among_largest, largest, ranks
 from dsgd.xla.steps import in_place
-from dsgd.xla.sums import inner, moments, sqnorm, sum_elements, sum_rows
+from dsgd.xla.sums import inner, moments, rescaled, sqnorm, sum_elements, sum_rows
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 """The value of XLA_FLAGS that makes a process compute matrix products on one CPU thread."""
@@ -42,6 +43,7 @@ __all__ = [
     "materialize",
     "moments",
     "ranks",
+    "rescaled",
     "sqnorm",
     "sum_elements",
     "sum_rows",

@@ -173,3 +173,23 @@ def sqnorm(tree: PyTree) -> jax.Array:
     least.
     """
     return reduce(jnp.add, (inner(leaf, leaf) for leaf in jax.tree.leaves(tree)))
+
+
+def rescaled(tree: PyTree) -> tuple[PyTree, jax.Array]:
+    """Returns the leaves divided by a power of two, in float32 at least, and that power.
+
+    The largest magnitude becomes about 1, so that sums of squares do not overflow in half precision
+    or for magnitudes above $10^{19}$, nor underflow. Sums of squares in the normal range have the
+    same digits with and without this division.
+
+    Args:
+        tree: leaves of any shape, at least one of them not empty.
+    """
+    wide = jax.tree.map(lambda leaf: leaf.astype(_wide(leaf)), tree)
+    each = [jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(wide)]
+    largest = lax.stop_gradient(reduce(jnp.maximum, each))
+    limits = jnp.finfo(largest.dtype)
+    # The power and its reciprocal are normal numbers.
+    exponent = jnp.clip(jnp.frexp(largest)[1], limits.minexp + 1, limits.maxexp - 2)
+    power, inverse = (jnp.ldexp(jnp.ones_like(largest), e) for e in (exponent, -exponent))
+    return jax.tree.map(lambda leaf: leaf * inverse.astype(leaf.dtype), wide), power

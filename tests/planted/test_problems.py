@@ -132,8 +132,8 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/problems/per_sample.py",
-        "/ jnp.maximum(1, optax",
-        "/ jnp.minimum(1, optax",
+        "ratio * power > 1, wide * (1 / ratio)",
+        "ratio * power > 0, wide * (1 / ratio)",
         CLIPPED,
     ),
     Mistake(

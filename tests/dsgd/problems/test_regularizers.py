@@ -212,7 +212,7 @@ CUSTOM = dsgd.Regularizer(jnp.sum, lambda x, step: x - step, "sum")
             lambda: problems.regularized(
                 quadratic(), dsgd.Regularizer(lambda x: x, CUSTOM.prox, "vector")
             ),
-            r"regularized: value of vector returns float32\[5\]",
+            r"regularized: value of vector: returns float32\[5\]",
         ),
         (
             lambda: problems.regularized(
