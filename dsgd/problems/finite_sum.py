@@ -601,7 +601,9 @@ def _require_meaning(
     why = next(
         filter(
             None,
-            agreement.all_gather(f"targets of {name}", meaning.refusal(loss, outputs, on_host)),
+            agreement.all_gather(
+                f"targets of {name}", meaning.refusal_of_loss(loss, outputs, on_host)
+            ),
         ),
         "",
     )
@@ -609,5 +611,6 @@ def _require_meaning(
         raise ValueError(f"{name}: {why}")
     held_out = jax.tree.map(np.asarray, test.targets) if isinstance(test, Examples) else ()
     for what, function in (("loss", loss), *metrics):
-        if why := meaning.refusal(function, outputs, held_out):
+        check = meaning.refusal_of_loss if function is loss else meaning.refusal
+        if why := check(function, outputs, held_out):
             raise ValueError(f"{name}: test set, {what}: {why}")

@@ -37,10 +37,37 @@ class OfBatches:
     def __call__(self, batches: PyTree) -> str:
         targets = batches.targets if isinstance(batches, Examples) else ()
         return (
-            refusal(self.per_sample, self.outputs, targets.reshape(-1, *targets.shape[3:]))
+            refusal_of_loss(self.per_sample, self.outputs, targets.reshape(-1, *targets.shape[3:]))
             if isinstance(targets, np.ndarray)
             else ""
         )
+
+
+def refusal_of_loss(loss: Function, outputs: PyTree, targets: PyTree) -> str:
+    """Returns the reason why the targets are invalid for a loss, as `refusal` does. They are also
+    invalid if there are two labels, one of which has the same loss for all outputs, as 0 in a hinge
+    loss: its samples would have no effect.
+    """
+    why = refusal(loss, outputs, targets)
+    single = isinstance(outputs, jax.ShapeDtypeStruct) and isinstance(targets, np.ndarray)
+    if why or not single or outputs.size != outputs.shape[0] or targets.size != len(targets):
+        return why
+    labels = np.unique(targets)
+    if len(labels) != 2:
+        return ""
+    drawn = np.array([-_FAR, -0.7, 0.2, 1.5, _FAR]).reshape(-1, *outputs.shape[1:])
+    found = _values(
+        loss, drawn, [np.full(targets.shape[1:], each, labels.dtype) for each in labels]
+    )
+    flat = [bool(np.ptp(row) == 0) for row in found]
+    if sum(flat) != 1:
+        return ""
+    without, other = labels[flat.index(True)], labels[flat.index(False)]
+    return (
+        f"targets {labels[0]} and {labels[1]}, but the loss of {without} is the same for all "
+        "outputs of the model; expected labels that the loss distinguishes, such as -1 and 1 for a "
+        f"hinge loss; relabel them with np.where(targets == {other}, 1, -1)"
+    )
 
 
 def refusal(function: Function, outputs: PyTree, targets: PyTree) -> str:

@@ -1,0 +1,149 @@
+"""Problems whose data, weights, labels or numbers are at an edge; oracles are in numpy."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.sparse
+
+import algorithms
+import dsgd
+from dsgd import problems
+
+X = np.random.default_rng(0).normal(size=(100, 2))
+LINEAR = problems.Model(
+    lambda key: {"w": jnp.zeros(2), "b": jnp.zeros(())}, lambda w, x: x @ w["w"] + w["b"]
+)
+LABELS = X[:, 0] > 0.3
+METRICS = {"hits": lambda o, t: (o > 0) * t}
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(1)(nn.BatchNorm(use_running_average=not train, name="bn")(x))[:, 0]
+
+
+def test_running_averages_are_means_with_the_workers_weights(key):
+    """90 and 10 samples, which differ by 10: the mean of the workers' means is 4.8."""
+    far = X + 10 * (np.arange(100) >= 90)[:, None]
+    parts = [np.arange(90), np.arange(90, 100)]
+    problem = problems.finite_sum(
+        Net(), optax.squared_error, (far, far[:, 0]), 2, parts, weights="samples", batch_size=None
+    )
+    result = dsgd.run(
+        algorithms.fed_avg(optax.sgd(0.05), 2), problem, steps=200, key=key, record_every=200
+    )
+    mean = result.params["batch_stats"]["bn"]["mean"]
+    np.testing.assert_allclose(mean, far.mean(axis=0), rtol=1e-4)
+    assert result.history["loss"][-1] < 0.01
+
+
+@pytest.mark.parametrize(
+    ("dtype", "slope"), [(jnp.float16, 257.0), (jnp.bfloat16, 3e19), (jnp.float32, 3e19)]
+)
+def test_large_gradients_are_clipped_to_the_norm(dtype, slope, key):
+    """The square of the slope overflows; the clipped gradient is a unit vector."""
+    model = problems.Model(lambda key: jnp.zeros(2, dtype), lambda w, x: x @ w.astype(jnp.float32))
+    data = np.eye(2)[[0, 0]], np.zeros(2)
+    problem = problems.finite_sum(model, lambda o, t: slope * o, data, 2, batch_size=None)
+    clipped = problems.per_sample(problem, problems.clipped(0.5))
+    result = dsgd.run(algorithms.minibatch_sgd(optax.sgd(1.0)), clipped, steps=1, key=key)
+    np.testing.assert_allclose(np.asarray(result.params, float), [-0.5, 0], atol=1e-6)
+
+
+def test_the_best_point_has_the_smallest_objective_not_the_smallest_loss(key):
+    """f = |x - 1|^2 / 2 and r = 0.9 |x|_1: from x = 1, where f is smallest, to 0.1 in each."""
+    problem = problems.regularized(
+        problems.quadratic(np.ones((2, 3)), np.ones((2, 3)), start=np.ones(3)), problems.l1(0.9)
+    )
+    swept = dsgd.sweep(
+        lambda rate: algorithms.proximal_gradient(rate),
+        problem,
+        steps=100,
+        key=key,
+        rate=[1e-6, 0.1],
+    )
+    assert swept.best() == (1,)
+    assert swept.history["loss"][0, -1] < swept.history["loss"][1, -1]
+
+
+# --- Labels.
+
+
+@pytest.mark.parametrize("loss", [optax.hinge_loss, optax.losses.perceptron_loss])
+@pytest.mark.parametrize("dtype", [int, float])
+def test_margin_losses_refuse_labels_without_effect(loss, dtype):
+    signs = np.where(LABELS, 1, -1).astype(dtype)
+    problems.finite_sum(LINEAR, loss, (X, signs), 2)
+    with pytest.raises(ValueError, match=r"loss of 0\S* is the same .* np\.where\(targets == 1"):
+        problems.finite_sum(LINEAR, loss, (X, LABELS.astype(dtype)), 2)
+    with pytest.raises(ValueError, match=r"test set, loss: targets 0"):
+        problems.finite_sum(
+            LINEAR, loss, (X, signs), 2, test=(X, LABELS.astype(dtype)), metrics=METRICS
+        )
+
+
+@pytest.mark.parametrize(
+    "loss", [optax.sigmoid_binary_cross_entropy, optax.sigmoid_focal_loss, optax.squared_error]
+)
+def test_labels_with_effect_are_accepted(loss):
+    problems.finite_sum(LINEAR, loss, (X, LABELS.astype(float)), 2)
+
+
+def test_a_constant_loss_and_metrics_that_count_one_class_are_accepted():
+    problems.finite_sum(LINEAR, lambda o, t: 0 * o, (X, LABELS.astype(float)), 2)
+    problems.finite_sum(
+        LINEAR,
+        optax.squared_error,
+        (X, LABELS.astype(float)),
+        2,
+        metrics=METRICS,
+        test=(X, LABELS.astype(float)),
+    )
+
+
+# --- Sparse matrices and regularizers.
+
+
+@pytest.mark.parametrize(
+    ("data", "indices", "pointers"),
+    [
+        ([1.0], [7], [0, 1]),
+        ([1.0], [-1], [0, 1]),
+        ([1.0, 2.0], [0, 1], [0, 3]),
+    ],
+)
+def test_malformed_sparse_rows_are_refused(data, indices, pointers):
+    matrix = scipy.sparse.csr_matrix((1, 3))
+    matrix.data, matrix.indices, matrix.indptr = map(np.array, (data, indices, pointers))
+    with pytest.raises(ValueError, match=r"sparse_rows: matrix: .*malformed"):
+        problems.sparse_rows(matrix)
+
+
+def test_duplicates_and_unsorted_columns_are_summed():
+    matrix = scipy.sparse.csr_matrix((np.array([2.0, 3.0, 4.0]), [2, 0, 2], [0, 3]), shape=(1, 3))
+    model = problems.sparse_rows(matrix)
+    assert model is not None
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (dsgd.Regularizer(lambda x: 0.0, lambda x: x, "m"), "prox"),
+        (dsgd.Regularizer(lambda x: "text", lambda x, step: x, "m"), "value"),
+        (dsgd.Regularizer(lambda x: None, lambda x, step: x, "m"), "value"),
+    ],
+)
+def test_regularizers_that_do_not_fit_are_refused(made, words, key):
+    quadratic = problems.quadratic(np.ones((2, 3)), 2 * np.ones((2, 3)))
+
+    def run():
+        problem = problems.regularized(quadratic, made)
+        dsgd.run(algorithms.proximal_gradient(0.1), problem, steps=1, key=key)
+
+    with pytest.raises(ValueError, match=words):
+        run()
