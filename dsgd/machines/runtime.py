@@ -62,8 +62,8 @@ def join(
     its error to them.
 
     Args:
-        coordinator: "host:port" at which process 0 listens, and which all processes can reach;
-            "auto": the cluster that JAX detects, as on TPU pods.
+        coordinator: "host:port" at which process 0 listens, on this one address of its machine, and
+            which all processes can reach; "auto": the cluster that JAX detects, as on TPU pods.
         processes: number of processes.
         process_id: index of this process, from 0.
         timeout: time limit for all processes to join, in seconds.
@@ -227,7 +227,6 @@ def _initialize(place: Place, host: str, timeout: float) -> None:
         # By default gloo listens at the address of the machine's name, which may belong to another
         # network or not exist. JAX has no option for the address.
         made.make_gloo_tcp_collectives = partial(made.make_gloo_tcp_collectives, hostname=address)
-    bind = place.coordinator if address and address.startswith("127.") else None
     try:
         jax.distributed.initialize(
             place.coordinator,
@@ -236,7 +235,7 @@ def _initialize(place: Place, host: str, timeout: float) -> None:
             local_device_ids=place.device,
             cluster_detection_method="deactivate",
             initialization_timeout=max(1, int(timeout)),
-            coordinator_bind_address=bind,
+            coordinator_bind_address=_listening(place.coordinator, address),
             heartbeat_timeout_seconds=_JAX_WAITS,
         )
     except RuntimeError as error:
@@ -246,6 +245,19 @@ def _initialize(place: Place, host: str, timeout: float) -> None:
             f"join: process {place.process_id} of {place.processes}, coordinator "
             f"{place.coordinator}: {error}"
         ) from error
+
+
+def _listening(coordinator: str, address: str | None) -> str | None:
+    """Returns where process 0 listens: at its address on the route to the coordinator's host, which
+    is the machine's own address even if packets to the host are forwarded to it. By default JAX
+    listens at all addresses. None: JAX decides.
+    """
+    if address is None or "JAX_COORDINATOR_BIND_ADDRESS" in os.environ:
+        return None
+    if address == "::1" or address.startswith("127."):
+        return coordinator  # which may be another address than that of its route, 127.0.0.1
+    port = _split(coordinator)[1]
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 # JAX's heartbeat timeout in seconds. `heartbeat` detects a lost process long before.

@@ -12,10 +12,12 @@ import math
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from concurrent.futures import Future
 from functools import cache, partial, wraps
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,7 +50,8 @@ def problem() -> dsgd.Problem:
 @pytest.fixture(scope="module")
 def ray():
     """One Ray cluster for the module, in its own folder, because names of sockets must be short."""
-    pytest.importorskip("ray")
+    if find_spec("ray") is None:  # `importorskip` would import it before the session does
+        pytest.skip("Ray is not installed")
     folder = tempfile.mkdtemp(prefix="r", dir="/tmp")
     # Each of its about twenty processes imports jsonschema, which builds a parser of addresses for
     # a second if Jupyter's packages are installed.
@@ -158,6 +161,33 @@ def assert_history(trained, steps) -> None:
 
 
 # --- Real runs.
+
+
+@pytest.mark.long
+def test_local_processes_listen_at_the_loopback_address(ray):
+    """Not at the others of the machine, to which 127.0.0.2 belongs."""
+    host, port = ray.get_runtime_context().gcs_address.split(":")
+    assert host == "127.0.0.1"
+    socket.create_connection((host, int(port)), 10).close()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.2", int(port)), 10).close()
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_ray_is_imported_with_the_setting_for_the_loopback_address(monkeypatch, given):
+    name, seen = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", []
+    running = SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 2})
+    monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv(name, given)
+    monkeypatch.setattr(
+        sys.modules["algorithms.asynchronous.on_ray.session"],
+        "require_ray",
+        lambda: seen.append(os.environ[name]) or running,
+    )
+    with on_ray.session(2):
+        assert seen == [given or "0"]
+        assert os.environ.get(name) == given
 
 
 @pytest.mark.long

@@ -45,14 +45,18 @@ def session(processes: int, address: str = "local") -> Iterator[Any]:
 
     Args:
         processes: number of actors that run at the same time.
-        address: "local": processes on this machine, which end with the block; otherwise the address
-            of a Ray cluster, "10.0.0.1:6379" or "auto".
+        address: "local": processes on this machine, which listen at its loopback address and end
+            with the block; otherwise the address of a Ray cluster, "10.0.0.1:6379" or "auto".
 
     Raises:
         ValueError: if Ray is not installed, or the cluster cannot be reached or has too few CPUs.
     """
     checks.positive_int("session: processes", processes)
-    ray = require_ray()
+    with _unchanged_process():
+        # Ray reads this variable when it is imported. Local processes then listen at 127.0.0.1, as
+        # they do by default on macOS and Windows, instead of at all addresses.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        ray = require_ray()
     if ray.is_initialized():
         _require_room(ray, processes)
         yield ray

@@ -5,6 +5,7 @@ Real processes are tested in `tests/algorithms/test_real_processes.py`.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import queue
 import socket
@@ -241,6 +242,27 @@ def test_a_downlink_whose_time_is_neglected_has_no_limit():
         link = processes._Link(processes._Plan(N, WIRE, TIME, 0.0, kimad.last), down)
         link.observe(300.0)
         assert link.budget(0.5) == pytest.approx(bits)
+
+
+def test_the_server_listens_at_the_loopback_address(monkeypatch):
+    """Not at the others of the machine, to which 127.0.0.2 belongs."""
+    refused, workers = [], []
+
+    def connect(_, address):
+        host, port = json.loads(address)
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.2", port), 10)
+        refused.append(host)
+        for n in (1, 0):
+            workers.append(socket.create_connection((host, port), 10))
+            workers[-1].sendall(n.to_bytes(4, "big"))
+
+    monkeypatch.setattr(processes.agreement, "all_gather", connect)
+    ends = processes._connected(2)
+    assert refused == ["127.0.0.1"]
+    assert [end.getpeername() for end in ends] == [each.getsockname() for each in workers[::-1]]
+    for each in (*ends, *workers):
+        each.close()
 
 
 def test_another_number_of_processes_is_refused():

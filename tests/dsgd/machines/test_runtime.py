@@ -100,6 +100,30 @@ def test_an_unreachable_coordinator_is_reported_within_the_timeout():
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.parametrize(
+    ("address", "listening"),
+    [
+        ("10.0.0.7", "10.0.0.7:99"),
+        ("fd00::7", "[fd00::7]:99"),
+        ("127.0.0.1", "node1:99"),
+        ("::1", "node1:99"),
+        (None, None),
+    ],
+)
+def test_the_coordinator_listens_at_one_address(address, listening, monkeypatch):
+    assert runtime._listening("node1:99", address) == listening
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "[::]:99")
+    assert runtime._listening("node1:99", address) is None
+
+
+def test_the_coordinator_refuses_connections_to_other_addresses():
+    """At the machine's address in its network, if it has one, not at those of the loopback."""
+    host = runtime._towards("192.0.2.1") or "127.0.0.1"
+    status, said = run(LISTENS, 1, 0, host)
+    assert status == 0, said
+    assert said.splitlines()[-1] == "refused"
+
+
 def test_data_by_worker_must_have_equal_structure():
     model = problems.Model(lambda key: np.zeros(3, np.float32), lambda params, x: x @ params)
     loaded = problems.ByWorker(lambda n: (np.ones((5, 3 + n)), np.ones(5)))
@@ -113,6 +137,17 @@ import dsgd
 from dsgd.machines import agreement, heartbeat
 """
 ALONE = "dsgd.join(address, 2, index, timeout=1)"
+LISTENS = """
+import socket
+dsgd.join(address, 1, index)
+host, port = address.split(":")
+socket.create_connection((host, int(port)), 10).close()
+try:
+    socket.create_connection(("127.0.0.2", int(port)), 10).close()
+    print("accepted")
+except OSError:
+    print("refused")
+"""
 JUST_JOINED = """
 if index:
     agreement.all_gather = lambda about, words: os.kill(os.getpid(), signal.SIGKILL)
@@ -131,12 +166,12 @@ time.sleep(3)
 """
 
 
-def run(script: str, processes: int, asked: int) -> tuple[int, str]:
+def run(script: str, processes: int, asked: int, host: str = "127.0.0.1") -> tuple[int, str]:
     """Returns the exit status and the output of one of several processes."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{held.getsockname()[1]}"
+        held.bind((host, 0))
+        address = f"{host}:{held.getsockname()[1]}"
         commands = [
             [sys.executable, "-c", f"{IMPORTS}address, index = {address!r}, {i}\n{script}"]
             for i in range(processes)
