@@ -45,7 +45,7 @@ def test_valid_calls_succeed(drawn):
 
 
 def test_results_share_no_array_or_list_with_the_arguments(drawn):
-    """Whoever calls may modify them later."""
+    """The caller may modify them later."""
     assert drawn["kept"] == {}
 
 

@@ -61,14 +61,15 @@ def test_the_best_point_has_the_smallest_objective_not_the_smallest_loss(key):
         problems.quadratic(np.ones((2, 3)), np.ones((2, 3)), start=np.ones(3)), problems.l1(0.9)
     )
     swept = dsgd.sweep(
-        lambda rate: algorithms.proximal_gradient(rate),
+        algorithms.proximal_gradient,
         problem,
         steps=100,
         key=key,
-        rate=[1e-6, 0.1],
+        step_size=[1e-6, 0.1],
     )
     assert swept.best() == (1,)
-    assert swept.history["loss"][0, -1] < swept.history["loss"][1, -1]
+    first, second = swept.history["loss"].reshape(2, -1)[:, -1]
+    assert first < second
 
 
 # --- Labels.
