@@ -674,14 +674,12 @@ def as_array(where: str, value: Any) -> Any:
     in types that JAX does not accept, and lists of them, become arrays of numpy. Numbers and arrays
     of JAX are returned unchanged.
     """
-    if isinstance(value, jax.Array | np.generic | int | float) and not isinstance(
-        value, np.longdouble
-    ):
+    native = array_likes.is_native(value)
+    if isinstance(value, jax.Array | int | float) or (native and np.ndim(value) == 0):
         return value
     if array_likes.is_leaf(value):
         return copy.deepcopy(value)
-    plain = array_likes.is_native(value)
-    return np.array(value if plain else array_likes.numbers(where, value))
+    return np.array(value if native else array_likes.numbers(where, value))
 
 
 _LISTS = (Sequence, list, tuple)

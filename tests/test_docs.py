@@ -184,8 +184,10 @@ def test_every_figure_is_shown():
 
 
 def test_readme_has_the_commands_that_ci_runs():
-    assert "pytest" in (ROOT / ".ci/run").read_text()
-    assert ".venv/bin/pytest" in (ROOT / "README.md").read_text()
+    first, second = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert "experiments.compare" in first
+    assert ".venv/bin/pytest" in second
+    assert re.findall(r"\.ci/readme (\d)", (ROOT / ".ci/run").read_text()) == ["1", "2"]
 
 
 def test_the_own_problem_is_under_20_lines():

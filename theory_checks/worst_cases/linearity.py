@@ -147,7 +147,8 @@ def _is_linear(equation: Any, given: list[Kind]) -> bool:
     if name == "convert_element_type":
         new, old = (each.aval.dtype for each in (equation.outvars[0], equation.invars[0]))
         # A type with fewer digits rounds.
-        return jnp.issubdtype(new, jnp.floating) and jnp.finfo(new).eps <= jnp.finfo(old).eps
+        exact = jnp.issubdtype(new, jnp.floating) and jnp.finfo(new).eps <= jnp.finfo(old).eps
+        return bool(exact)
     if name == "reduce_precision":
         digits = jnp.finfo(equation.invars[0].aval.dtype).nmant
         return equation.params["mantissa_bits"] >= digits - 1  # rounded as sums are
