@@ -6,8 +6,8 @@ round computes each model again for each of its neighbours, and the codes of a c
 are drawn once for the message and once for its decoded vector.
 
 Gain (`python -m experiments.benchmark workarounds`, CPU seconds): ring gossip on 16 x 100,000 is
-2.0 times as fast with JAX 0.10.2. Codes are as fast without it, but a message and its decoded vector
-must come from the same codes, which two fusions may round differently.
+2.0 times as fast with JAX 0.10.2. Codes are as fast without it, but a message and its decoded
+vector must come from the same codes, which two fusions may round differently.
 """
 
 from __future__ import annotations
