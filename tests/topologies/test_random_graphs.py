@@ -52,7 +52,10 @@ def test_a_round_of_shifts_halves_the_squared_disagreement_on_average():
 
 def test_symmetric_rounds_are_disjoint_pairs_at_one_distance():
     n, rounds = 10, 50
-    graph, draw = topologies.equi_dynamic(n, rounds, seed=1, symmetric=True), np.random.default_rng(1)
+    graph, draw = (
+        topologies.equi_dynamic(n, rounds, seed=1, symmetric=True),
+        np.random.default_rng(1),
+    )
     assert graph.symmetric
     for W in graph.matrices:
         dense = W.toarray()

@@ -80,9 +80,7 @@ CASES = (
         "NIDS",
         "Li et al., 2019",
         lambda of, on: algorithms.nids(of.more, on, COUPLING),
-        lambda inputs, W: proximal.nids(
-            inputs.X, inputs.G, W, inputs.more, COUPLING, PROX
-        ),
+        lambda inputs, W: proximal.nids(inputs.X, inputs.G, W, inputs.more, COUPLING, PROX),
         "star",
         first=2,
         more=_steps,
