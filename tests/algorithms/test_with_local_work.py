@@ -18,6 +18,9 @@ import dsgd
 import topologies
 from algorithms import delays, with_diagnostics, with_local_work
 from dsgd import LocalWork, compressors, problems, work, workers
+from dsgd.communication import communicate
+from tests.algorithms.test_bits import ROUNDS
+from theory_checks.machinery.rounds import on_one_device
 
 N, D, B, M, STEPS = 8, 6, 3, 4, 6
 SIZES = np.array([[12, 1, 0, 7, 5, 4, 9, 10], [3, 3, 12, 1, 0, 0, 2, 8]])  # used in turn
@@ -243,3 +246,48 @@ def test_a_worker_that_computes_nothing_makes_no_step(mesh, key):
     for before, after in zip(*map(jax.tree.leaves, runs), strict=True):
         np.testing.assert_array_equal(before[0], after[0])
         assert (before[1:] != after[1:]).any()
+
+
+LOCAL = 2  # the number of a round in which the methods of `ROUNDS` send nothing
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (period, sending) in ROUNDS.items() if LOCAL % period not in sending]
+)
+def test_a_worker_that_computes_nothing_keeps_its_model_between_exchanges(name):
+    """Whatever its corrections and memories are. A method's state has random numbers, the worker's
+    gradient is 0, and only its model and its optimizer are compared: SCAFFOLD, for example, counts
+    its last control variate.
+    """
+    draw, active = np.random.default_rng(0), np.arange(N) != 2
+    method = algorithms.make(name, optax.sgd(0.1), N)
+
+    def drawn(leaf):
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.asarray(draw.normal(size=leaf.shape), leaf.dtype) if floating else leaf
+
+    def one_round(state):
+        this = dsgd.Round(
+            jnp.int32(LOCAL), N, jax.random.key(0), work=work.micro_batches(active[:, None])
+        )
+        query = method.query(state._replace(step=this.step), this)
+        answers = jax.tree.map(
+            lambda query: (jnp.zeros(N), gradients) if query.loss else gradients,
+            query,
+            is_leaf=lambda node: isinstance(node, dsgd.Query),
+        )
+        return communicate(method, state, answers, this, jax.random.key(1))[0]
+
+    gradients = jnp.asarray(draw.normal(size=(N, D)) * active[:, None], jnp.float32)
+    before = jax.tree.map(drawn, method.init(jnp.ones(D), N))
+    after = jax.jit(on_one_device(one_round))(before)
+    moved = set[bool]()
+    for (path, old), new in zip(
+        jax.tree_util.tree_leaves_with_path(before.workers),
+        jax.tree.leaves(after.workers),
+        strict=True,
+    ):
+        if ".params" in (where := jax.tree_util.keystr(path)) or ".optimizer" in where:
+            np.testing.assert_array_equal(new[2], old[2], err_msg=where)
+            moved.add(bool((new[0] != old[0]).any()))
+    assert True in moved

@@ -28,7 +28,7 @@ from theory_checks.statements.recursions.shared import DOUBLE
 UP, DOWN = (0.1, 0.3, 0.6, 1.0), (0.2, 0.5)
 WEIGHTS = np.array([0.5, 0.25, 0.125, 0.125, 0.0, 1.0])
 # All numbers are exact in float32. Workers that compute for 0.375 s have 0.25 s for their message
-# to the server; the others compute for 0.5625 s and have 0.125 s. On the clock a round takes a second.
+# to the server; the others compute for 0.5625 s and have 0.125 s. A round lasts a second.
 ROUND, WARM_UP = 0.75, 2
 COMPUTATION, CONGESTION = np.array([0.375, 0.5625] * 3), 0.5
 UP_SECONDS, DOWN_SECONDS = np.array([0.25, 0.125] * 3), 0.0625
