@@ -106,7 +106,7 @@ def test_random_keys_continue_when_an_optimizer_starts_again():
         for steps in (2, 3, 4, 5)
     ]
     changes = [
-        after.workers.params - before.server.params
+        np.asarray(after.workers.params) - np.asarray(before.server.params)
         for before, after in zip(states[::2], states[1::2], strict=True)
     ]
     # of eight independent vectors: 5 standard deviations
