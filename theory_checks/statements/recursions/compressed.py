@@ -170,7 +170,7 @@ def _demo(name: str, k: int, chunk: int, T: np.ndarray, chunks: tuple[int, ...])
     )
 
 
-H, MOMENTUM, THETA, STAGE = 3, 0.7, 4.0, 5
+H, MOMENTUM, THETA, STAGE = 3, 0.7, 15.0, 5
 
 
 def _in_layers(C: compressed.Q) -> compressed.Q:
