@@ -566,6 +566,8 @@ def test_clients_talk_to_a_server_by_default_and_workers_reduce_around_a_ring():
     assert reduced.pattern is network.ring_all_reduce
     average, first, second = dsgd.exchanges(algorithms.des_loc(optax.adam(0.1), 2), means())
     assert [average.period, first.period, second.period] == [2, 6, 12]
+    *_, second = dsgd.exchanges(algorithms.des_loc(optax.adam(0.1), 2, first=5), means())
+    assert second.period == 12
 
 
 def test_des_loc_refuses_moments_whose_names_it_does_not_know():

@@ -20,6 +20,7 @@ import pytest
 import algorithms
 import dsgd
 from algorithms import memories
+from algorithms.compressed import servers
 from algorithms.compressed.memories import Down, Up
 from dsgd import clusters, compressors, network, problems
 from tests.algorithms import quadratics
@@ -228,6 +229,16 @@ def test_limits_with_sampled_clients_are_exact(name):
     )
     np.testing.assert_allclose(found.params, quadratics.minimizer(), rtol=0, atol=1e-9)
     assert found.history["present"][-1] == 0.5
+
+
+def test_sizes_are_those_of_the_vectors_that_are_compressed():
+    """Layers have 7 and 15 elements, which six servers cut into parts of 2 and 3."""
+    rows, whole = {"a": np.zeros((N, 7)), "b": np.zeros((N, 3, 5))}, compressors.whole_model(RANDOM)
+    assert servers.OneServer(RANDOM, None, network.star).sizes(rows) == (7, 15)
+    assert servers.OneServer(whole, None, network.star).sizes(rows) == (22,)
+    for compressor, sizes in ((RANDOM, (2, 3)), (whole, (4,))):
+        route = servers.NServers(compressor, compressor)
+        assert route.sizes(route.start({"a": jnp.zeros(7), "b": jnp.zeros((3, 5))}, N)[0]) == sizes
 
 
 # --- Invalid arguments.

@@ -98,6 +98,21 @@ def test_random_keys_continue_when_a_run_continues():
     np.testing.assert_array_equal(again.params, whole.params)
 
 
+def test_random_keys_continue_when_an_optimizer_starts_again():
+    """The clients of FedAvg start with new optimizers in each period, here of two rounds."""
+    method = algorithms.fed_avg(optax.chain(NOISE, optax.sgd(1.0)), 2)
+    states = [
+        dsgd.run(method, problem(np.zeros(1000), 4), steps=steps, key=KEY, mesh=1).state
+        for steps in (2, 3, 4, 5)
+    ]
+    changes = [
+        np.asarray(after.workers.params) - np.asarray(before.server.params)
+        for before, after in zip(states[::2], states[1::2], strict=True)
+    ]
+    # of eight independent vectors: 5 standard deviations
+    assert abs(np.corrcoef(np.concatenate(changes)) - np.eye(8)).max() < 5 / 1000**0.5
+
+
 @pytest.mark.parametrize("key", [KEY, jax.random.PRNGKey(0)], ids=["typed", "numbers"])
 def test_a_key_that_is_not_in_the_state_is_refused(key):
     method = gossip(custom_noise(key, in_state=False))

@@ -217,6 +217,15 @@ def test_the_first_round_is_that_of_gradient_descent(name):
     np.testing.assert_allclose(found, expected, atol=1e-13)
 
 
+def test_the_first_gradients_of_gt_vr_are_exact():
+    """With a probability at which no worker would draw a new snapshot."""
+    found, expected = (
+        run(method, steps=1, mesh=1).state.workers
+        for method in (algorithms.gt_vr(STEP, RING, 1e-9), algorithms.gt_svrg(STEP, RING, 6))
+    )
+    np.testing.assert_allclose(found.inner.params, expected.inner.params, atol=1e-13)
+
+
 def test_gt_hsgd_with_a_step_of_1_is_aug_dgm_after_an_exact_first_round():
     """The first round is exact; from then on all estimates are the gradients."""
     plain = algorithms.aug_dgm(STEP, RING)

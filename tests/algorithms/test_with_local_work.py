@@ -4,6 +4,7 @@ weighted samples.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ import dsgd
 import topologies
 from algorithms import delays, with_diagnostics, with_local_work
 from dsgd import LocalWork, compressors, problems, work, workers
+from dsgd.communication import communicate
+from tests.algorithms.test_bits import ROUNDS
+from theory_checks.machinery.rounds import on_one_device
 
 N, D, B, M, STEPS = 8, 6, 3, 4, 6
 SIZES = np.array([[12, 1, 0, 7, 5, 4, 9, 10], [3, 3, 12, 1, 0, 0, 2, 8]])  # used in turn
@@ -243,3 +247,127 @@ def test_a_worker_that_computes_nothing_makes_no_step(mesh, key):
     for before, after in zip(*map(jax.tree.leaves, runs), strict=True):
         np.testing.assert_array_equal(before[0], after[0])
         assert (before[1:] != after[1:]).any()
+
+
+class Ends(NamedTuple):
+    """The states before and after a round."""
+
+    before: dsgd.State
+    after: dsgd.State
+
+
+def one_round(
+    name: str, step: int, active: np.ndarray, arrive: bool = True, **optimizer: float
+) -> Ends:
+    """Runs a round of a registered method from a state of random positive numbers, on which its
+    corrections and memories act.
+
+    Args:
+        step: number of the round.
+        active: which workers compute, bool `[N]`; the gradients of others are 0.
+        arrive: whether the messages of workers arrive.
+        optimizer: options of `optax.sgd`.
+    """
+    draw, method = np.random.default_rng(0), algorithms.make(name, optax.sgd(0.1, **optimizer), N)
+
+    def drawn(leaf):
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.asarray(draw.uniform(0.5, 1.5, leaf.shape), leaf.dtype) if floating else leaf
+
+    def updated(state):
+        this = dsgd.Round(
+            jnp.int32(step), N, jax.random.key(0), work=work.micro_batches(active[:, None])
+        )
+        query = method.query(state._replace(step=this.step), this)
+        answers = jax.tree.map(
+            lambda query: (jnp.zeros(N), gradients) if query.loss else gradients,
+            query,
+            is_leaf=lambda node: isinstance(node, dsgd.Query),
+        )
+        lost = None if arrive else NO_MESSAGE
+        with workers.with_participation(lost):
+            return communicate(method, state, answers, this, jax.random.key(1))[0]
+
+    gradients = jnp.asarray(draw.uniform(0.5, 1.5, (N, D)) * active[:, None], jnp.float32)
+    before = jax.tree.map(drawn, method.init(jnp.ones(D), N))
+    return Ends(before, jax.jit(on_one_device(updated))(before))
+
+
+NO_MESSAGE = workers.Participation(
+    jnp.ones(N, bool),
+    jnp.zeros(N, bool),
+    lambda i, j: jnp.zeros(jnp.broadcast_shapes(i.shape, j.shape), bool),
+)
+IDLE = np.arange(N) == 2
+LOCAL = 2  # the number of a round in which most methods of `ROUNDS` send nothing
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (period, sending) in ROUNDS.items() if LOCAL % period not in sending]
+)
+def test_a_worker_that_computes_nothing_keeps_its_model_between_exchanges(name):
+    """Only its model and its optimizer are compared: SCAFFOLD, for example, counts its last control
+    variate.
+    """
+    found, moved = one_round(name, LOCAL, ~IDLE), set[bool]()
+    for (path, old), new in zip(
+        jax.tree_util.tree_leaves_with_path(found.before.workers),
+        jax.tree.leaves(found.after.workers),
+        strict=True,
+    ):
+        if ".params" in (where := jax.tree_util.keystr(path)) or ".optimizer" in where:
+            np.testing.assert_array_equal(new[IDLE], old[IDLE], err_msg=where)
+            moved.add(bool((new[0] != old[0]).any()))
+    assert True in moved
+
+
+LAST_ONES: dict[str, Callable[[Any], Any]] = {
+    "marina": lambda gradient: gradient,
+    **dict.fromkeys(("lag", "clag", "3pc"), lambda points: points.gradient),
+    "adacomm": lambda inner: inner.memory.loss,
+}
+
+
+@pytest.mark.parametrize("name", LAST_ONES)
+def test_a_worker_that_computes_nothing_keeps_its_last_gradient_or_loss(name):
+    found = one_round(name, LOCAL, ~IDLE)
+    before, after = (LAST_ONES[name](each.workers) for each in (found.before, found.after))
+    np.testing.assert_array_equal(after[IDLE], before[IDLE])
+    assert (after[0] != before[0]).any()
+
+
+def test_a_worker_that_computes_nothing_sends_its_model_without_momentum():
+    """In QG-DSGDm the momentum of the other workers moves their models."""
+    found = one_round("qg-dsgdm", LOCAL, ~IDLE, momentum=0.5)
+    x, _, d = (found.before.workers[part] for part in range(3))
+    (before, *_), (after, *_) = (
+        jax.tree.leaves(each.workers.optimizer) for each in (found.before, found.after)
+    )
+    half = np.where(IDLE[:, None], x, x - 0.1 * after - 0.9 * d)
+    mixed = topologies.ring(N).W @ half
+    np.testing.assert_allclose(found.after.workers.params, mixed, rtol=1e-5)
+    np.testing.assert_array_equal(after[IDLE], before[IDLE])
+
+
+SENDS = [(name, step) for name, (_, sending) in ROUNDS.items() for step in sorted(sending)]
+
+
+@pytest.mark.parametrize(("name", "step"), [*SENDS, ("sketched-sgd", 3), ("fetch-sgd", 3)])
+def test_a_round_in_which_no_message_arrives_does_not_change_the_servers_state(name, step):
+    """Unless the method refuses lost messages. SCAFFOLD's control variate is the mean of the
+    workers', which it is not in a random state.
+    """
+    momentum = {} if name in ROUNDS else {"momentum": 0.5}
+    try:
+        found = one_round(name, step, ~IDLE, arrive=False, **momentum)
+    except ValueError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    if refused:
+        assert "lost" in refused
+        return
+    for leaf in jax.tree.leaves(found.after):
+        assert np.isfinite(leaf).all()
+    if name != "scaffold":
+        jax.tree.map(np.testing.assert_array_equal, found.after.server, found.before.server)

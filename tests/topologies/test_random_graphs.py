@@ -51,11 +51,21 @@ def test_a_round_of_shifts_halves_the_squared_disagreement_on_average():
 
 
 def test_symmetric_rounds_are_disjoint_pairs_at_one_distance():
-    n = 10
-    graph = topologies.equi_dynamic(n, 50, seed=1, symmetric=True)
+    n, rounds = 10, 50
+    graph, draw = (
+        topologies.equi_dynamic(n, rounds, seed=1, symmetric=True),
+        np.random.default_rng(1),
+    )
     assert graph.symmetric
     for W in graph.matrices:
         dense = W.toarray()
+        pairs = dict[int, int]()
+        u, first = draw.integers(1, n), draw.integers(n)
+        for i in np.roll(range(n), -first):
+            if not {i, (i + u) % n} & {*pairs, *pairs.values()}:
+                pairs[i] = (i + u) % n
+        upper = (n - 1) / n * sum(np.outer(*np.eye(n)[[i, j]]) for i, j in pairs.items())
+        np.testing.assert_allclose(dense, np.diag(np.diag(dense)) + (upper + upper.T) / 2)
         partner = np.argmax(dense - np.diag(np.diag(dense)) > 0, axis=1)
         paired = np.flatnonzero((dense > 0).sum(axis=1) == 2)
         np.testing.assert_array_equal(partner[partner[paired]], paired)

@@ -20,6 +20,8 @@ from dsgd.problems.quadratic import FromZero, Quadratic
 from theory_checks.machinery.statement import Condition, Draws, need
 
 HESSIANS = ("isotropic", "equal", "different", "indefinite")
+SMOOTHNESS = 1.5
+"""Of instances that state no other: not 1, so that a bound with a wrong power of L is seen."""
 
 
 def quadratic(
@@ -80,7 +82,7 @@ def wells(
     dimension: int,
     *,
     start: ArrayLike,
-    smoothness: float = 1.0,
+    smoothness: float = SMOOTHNESS,
     noise: float = 0.0,
     heterogeneity: float = 0.0,
     samples: int = 8,
@@ -172,7 +174,7 @@ def bowl(
     dimension: int,
     *,
     distance: float,
-    smoothness: float = 1.0,
+    smoothness: float = SMOOTHNESS,
     noise: float = 0.0,
     heterogeneity: float = 0.0,
     seed: int = 0,

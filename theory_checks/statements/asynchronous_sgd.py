@@ -269,7 +269,7 @@ def wells() -> list[Outcome]:
     for start, noise, steps in ((0.01, 0.1, 1000), (0.05, 0.0, 300), (3.0, 0.0, 300)):
         problem = instances.wells(3, 3, start=start, noise=noise, heterogeneity=noise / 2)
         for rule in _rules():
-            gamma = largest_step(smoothness=1.0, staleness=rule.bound)
+            gamma = largest_step(smoothness=instances.SMOOTHNESS, staleness=rule.bound)
             found.append(check(problem, rule, steps=steps, learning_rate=gamma))
     return found
 

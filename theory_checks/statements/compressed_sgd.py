@@ -343,9 +343,9 @@ def bowls(via: Via) -> list[Outcome]:
             steps=500,
             compression=compression,
             via=via,
-            learning_rate=gamma,
+            learning_rate=share / instances.SMOOTHNESS,
         )
-        for away, noise, compression, gamma in cases
+        for away, noise, compression, share in cases
     ]
 
 

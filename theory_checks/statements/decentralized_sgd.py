@@ -411,9 +411,11 @@ def random_disagreement() -> list[Outcome]:
 
 
 def in_a_well() -> list[Outcome]:
-    """Checks a non-convex problem near a minimum, without noise, where f is close to |x|^2 / 2."""
+    """Checks a non-convex problem near a minimum, without noise: f is close to L |x|^2 / 2."""
     problem = instances.wells(4, 2, start=0.1)
-    return [check(problem, one_rho(4, 0.5), steps=100, learning_rate=0.98)[0]]
+    return [
+        check(problem, one_rho(4, 0.5), steps=100, learning_rate=0.98 / instances.SMOOTHNESS)[0]
+    ]
 
 
 def on_a_hill() -> list[Outcome]:

@@ -222,7 +222,7 @@ def wells(replacement: bool) -> list[Outcome]:
     """
     batches = {"batch_size": 4, "replacement": replacement}
     well = instances.wells(4, 3, start=0.01, noise=0.3, heterogeneity=1.0, **batches)
-    found = [check_batches(well, steps=1000, learning_rate=1.0)]
+    found = [check_batches(well, steps=1000, learning_rate=1 / instances.SMOOTHNESS)]
     if replacement:
         found.append(
             check_batches(

@@ -161,7 +161,7 @@ def wells() -> list[Outcome]:
     well = instances.wells(3, 4, start=0.01, noise=0.1, heterogeneity=0.05)
     hilltop = instances.wells(3, 4, start=3.0)
     return [
-        check(well, steps=1000, learning_rate=1.0),
+        check(well, steps=1000, learning_rate=1 / instances.SMOOTHNESS),
         check(hilltop, steps=1000, learning_rate=0.02),
     ]
 

@@ -123,6 +123,29 @@ def test_workers_that_do_not_participate_compute_nothing_and_lose_nothing():
     )
 
 
+def test_a_worker_that_does_not_participate_spends_none_of_its_periods_time():
+    """Worker 0 is absent in the first of the two rounds of a period of 3.5 s, and has all its time
+    in the second one: two micro-batches of 1.5 s. Each other worker computes two of 1 s, then one
+    and a half.
+    """
+
+    def by_worker(first, others, positive):
+        return clusters.Quantity(
+            lambda key, clock, worker: jnp.where(worker == 0, first(clock), others),
+            "by worker",
+            positive=positive,
+        )
+
+    cluster = clusters.Cluster(
+        by_worker(lambda clock: jnp.full_like(clock, 1.5), 1.0, True),
+        present=by_worker(lambda clock: jnp.where(clock > 0, 1.0, 0.0), 1.0, False),
+    )
+    method = drop_compute(algorithms.local_sgd(optax.sgd(1.0), 2), 3.5, 2, period=2)
+    history = run(method, cluster=cluster, steps=2).history
+    np.testing.assert_array_equal(history["samples"][1:], [[0] + [2] * 7, [2] + [1] * 7])
+    np.testing.assert_array_equal(history["clock"], [0, 2, 5])
+
+
 def test_it_satisfies_the_contract(long):
     dsgd.check(
         drop_compute(METHOD, dropcompute.auto_threshold(2), M, resample_dropped=True),

@@ -170,7 +170,7 @@ def _demo(name: str, k: int, chunk: int, T: np.ndarray, chunks: tuple[int, ...])
     )
 
 
-H, MOMENTUM, THETA, STAGE = 3, 0.7, 4.0, 4
+H, MOMENTUM, THETA, STAGE = 3, 0.7, 15.0, 5
 
 
 def _in_layers(C: compressed.Q) -> compressed.Q:
@@ -311,7 +311,7 @@ CASES = (
     ),
     _demo("DeMo, blocks", 4, 7, _BLOCKS, (7, 15)),
     _demo("DeMo, columns", 2, 4, _COLUMNS, (1,) * 7 + (3,) * 5),
-    _dgc("DGC", False, True, "a warm-up of four rounds; local clipping"),
+    _dgc("DGC", False, True, "a warm-up of five rounds; local clipping"),
     _dgc("DGC, Nesterov", True, False, "without factor masking"),
     Case(
         "CSER",

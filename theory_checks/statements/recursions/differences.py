@@ -130,8 +130,8 @@ CASES = (
     ),
     _case(
         "VR-MARINA",
-        lambda optimizer: algorithms.vr_marina(optimizer, UNBIASED, P),
-        partial(_marina, N, True),
+        lambda optimizer: algorithms.vr_marina(optimizer, UNBIASED, P, clients=CLIENTS),
+        partial(_marina, CLIENTS, True),
         **_MARINA,
     ),
 )

@@ -22,7 +22,7 @@ from theory_checks.statements.recursions.shared import (
 )
 
 TAU, RHO, BETA, K = 3, 0.4, 0.2, 3
-L, MU = 1.0, 0.1
+L, MU = 1.3, 0.1
 COUNT = 32  # bits of a count
 VARIABLES = ("z", "messages", "counts")  # of the edges
 

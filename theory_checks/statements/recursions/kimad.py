@@ -27,10 +27,11 @@ from theory_checks.statements.recursions.shared import DOUBLE
 
 UP, DOWN = (0.1, 0.3, 0.6, 1.0), (0.2, 0.5)
 WEIGHTS = np.array([0.5, 0.25, 0.125, 0.125, 0.0, 1.0])
-# A round takes a second, and all numbers are exact in float32. Workers that compute for 0.25 s have
-# 0.5 s for their message to the server; the others compute for 0.625 s and have 0.25 s.
-COMPUTATION, CONGESTION = np.array([0.25, 0.625] * 3), 0.5
-UP_SECONDS, DOWN_SECONDS = np.array([0.5, 0.25] * 3), 0.125
+# All numbers are exact in float32. Workers that compute for 0.375 s have 0.25 s for their message
+# to the server; the others compute for 0.5625 s and have 0.125 s. A round lasts a second.
+ROUND, WARM_UP = 0.75, 2
+COMPUTATION, CONGESTION = np.array([0.375, 0.5625] * 3), 0.5
+UP_SECONDS, DOWN_SECONDS = np.array([0.25, 0.125] * 3), 0.0625
 
 
 class Bandwidths(NamedTuple):
@@ -48,7 +49,7 @@ def bandwidths(draws: Draws) -> Bandwidths:
     return Bandwidths(
         *(
             np.rint(DOUBLE * D * 2 ** rng.uniform(low, high, (5, N)))
-            for low, high in ((-1, 4), (1, 6))
+            for low, high in ((0, 5), (2, 7))
         )
     )
 
@@ -77,14 +78,14 @@ def _make(rule: Callable, optimizer: Any, of: Instance) -> Algorithm:
     return algorithms.kimad_sgd(
         optimizer,
         top_k(UP),
-        1.0,
+        ROUND,
         computation=COMPUTATION,
         congestion=CONGESTION,
         rule=rule,
         monitor=oracle,
         down=top_k(DOWN),
         weights=WEIGHTS,
-        warm_up=1,
+        warm_up=WARM_UP,
     )
 
 
@@ -96,7 +97,7 @@ def _rounds(rule: Rule, inputs: Inputs) -> Iterator[Symbols]:
         return up * UP_SECONDS, down.min() * DOWN_SECONDS
 
     select_up, select_down = (
-        kimad.selecting(LAYERS, kimad.top_k(ratios, DOUBLE), rule, DOUBLE, warm_up=1)
+        kimad.selecting(LAYERS, kimad.top_k(ratios, DOUBLE), rule, DOUBLE, WARM_UP)
         for ratios in (UP, DOWN)
     )
     rounds = kimad.kimad(

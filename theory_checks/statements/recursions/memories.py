@@ -18,15 +18,14 @@ from theory_checks.recursions import memories
 from theory_checks.recursions.compressed import (
     Parts,
     largest_half,
-    mean_size_times_sign,
     packed,
 )
 from theory_checks.recursions.proximal import soft_threshold
-from theory_checks.statements.recursions.shared import BITS, DOUBLE, HALF, SIGN
+from theory_checks.statements.recursions.shared import BITS, DOUBLE, HALF
 
 ALPHA, LAMBDA, NU, ETA, PENALTY = 0.3, 0.4, 0.7, 0.2, 0.3
 WHOLE = Parts(LAYERS, 1)
-TOP, SIGNS = (WHOLE.each(q) for q in (largest_half, mean_size_times_sign))
+TOP = WHOLE.each(largest_half)
 UP = sum(DOUBLE * -(-d // 2) + packed((d - 1).bit_length(), -(-d // 2)) for d in LAYERS)
 # A deterministic compressor that DIANA accepts; the recursion does not use that it is unbiased.
 ACCEPTED = HALF._replace(omega=lambda d: 1.0)
@@ -76,7 +75,7 @@ def _momenta(inputs: Inputs, double: bool) -> Iterator[Symbols]:
 
 
 def _blocks(inputs: Inputs) -> Iterator[Symbols]:
-    return memories.dist_ef_sgd(inputs.x, inputs.G, N, SIGNS, GAMMAS, 0.9)
+    return memories.dist_ef_sgd(inputs.x, inputs.G, N, TOP, GAMMAS, 0.8)
 
 
 def _with_errors(found: Trajectory, papers: Symbols) -> Symbols:
@@ -149,7 +148,7 @@ CASES = (
         "dist-EF-blockSGD",
         "dist-EF-blockSGD, algorithms 1 and 3",
         lambda optimizer, of: algorithms.dist_ef_sgd(
-            optax.sgd(lambda t: 0.1 / (t + 1), momentum=0.9, nesterov=True), SIGN
+            optax.sgd(lambda t: 0.1 / (t + 1), momentum=0.8, nesterov=True), HALF
         ),
         _blocks,
         _with_errors,

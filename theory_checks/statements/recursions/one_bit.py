@@ -14,9 +14,9 @@ from theory_checks.machinery import trajectories
 from theory_checks.machinery.cases import Case, Inputs, Symbols, on_server, on_workers
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
 from theory_checks.recursions import one_bit
-from theory_checks.recursions.compressed import Parts, mean_size_times_sign, packed
+from theory_checks.recursions.compressed import Parts, largest_half, mean_size_times_sign, packed
 from theory_checks.statements.recursions.compressed import concatenate_parts
-from theory_checks.statements.recursions.shared import SIGN
+from theory_checks.statements.recursions.shared import HALF, SIGN
 
 IN_LAYERS, WHOLE = Parts(LAYERS, N), Parts((D,), N)
 DECAYS: dict[str, Any] = {"beta1": 0.8, "beta2": 0.9, "epsilon": 0.1}
@@ -126,8 +126,8 @@ CASES = (
     _voted(
         "Majority vote",
         "signSGD with majority vote, algorithm 1",
-        partial(algorithms.majority_vote, momentum=0.9),
-        (0.9, 0.9),
+        partial(algorithms.majority_vote, momentum=0.8),
+        (0.8, 0.8),
         _MAJORITY,
         1,
     ),
@@ -158,5 +158,5 @@ CASES = (
     ),
     _one_bit("1-bit Adam, uncompressed", compressors.identity, lambda z: z, IN_LAYERS),
     _zero_one("0/1 Adam", SIGN, mean_size_times_sign, IN_LAYERS, changing=False),
-    _zero_one("0/1 Adam, schedule", SIGN, mean_size_times_sign, IN_LAYERS, changing=True),
+    _zero_one("0/1 Adam, schedule", HALF, largest_half, IN_LAYERS, changing=True),
 )

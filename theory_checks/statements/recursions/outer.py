@@ -79,8 +79,10 @@ CASES = (
     _outer(
         "DiLoCo",
         "Douillard et al. 2023, algorithm 1",
-        lambda optimizer: algorithms.diloco(optimizer, H),
-        lambda inputs: outer.nesterov(0.7, 0.9),
+        lambda optimizer: algorithms.diloco(
+            optimizer, H, optax.sgd(0.6, momentum=0.8, nesterov=True)
+        ),
+        lambda inputs: outer.nesterov(0.6, 0.8),
         "Adam's moments are local and kept",
         "adam",
         fresh=False,
@@ -112,8 +114,8 @@ CASES = (
     _outer(
         "FedAvgM",
         "Hsu et al. 2019",
-        lambda optimizer: algorithms.fed_avgm(optimizer, H),
-        lambda inputs: outer.block_momentum(1.0, 0.9),
+        lambda optimizer: algorithms.fed_avgm(optimizer, H, 0.7, 0.6),
+        lambda inputs: outer.block_momentum(0.7, 0.6),
         fresh=True,
     ),
     _outer(
@@ -126,15 +128,15 @@ CASES = (
     _outer(
         "FedYogi",
         "Reddi et al. 2021, algorithm 2",
-        lambda optimizer: algorithms.fed_yogi(optimizer, H, 0.1, tau=TAU),
-        lambda inputs: outer.adaptive("yogi", 0.1, 0.9, 0.99, TAU),
+        lambda optimizer: algorithms.fed_yogi(optimizer, H, 0.1, 0.8, 0.95, TAU),
+        lambda inputs: outer.adaptive("yogi", 0.1, 0.8, 0.95, TAU),
         fresh=True,
     ),
     _outer(
         "FedAdam",
         "Reddi et al. 2021, algorithm 2",
-        lambda optimizer: algorithms.fed_adam(optimizer, H, 0.1, tau=TAU),
-        lambda inputs: outer.adaptive("adam", 0.1, 0.9, 0.99, TAU),
+        lambda optimizer: algorithms.fed_adam(optimizer, H, 0.1, 0.6, 0.9, TAU),
+        lambda inputs: outer.adaptive("adam", 0.1, 0.6, 0.9, TAU),
         fresh=True,
     ),
     Case(

@@ -17,6 +17,7 @@ from theory_checks.recursions import proximal
 from theory_checks.statements.recursions.shared import BITS, between_neighbours, graph, matrices
 
 PENALTY = 0.3
+COUPLING = 1.3  # 1 / (2 gamma) or less, for step sizes up to 0.3
 PROX = proximal.soft_threshold(PENALTY)
 
 
@@ -78,10 +79,8 @@ CASES = (
     _case(
         "NIDS",
         "Li et al., 2019",
-        lambda of, on: algorithms.nids(of.more, on),
-        lambda inputs, W: proximal.nids(
-            inputs.X, inputs.G, W, inputs.more, 1 / (2 * inputs.more.max()), PROX
-        ),
+        lambda of, on: algorithms.nids(of.more, on, COUPLING),
+        lambda inputs, W: proximal.nids(inputs.X, inputs.G, W, inputs.more, COUPLING, PROX),
         "star",
         first=2,
         more=_steps,

@@ -17,7 +17,10 @@ from theory_checks.recursions.compressed import clipped, largest_half
 from theory_checks.recursions.outer import Outer, nesterov
 from theory_checks.statements.recursions.shared import DOUBLE, SHORT, graph, matrices
 
-H, TAU, ALPHA = 4, 1, 0.25
+H, TAU, ALPHA = 4, 3, 0.25
+QSPARSE_H = 3
+DECAY = 0.85
+MOMENTUM, ETA, CONSENSUS = 0.8, 0.6, 0.35  # of NoLoCo
 CHUNK, K = 4, 2
 DENSITY = 0.3
 PARTS = (slice(0, LAYERS[0]), slice(LAYERS[0], D))
@@ -59,7 +62,7 @@ def _sparse(inputs: Inputs) -> Iterator[Symbols]:
         inputs.step,
         H,
         lambda x, delta: x - 0.9 * delta,
-        0.95,
+        DECAY,
         slow_links.largest_of_chunks(K, CHUNK),
         PARTS,
     )
@@ -67,7 +70,7 @@ def _sparse(inputs: Inputs) -> Iterator[Symbols]:
 
 def _quantized(inputs: Inputs) -> Iterator[Symbols]:
     return slow_links.remembered(
-        inputs.x, inputs.G, N, inputs.step, H, _outer(), 0.9, clipped, PARTS
+        inputs.x, inputs.G, N, inputs.step, H, _outer(), DECAY, clipped, PARTS
     )
 
 
@@ -103,7 +106,7 @@ CASES = (
         "SparseLoCo",
         "Sarfi et al. 2025",
         lambda optimizer, of: algorithms.sparse_loco(
-            optimizer, H, compressors.chunked_top_k(K, CHUNK), optax.sgd(0.9)
+            optimizer, H, compressors.chunked_top_k(K, CHUNK), optax.sgd(0.9), decay=DECAY
         ),
         _sparse,
         on_workers,
@@ -113,7 +116,7 @@ CASES = (
     Case(
         "MuLoCo",
         "Thérien et al. 2025",
-        lambda optimizer, of: algorithms.muloco(optimizer, H, SHORT, OUTER),
+        lambda optimizer, of: algorithms.muloco(optimizer, H, SHORT, OUTER, decay=DECAY),
         _quantized,
         on_workers,
         f"C: {SHORT.name}; inner steps with momentum",
@@ -123,14 +126,14 @@ CASES = (
         "Qsparse-local-SGD",
         "Basu et al. 2019, algorithm 1",
         lambda optimizer, of: algorithms.qsparse_local_sgd(
-            optimizer, H, compressors.top_k(0.5, SHORT)
+            optimizer, QSPARSE_H, compressors.top_k(0.5, SHORT)
         ),
         lambda inputs: slow_links.remembered(
             inputs.x,
             inputs.G,
             N,
             inputs.step,
-            H,
+            QSPARSE_H,
             lambda x, delta: x - delta,
             1.0,
             lambda x: clipped(largest_half(x)),
@@ -161,9 +164,11 @@ CASES = (
     Case(
         "NoLoCo",
         "Kolehmainen et al. 2025",
-        lambda optimizer, of: algorithms.noloco(optimizer, graph("matchings"), H),
+        lambda optimizer, of: algorithms.noloco(
+            optimizer, graph("matchings"), H, step=ETA, consensus=CONSENSUS, momentum=MOMENTUM
+        ),
         lambda inputs: slow_links.noloco(
-            inputs.X, inputs.G, matrices("matchings"), inputs.step, H, 0.5, 0.7, 0.7
+            inputs.X, inputs.G, matrices("matchings"), inputs.step, H, MOMENTUM, ETA, CONSENSUS
         ),
         on_workers,
         "random pairs",
