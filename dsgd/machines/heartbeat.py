@@ -42,6 +42,7 @@ class _Heartbeat:
     def __init__(self, client: Any, index: int, names: list[str], lost_after: float) -> None:
         self.client, self.index, self.names, self.lost_after = client, index, names, lost_after
         self.lost: str | None = None  # why the run cannot continue
+        self._silent: int | None = None  # the process whose silence is the reason
         self.doing: str | None = None  # the common task of all processes
         self.noticed = False
         # `ended` stops the heartbeat, `gone` stops the guard.
@@ -75,6 +76,8 @@ class _Heartbeat:
             words = states.get(i, "")
             if words != before:
                 self._seen[i] = (words, now)
+                if i == self._silent:  # it was only slow, for example on a busy core
+                    self.lost = self._silent = None
             self._judge(i, words, now - (now if words != before else since))
         self._answered = now
 
@@ -125,11 +128,11 @@ class _Heartbeat:
         ended = state in _OVER
         if ended and why:
             self.lost = self.lost or f"{self.who(i)} exited: {why}"
-        elif silence > self.lost_after and not ended:
+        elif silence > self.lost_after and not ended and not self.lost:
+            self._silent = i
             self.lost = (
-                self.lost
-                or f"{self.who(i)} gave no sign of life for {self.lost_after:g} s: it was killed "
-                "or cannot be reached"
+                f"{self.who(i)} gave no sign of life for {self.lost_after:g} s: it was killed or "
+                "cannot be reached"
             )
         elif silence > self.lost_after and self.doing:
             self.lost = self.lost or f"{self.who(i)} exited before its part of {self.doing}"
@@ -266,7 +269,8 @@ def end(why: str = "") -> Ended:
         )
         watch.say(left)
         if watch.index == 0:  # the others may still read messages that end with process 0
-            watch.wait((_LEFT,), lambda silent: silent > soon)
+            left_at = time.monotonic()  # the others may have ended, and be silent, long before
+            watch.wait((_LEFT,), lambda silent: min(silent, time.monotonic() - left_at) > soon)
     except jax.errors.JaxRuntimeError:
         watch.lost = watch.lost or "the coordinator is gone"
     finally:

@@ -235,3 +235,35 @@ def test_messages_of_process_0_are_not_repeated(monkeypatch, state, words, same)
         ),
     )
     assert heartbeat.end("why") == (True, same)
+
+
+def test_a_process_that_was_silent_and_continues_is_not_lost():
+    store = Store({"dsgd/alive/1": "7"})
+    watch = heartbeat._Heartbeat(store, 0, ["first", "second"], 1e3)
+    watch.look()
+    watch.lost_after = 0.0
+    watch.look()
+    assert "process 1 of 2 (second) gave no sign of life" in (watch.lost or "")
+    watch.lost_after, store["dsgd/alive/1"] = 1e3, "8"
+    watch.look()
+    assert watch.lost is None
+    store["dsgd/alive/1"] = "ended: why"
+    watch.look()
+    store["dsgd/alive/1"] = "ended: why not"
+    watch.look()
+    assert watch.lost == "process 1 of 2 (second) exited: why"
+    watch.ended.set()
+    watch.gone.set()
+
+
+def test_process_0_waits_for_processes_that_ended_long_before(monkeypatch):
+    """Otherwise they would find that the coordinator is gone, and exit with an error."""
+    store = Store({"dsgd/alive/1": "ended"})
+    watch = heartbeat._Heartbeat(store, 0, ["first", "second"], 4.0)
+    watch._seen[1] = ("ended", watch._seen[1][1] - 100)
+    monkeypatch.setattr(heartbeat, "_heartbeat", watch)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(lambda: (time.sleep(0.3), store.update({"dsgd/alive/1": "left"})))
+        began = time.monotonic()
+        assert heartbeat.end() == (False, False)
+    assert 0.25 < time.monotonic() - began < 4
