@@ -258,6 +258,17 @@ def test_the_resources_of_an_experiment_include_those_of_its_processes():
     assert 0 < ended.cpu < 60
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["compression", "convergence_rates", "dropcompute_training"])
+def test_the_heaviest_experiments_stay_small_as_users_compile_them(name, tmp_path, monkeypatch):
+    """Other tests compile with cheaper settings, which hide programs that need much memory."""
+    for variable in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
+        monkeypatch.delenv(variable, raising=False)
+    outcome = everything.run(everything.Args(quick=True, out=tmp_path), name)
+    assert not outcome.failure
+    assert outcome.memory < 4e9
+
+
 def test_the_page_is_updated_after_each_experiment(tmp_path, monkeypatch):
     """By default all are run; the third is interrupted."""
     ran = []
