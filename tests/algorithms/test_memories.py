@@ -237,7 +237,7 @@ def test_sizes_are_those_of_the_vectors_that_are_compressed():
     assert servers.OneServer(RANDOM, None, network.star).sizes(rows) == (7, 15)
     assert servers.OneServer(whole, None, network.star).sizes(rows) == (22,)
     for compressor, sizes in ((RANDOM, (2, 3)), (whole, (4,))):
-        route = servers.NServers(compressor, compressor)
+        route = servers.NServers(compressor, compressor, network.multi_server)
         assert route.sizes(route.start({"a": jnp.zeros(7), "b": jnp.zeros((3, 5))}, N)[0]) == sizes
 
 

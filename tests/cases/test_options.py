@@ -168,8 +168,8 @@ def made(name: str, **options: Any) -> Algorithm:
 
 
 def having(option: str) -> list[str]:
-    """Returns the methods that have an option; words in the place of a pattern are omitted."""
-    return [name for name in METHODS if not isinstance(options(name).get(option, ""), str)]
+    """Returns the methods that have an option; words and None as defaults are omitted."""
+    return [name for name in METHODS if not isinstance(options(name).get(option), str | None)]
 
 
 @cache
