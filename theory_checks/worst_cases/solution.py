@@ -33,7 +33,7 @@ import scipy.sparse
 from theory_checks.worst_cases.program import Program
 
 _TOLERANCE = 1e-9
-MARGINS = (1e-9, 1e-9, 1e-9, 1e-8, 1e-7)
+MARGINS = (1e-9, 1e-9, 1e-9, 1e-9, 1e-8, 1e-7)
 """epsilon of each attempt; each is made in units of the solution of the one before."""
 _ACCURATE = 1e-5  # largest difference between value and bound, relative to the bound
 _BITS = 640  # precision of the certificate
