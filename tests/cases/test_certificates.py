@@ -75,6 +75,15 @@ def test_a_refusal_names_the_digits_that_agree():
     assert not solution.is_accurate(found._replace(value=1.02), 0.0)
 
 
+def test_the_smallest_bound_of_all_attempts_counts():
+    """Each attempt's bound holds; the value is that of the attempt that comes nearest to it."""
+    found = [(1.0, 1.5), (1.1, 1.01), (np.nan, np.inf)]
+    solutions = [solution.Solution(*pair, "", np.zeros(1), np.zeros(1)) for pair in found]
+    attempts = [analysis.Solved(*[None] * 6, solution=each) for each in solutions]  # type: ignore[arg-type]
+    best = analysis._best(attempts).solution
+    assert (best.value, best.bound) == (1.0, 1.01)
+
+
 def test_a_run_above_the_bound_is_an_error(monkeypatch):
     """Every worst case is run on the functions that attain it."""
     measured = analysis.WorstCase.measured
@@ -149,9 +158,16 @@ def drifting(constant):
     )
 
 
-def test_small_constants_are_found_by_a_probe_of_the_size_of_the_class():
-    with pytest.raises(ValueError, match=r"drifting .* a run on random inputs differs"):
-        worst_case(drifting(1e-8), Smooth(3, distance=0.01), steps=2, workers=2)
+def test_coordinates_that_differ_slightly_are_found():
+    """Steps that differ by 1e-7 between coordinates are linear, and equal in one dimension."""
+    shares = optax.stateless(lambda g, x: g * (1 + 1e-7 * jnp.arange(len(g))))
+    with pytest.raises(ValueError, match=r"gradient_descent .* a run on random inputs differs"):
+        worst_case(descent(0.5, shares), Smooth(3, distance=0.2), steps=2, workers=2)
+
+
+def test_constants_are_found_whatever_their_size():
+    with pytest.raises(ValueError, match=r"drifting .* from a start and gradients of 0 it moves"):
+        worst_case(drifting(1e-30), Smooth(3, distance=0.01), steps=2, workers=2)
 
 
 def test_kinds_of_operations():
@@ -170,6 +186,7 @@ def test_kinds_of_operations():
         "placed": lambda x: 2 * jnp.zeros(5).at[jnp.array([4, 1, 0])].add(x),
         "unused": lambda x: (jnp.exp(x), x)[1],
         "divided": lambda x: x / 3,
+        "first power": lambda x: x**1,
     }
     other = {
         "mul": lambda x: x * x,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import networkx
 import numpy as np
 import optax
@@ -132,11 +133,27 @@ def test_the_rate_is_that_of_a_run():
     assert measured == pytest.approx(rate, rel=1e-3)
 
 
+def changed(step: float, change: Callable) -> dsgd.Algorithm:
+    """Returns gradient descent with changed gradients."""
+    of_gradients = optax.stateless(lambda g, x: jax.tree.map(change, g))
+    return algorithms.gradient_descent(optax.chain(of_gradients, optax.sgd(step)))
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (lambda step: algorithms.gradient_descent(optax.adam(step)), "not affine in the start"),
-        (lambda step: algorithms.scaffnew(optax.sgd(step), 0.5), "draws random numbers"),
+        # Affine at two of the three sizes that are probed.
+        (lambda step: changed(step, lambda g: jnp.clip(g, -30, 30)), "not affine in the start"),
+        (
+            lambda step: changed(step, lambda g: jnp.where(jnp.abs(g) < 1e-3, 0, g)),
+            "not affine in the start",
+        ),
+        # One round in 50 differs.
+        (lambda step: algorithms.scaffnew(optax.sgd(step), 0.02), "draws random numbers"),
+        (
+            lambda step: algorithms.gradient_descent(optax.sgd(lambda count: step)),
+            "states contain numbers other than floating-point ones that change",
+        ),
         (
             lambda step: algorithms.local_sgd(optax.sgd(step), 65),
             "do not repeat within 64 rounds",

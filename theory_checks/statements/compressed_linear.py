@@ -72,7 +72,7 @@ from theory_checks.machinery import instances, ranges
 from theory_checks.machinery.random_rounds import RandomRounds, mixed, random_rounds
 from theory_checks.machinery.rounds import Build, Instance
 from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
-from theory_checks.statements.ef21 import SHRINKING
+from theory_checks.statements.ef21 import SHRINKING, shrinking
 
 _ROUNDING = 1e-12
 _NEVER = 1e-30  # a probability so small that the coin never shows it
@@ -545,6 +545,7 @@ def _statements(
     hypotheses: str,
     drawn: Callable[[Draws], Theorem],
     worst: Callable[[], list[Theorem]],
+    decreasing: Callable[[], list[Theorem]] = list,
 ) -> list[Statement]:
     """Returns the statements for the decrease and for the largest step.
 
@@ -552,13 +553,14 @@ def _statements(
         name, reference, hypotheses: for the table.
         drawn: a random instance.
         worst: instances on which the theorem is nearly attained.
+        decreasing: more of them, for the decrease only.
     """
 
     def trial(draws: Draws) -> list[Outcome]:
         return linear(drawn(draws), draws.choice((1.0, draws.real(0.05, 1.0))))
 
     def at_the_worst() -> list[Outcome]:
-        return [outcome for theorem in worst() for outcome in linear(theorem)]
+        return [outcome for theorem in (*worst(), *decreasing()) for outcome in linear(theorem)]
 
     def steps() -> list[Outcome]:
         return [outcome for theorem in worst() for outcome in largest_step(theorem)]
@@ -602,6 +604,8 @@ STATEMENTS = [
         "f strongly convex; C contracts",
         _ef21_drawn,
         lambda: [of_ef21(bowls(N, 1.0, 0.5), SHRINKING) for N in (1, 2)],
+        # The factor is that of the residuals, (1 + r) / 2, and not 1 - gamma mu.
+        lambda: [of_ef21(bowls(1, 1.0), shrinking(0.2))],
     ),
     *_statements(
         "MARINA",
@@ -609,5 +613,7 @@ STATEMENTS = [
         "f strongly convex; Q unbiased",
         _marina_drawn,
         lambda: [of_marina(bowls(2, 1.0, 0.5), 0.5)],
+        # The largest step is that of the variance, and not p / (2 mu).
+        lambda: [of_marina(bowls(1, *[1.0] * 8), 0.5)],
     ),
 ]

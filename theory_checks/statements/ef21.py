@@ -422,15 +422,18 @@ TRIED = (
 )
 """Contractions, weights w_i, and problems; each combination is compiled separately."""
 
-_LEFT = 0.02  # fraction of each difference that `SHRINKING` omits
-SHRINKING = fixed_size(
-    lambda key, x: (1 - _LEFT) * x,
-    lambda message, d: message,
-    f"shrinking({_LEFT})",
-    delta=lambda d: 1 - _LEFT**2,
-)
+
+def shrinking(left: float) -> Compressor:
+    """Returns the linear contraction that omits this share of each difference."""
+    return fixed_size(
+        lambda key, x: (1 - left) * x,
+        lambda message, d: message,
+        f"shrinking({left})",
+        delta=lambda d: 1 - left**2,
+    )
 
 
+SHRINKING = shrinking(0.02)
 UNEQUAL = (0.5, 1.0, 2.0)
 
 

@@ -28,10 +28,8 @@ from theory_checks.worst_cases.symmetry import Symmetry
 LARGEST = 100
 """The largest block of a Gram matrix. Time and memory of the solver grow with its sixth power."""
 _MOST_WORKERS = 128  # that are tried if the number of workers is not given
-_ZERO = 1e-20  # values below this share of the measure's unit count as 0
-_RELIABLE = (
-    1e-3  # objectives below this have too few digits, since the solver's error is about 1e-9
-)
+_ZERO = 1e-20  # coefficients of a measure up to this are rounding errors
+_RELIABLE = 1e-3  # smaller objectives have too few digits, since the solver's error is about 1e-9
 _SMALLEST = 1e-6  # of a square in the units of a solution, whose error is about 1e-9
 _RUN = 1e-6  # relative error of a run's lengths on the worst functions
 _CUT = 1e-9  # eigenvalues of a Gram matrix below this share of the largest are rounding errors
@@ -190,6 +188,11 @@ class Solved(NamedTuple):
     program: Program
     solution: solution.Solution
 
+    @property
+    def objective(self) -> float:
+        """The value of the program's primal solution, in the units of the program."""
+        return float(self.program.c @ self.solution.y)
+
     def assembly(self, delta: float | None, vectors: np.ndarray) -> Assembly:
         """Returns the program's constraints for other coefficients of the same points."""
         return Assembly(self.layout, self.basis, vectors, self.units, delta, self.scales)
@@ -254,8 +257,7 @@ class Analysis:
                 "optimum; expected Smooth(..., where='path') or 'average', which bounds the "
                 "heterogeneity at the models"
             )
-        size = functions.radius
-        reader = Reader(build, steps, N, key, delta, hyperparameters, size, functions.L * size)
+        reader = Reader(build, steps, N, key, delta, hyperparameters, functions)
         return cls(build, functions, reader, measure, over, delta, key)
 
     @cached_property
@@ -275,25 +277,24 @@ class Analysis:
         units = sizes.units(points, vectors)
         basis = symmetries.basis(points, symmetries.find(points, vectors), units)
         _require_small(basis, self.reader.steps)
-        scales, best, least = Scales(1.0, 1.0), None, 0.0
+        scales, attempts = Scales(1.0, 1.0), []
         for margin in solution.MARGINS:
             assembly = Assembly(points, basis, vectors, units, self.delta, scales)
             stated = assembly.program(self.measure, self.over)
             found = solution.solve(stated, margin, *self._limits(assembly))
-            if best is None or _difference(found) < _difference(best.solution):
-                best = Solved(points, basis, vectors, units, scales, stated, found)
-            least = least or _ZERO * stated.unit  # of the first attempt
-            objective = float(stated.c @ found.y)
-            reliable = abs(objective) >= _RELIABLE or found.bound <= least
+            attempts.append(Solved(points, basis, vectors, units, scales, stated, found))
+            best, first = _best(attempts), attempts[0].program
+            # A measure whose coefficients are rounding errors is 0.
+            least = first.unit * _ZERO if np.abs(first.c).max() <= _ZERO else 0.0
+            reliable = abs(best.objective) >= _RELIABLE or best.solution.bound <= least
             if reliable and solution.is_accurate(best.solution, least):
                 return best
             if np.isfinite(found.y).all():
                 grams = solution.matrices(found.y[: stated.products], stated.sizes)
                 basis = basis.of_size(grams, _SMALLEST)
                 F = found.y[stated.products :][: assembly.values]
-                scales = scales.of_size(F, objective, _SMALLEST)
-        assert best is not None
-        raise solution.failed(best.solution)
+                scales = scales.of_size(F, attempts[-1].objective, _SMALLEST)
+        raise solution.failed(_best(attempts).solution)
 
     def limits(self, solved: Solved) -> tuple[float, np.ndarray]:
         """Returns a bound on the trace of G and bounds on |F|, for `solution.certified`."""
@@ -408,10 +409,18 @@ def _factor(gram: np.ndarray) -> np.ndarray:
     return axes[:, kept] * np.sqrt(values[kept])
 
 
-def _difference(found: solution.Solution) -> float:
-    """Returns the difference between value and bound; infinite if one of them is not a number."""
-    difference = abs(found.bound - found.value)
-    return difference if np.isfinite(difference) else np.inf
+def _best(attempts: list[Solved]) -> Solved:
+    """Returns the attempt whose value is the nearest to the smallest of the bounds, which all hold,
+    with this bound.
+    """
+    bound = min(attempt.solution.bound for attempt in attempts)
+
+    def distance(attempt):
+        difference = abs(attempt.solution.value - bound)
+        return difference if np.isfinite(difference) else np.inf
+
+    best = min(attempts, key=distance)
+    return best._replace(solution=best.solution._replace(bound=bound))
 
 
 def _require_small(basis: symmetries.Basis, steps: int) -> None:

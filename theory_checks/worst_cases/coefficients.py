@@ -15,10 +15,10 @@ expansion is about the run with inputs of 0, not about 0, since some states are 
 the weights of push-sum are 1.
 
 Whether the quantities are affine functions of the inputs follows from the operations of the traced
-run (`linearity`), of which the first that is not affine is reported. A *probe* then runs the method
-on random inputs, of the sizes that the class has, in several dimensions, and compares all
-quantities with the coefficients times the inputs. It refuses methods that differ between
-coordinates, draw noise or add constants.
+run (`linearity`), of which the first that is not affine is reported. A run with inputs of 0 refuses
+methods that add constants or noise. A *probe* then runs the method on random inputs, of the sizes
+that the class has, in several dimensions, and compares all quantities with the coefficients times
+the inputs. It refuses linear methods that differ between coordinates.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import Jaxpr
 
 from dsgd import workers
 from dsgd.base import Algorithm, Compressor, PyTree, Round, State
@@ -40,6 +41,7 @@ from dsgd.engine.queries import AllAsked, Asked
 from theory_checks.machinery import rounds
 from theory_checks.machinery.rounds import on_one_device
 from theory_checks.worst_cases import linearity, messages
+from theory_checks.worst_cases.classes import Smooth
 
 Values = dict[str, Any]
 Build = Callable[[Values, Compressor], Algorithm]
@@ -90,8 +92,7 @@ class Reader:
         key: key of the run.
         delta: the contraction that the compressor states; None: no messages are compressed.
         values: hyperparameters at which the method is probed.
-        length: size of the start in the probe.
-        slope: size of the gradients in the probe.
+        of: the class of functions, which gives the sizes of the probe's inputs.
 
     Raises:
         ValueError: if the method is not linear in its inputs or differs between coordinates, or two
@@ -106,18 +107,17 @@ class Reader:
         key: jax.Array,
         delta: float | None,
         values: Values,
-        length: float = 1.0,
-        slope: float = 1.0,
+        of: Smooth,
     ) -> None:
         self.steps: int = steps
         self.N: int = N
-        self._delta, self._key, self._build = delta, key, build
+        self._delta, self._key, self._build, self._of = delta, key, build, of
         self.queries: int = self._count_queries(values)
         self.ids: np.ndarray = (
             np.zeros((steps, 0), np.int32) if delta is None else self._find_ids(values)
         )
         self._program = jax.jit(on_one_device(self._coefficients))
-        self._require_linear(values, length, slope)
+        self._require_linear(values)
 
     @property
     def inputs(self) -> int:
@@ -325,28 +325,53 @@ class Reader:
 
         return lax.scan(turn, (_floats_of(start), rest), jnp.arange(self.steps, dtype=jnp.int32))[1]
 
-    # --- The probe.
+    # --- Linearity.
 
-    def _require_linear(self, values: Values, length: float, slope: float) -> None:
-        self._require_affine(values)
+    def _require_linear(self, values: Values) -> None:
         coefficients = self(values)
         # Parts of a vector for N servers have several elements, so that a compressor, which may be
         # linear for one element, is recognised. With errors of messages there is one coordinate.
-        sizes = length, slope, length
-        self._probe(values, coefficients, _PER_WORKER * self.N, sizes, errors=False)
+        self._probe(values, coefficients, _PER_WORKER * self.N, errors=False)
         if self.ids.shape[1]:
-            self._probe(values, coefficients, 1, sizes, errors=True)
+            self._probe(values, coefficients, 1, errors=True)
 
-    def _require_affine(self, values: Values) -> None:
-        """Refuses methods of which an operation on the inputs is not affine."""
+    def _probe(self, values: Values, coefficients: Coefficients, d: int, *, errors: bool) -> None:
         T, Q, N, R = self.steps, self.queries, self.N, self.ids.shape[1]
+        rng, of = np.random.default_rng(0), self._of
+        shapes = (d,), (T, Q, N, d), (T, R, d if errors else 0)
+        slope = of.L * of.radius + of.heterogeneity
+        start, answers, wrong = (
+            size * rng.normal(size=shape)
+            for size, shape in zip((of.radius, slope, slope), shapes, strict=True)
+        )
+        # Messages of padding have no errors.
+        wrong = wrong * np.any(coefficients.messages, axis=-1)[..., None]
+        of_messages = wrong if errors else np.zeros((T, R, d))
+        inputs = np.concatenate([start[None], answers.reshape(-1, d), of_messages.reshape(-1, d)])
         with jax.enable_x64(True):
-            known = _floats(values)
-            inputs = [jnp.zeros(shape) for shape in ((1,), (T, Q, N, 1), (T, R, 1))]
-            run = on_one_device(partial(self._run, d=1))
-            closed = jax.make_jaxpr(run)(known, *inputs)
-        kinds = [*[False] * len(jax.tree.leaves(known)), *[True] * len(inputs)]
-        for kind in linearity.outputs(closed.jaxpr, kinds):
+            known, *given = _floats(values), *map(jnp.asarray, (start, answers, wrong))
+            traced = jax.jit(on_one_device(partial(self._run, d=d))).trace(known, *given)
+            self._require_affine(values, traced.jaxpr.jaxpr)
+            run = traced.lower().compile()
+            for leaf in run(known, *map(jnp.zeros_like, given)):
+                if not bool(jnp.all(leaf == 0)):
+                    raise self._not_linear(values, "from a start and gradients of 0 it moves")
+            seen = jax.tree.map(np.asarray, run(known, *given))
+        for found, by_input in (
+            (seen.points[:T], coefficients.points),
+            (seen.model, coefficients.models),
+            (seen.local_models, coefficients.local_models),
+        ):
+            expected = by_input @ inputs
+            # The comparison is written such that NaN counts as large.
+            if not np.abs(found - expected).max() <= _ROUNDING * np.abs(expected).max():
+                raise self._not_linear(values, "a run on random inputs differs from its derivative")
+
+    def _require_affine(self, values: Values, program: Jaxpr) -> None:
+        """Refuses methods of which an operation on the inputs is not affine."""
+        known = len(jax.tree.leaves(values))
+        kinds = [False] * known + [True] * (len(program.invars) - known)
+        for kind in linearity.outputs(program, kinds):
             if isinstance(kind, str):
                 raise self._not_linear(values, f"its operation {kind} is not")
 
@@ -358,39 +383,6 @@ class Reader:
             "expected such a method. Adam, normalised or clipped steps, projections, random noise, "
             "and delays or compressors that depend on the iterates are not covered"
         )
-
-    def _probe(
-        self,
-        values: Values,
-        coefficients: Coefficients,
-        d: int,
-        sizes: tuple[float, float, float],
-        *,
-        errors: bool,
-    ) -> None:
-        T, Q, N, R = self.steps, self.queries, self.N, self.ids.shape[1]
-        rng = np.random.default_rng(0)
-        shapes = (d,), (T, Q, N, d), (T, R, d if errors else 0)
-        start, answers, wrong = (
-            size * rng.normal(size=shape) for size, shape in zip(sizes, shapes, strict=True)
-        )
-        # Messages of padding have no errors.
-        wrong = wrong * np.any(coefficients.messages, axis=-1)[..., None]
-        of_messages = wrong if errors else np.zeros((T, R, d))
-        inputs = np.concatenate([start[None], answers.reshape(-1, d), of_messages.reshape(-1, d)])
-        with jax.enable_x64(True):
-            run = jax.jit(on_one_device(partial(self._run, d=d)))
-            given = map(jnp.asarray, (start, answers, wrong))
-            seen = jax.tree.map(np.asarray, run(_floats(values), *given))
-        for found, known in (
-            (seen.points[:T], coefficients.points),
-            (seen.model, coefficients.models),
-            (seen.local_models, coefficients.local_models),
-        ):
-            expected = known @ inputs
-            # The comparison is written such that NaN counts as large.
-            if not np.abs(found - expected).max() <= _ROUNDING * np.abs(expected).max():
-                raise self._not_linear(values, "a run on random inputs differs from its derivative")
 
     def _run(self, values: Values, start, answers, errors, *, d: int) -> _Seen:
         """Returns the quantities of a run with given inputs, `[T + 1, ...]`; points of round T are

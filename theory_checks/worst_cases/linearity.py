@@ -24,19 +24,8 @@ _CALLS = {
 }
 _LINEAR = {
     *("add", "add_any", "sub", "neg", "copy", "name", "optimization_barrier", "device_put"),
-    *(
-        "reduce_sum",
-        "cumsum",
-        "concatenate",
-        "stack",
-        "unstack",
-        "tile",
-        "pad",
-        "split",
-        "slice",
-        "rev",
-    ),
-    *("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose"),
+    *("reduce_sum", "cumsum", "concatenate", "stack", "unstack", "tile", "pad", "split", "slice"),
+    *("rev", "reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose"),
     *("psum", "psum_invariant", "all_gather", "all_gather_invariant", "all_to_all", "ppermute"),
     *("reduce_scatter", "pvary", "pbroadcast", "sharding_constraint"),
 }
@@ -149,6 +138,8 @@ def _is_linear(equation: Any, given: list[Kind]) -> bool:
         # A type with fewer digits rounds.
         exact = jnp.issubdtype(new, jnp.floating) and jnp.finfo(new).eps <= jnp.finfo(old).eps
         return bool(exact)
+    if name == "integer_pow":
+        return equation.params["y"] == 1
     if name == "reduce_precision":
         digits = jnp.finfo(equation.invars[0].aval.dtype).nmant
         return equation.params["mantissa_bits"] >= digits - 1  # rounded as sums are

@@ -33,10 +33,11 @@ import scipy.sparse
 from theory_checks.worst_cases.program import Program
 
 _TOLERANCE = 1e-9
-MARGINS = (1e-9, 1e-9, 1e-9, 1e-8, 1e-7)
+MARGINS = (1e-9, 1e-9, 1e-9, 1e-9, 1e-8, 1e-7)
 """epsilon of each attempt; each is made in units of the solution of the one before."""
 _ACCURATE = 1e-5  # largest difference between value and bound, relative to the bound
 _BITS = 640  # precision of the certificate
+_FLOATS = 1e-9  # relative error of the bounds of `sizes`, which are computed in floats, and more
 _CORRECTIONS = 12  # of the multipliers; each adds about ten digits
 
 
@@ -152,6 +153,7 @@ def certified(program: Program, multipliers: np.ndarray, trace: float, values: n
     with flint.ctx.workprec(_BITS):
         exact = _corrected(flint, program, multipliers)
         residual = _residual(flint, program, exact)
+        trace, values = (1 + _FLOATS) * trace, (1 + _FLOATS) * values
         correction = sum(
             (abs(r) * flint.arb(most) for r, most in zip(residual[1], values, strict=True)),
             flint.arb(trace) * max(map(_deficit, residual[0])),
@@ -246,6 +248,8 @@ def _is_positive(rows: list[list[Any]], shift: float) -> bool:
 
 def _above(x: Any) -> float:
     """Returns a float that is at least as large as the ball."""
+    if not x.is_finite():
+        return np.inf
     return float(np.nextafter(float(x.upper()), np.inf))
 
 
