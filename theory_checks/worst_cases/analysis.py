@@ -42,8 +42,8 @@ class WorstCase:
     Args:
         value: the measure on the worst functions.
         bound: an upper bound for all functions of the class, from the multipliers of the solution.
-            It is evaluated in ball arithmetic, rounded up: it holds without tolerance for the
-            method's coefficients, which are computed in float64.
+            It is evaluated in ball arithmetic, rounded up: it holds without tolerance for the data
+            of the program, the method's coefficients and their products in float64.
         exact: whether functions of the class attain the value. If False, for several functions that
             are not convex, the infimum of the worst functions may be lower than assumed, and the
             worst case may be lower than the value.
