@@ -31,7 +31,7 @@ _MOST_WORKERS = 128  # that are tried if the number of workers is not given
 _ZERO = 1e-20  # coefficients of a measure up to this are rounding errors
 _RELIABLE = 1e-3  # smaller objectives have too few digits, since the solver's error is about 1e-9
 _SMALLEST = 1e-6  # of a square in the units of a solution, whose error is about 1e-9
-_RUN = 1e-6  # relative error of a run's lengths on the worst functions
+_RUN = 1e-5  # relative error of lengths in a run on the worst functions, as `solution` accepts it
 _CUT = 1e-9  # eigenvalues of a Gram matrix below this share of the largest are rounding errors
 
 
@@ -42,8 +42,8 @@ class WorstCase:
     Args:
         value: the measure on the worst functions.
         bound: an upper bound for all functions of the class, from the multipliers of the solution.
-            It is evaluated in ball arithmetic, rounded up: it holds without tolerance for the
-            method's coefficients, which are computed in float64.
+            It is evaluated in ball arithmetic, rounded up: it holds without tolerance for the data
+            of the program, the method's coefficients and their products in float64.
         exact: whether functions of the class attain the value. If False, for several functions that
             are not convex, the infimum of the worst functions may be lower than assumed, and the
             worst case may be lower than the value.
@@ -154,7 +154,8 @@ def worst_case(
 
 def _verified(worst: WorstCase) -> WorstCase:
     """Runs the method on the worst functions; raises a ValueError if the run exceeds the bound by
-    more than the error of the functions, whose gradients are known to about 1e-8 of the largest.
+    more than the error of the functions: their minimizer is the origin up to the accuracy of the
+    solution.
     """
     found, unit = worst.measured(), worst.functions.unit(worst.measure)
     error = _RUN * (worst.bound + np.sqrt(abs(worst.bound) * unit)) + _RUN**2 * unit
