@@ -108,7 +108,7 @@ RANDOM = [compressors.sign, compressors.contraction(compressors.random_sparsific
 REFUSED = [
     ({"compressors": []}, "compressors"),
     ({"down": []}, "down"),
-    ({"compressors": SIGNS}, "kimad.from_compressors: .* layer by layer"),
+    ({"compressors": SIGNS}, "kimad_sgd: compressors .* layer by layer"),
     ({"down": kimad.whole_model(TOP)}, r"up and whole_model\(top_k\(0.1\)\) down"),
     ({"weights": [1.0, -1.0]}, "weights"),
     ({"weights": [0.0, 0.0]}, "weights .*not all 0"),
