@@ -42,7 +42,11 @@ def test_an_epoch_returns_the_measurements_of_all_nodes(monkeypatch):
 
     class Scripted(processes._Node):
         def __init__(self):
-            self.model, self.rounds = "start", 0
+            self.model, self.rounds, self.n = "start", 0, 1
+
+        def _forward(self, samples):
+            assert samples == 5  # compiled before the workers meet
+            return ()
 
         def round(self, sizes):
             calls.append((self.model, self.rounds))
