@@ -82,7 +82,7 @@ def dion(
 
 
 def _normalized(R: jax.Array) -> jax.Array:
-    """Divides columns by their norms, whose squares may be out of the range of half precision."""
+    """Divides columns by their norms. Their squares may be out of the range of half precision."""
     columns = wide(R)
     norms = jnp.linalg.norm(columns, axis=0, keepdims=True)
     return (columns / (norms + _EPSILON)).astype(R.dtype)

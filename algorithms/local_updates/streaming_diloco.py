@@ -85,8 +85,8 @@ def streaming_diloco(
     checks.within("streaming_diloco: local_share", local_share, "[0, 1]")
     if compressor is not None and via not in (None, network.all_gather):
         raise ValueError(
-            f"streaming_diloco: via = {checks.shown(via)} with the compressor {compressor.name}, "
-            "whose messages all workers gather; expected network.all_gather, or compressor=None"
+            f"streaming_diloco: via = {checks.shown(via)} with the compressor {compressor.name}; "
+            "expected network.all_gather, by which workers send such messages, or compressor=None"
         )
     outer = optax.sgd(0.4, momentum=0.9, nesterov=True) if outer is None else outer
     optimizers.require_descent(outer)

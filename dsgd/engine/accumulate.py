@@ -62,6 +62,29 @@ def total(
     return lax.scan(add, zeros, jnp.arange(pieces))[0]
 
 
+def positive(function: Callable, weights: Callable[[PyTree], jax.Array]) -> Callable:
+    """Returns a function for `total` that repeats other rows in place of those of weight 0, so that
+    values there that are not finite have no effect: 0 times infinity is NaN, also in a gradient.
+
+    Args:
+        function: as in `total`.
+        weights: piece of the rows -> weights `[its rows]`.
+    """
+
+    def of_positive(params, rows, counted):
+        counted = counted & (weights(rows) > 0)
+        other = jnp.argmax(counted)
+
+        def select(leaf):
+            chosen = jnp.expand_dims(counted, tuple(range(1, leaf.ndim)))
+            return jnp.where(chosen, leaf, leaf[other])
+
+        sums = function(params, jax.tree.map(select, rows), counted)
+        return jax.tree.map(lambda leaf: jnp.where(jnp.any(counted), leaf, 0), sums)
+
+    return of_positive
+
+
 def fitting(
     function: Callable[[Params, PyTree, jax.Array], PyTree], params: Params, rows: PyTree
 ) -> int:

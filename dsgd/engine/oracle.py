@@ -419,6 +419,9 @@ class _Scaled:
     weight: float
 
     def __call__(self, params: Params, batch: PyTree) -> PyTree:
+        if self.weight == 0:  # also if the value or a derivative is not finite
+            shapes = jax.eval_shape(self.function, params, batch)
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return jax.tree.map(
             lambda leaf: leaf * jnp.asarray(self.weight, leaf.dtype), self.function(params, batch)
         )
@@ -473,7 +476,10 @@ def mean_loss(
         else workers.local_block(jnp.asarray(weights, jnp.result_type(float)), len(weights))
     )
     rows = (data, factors)
-    both = jax.jit(jax.value_and_grad(block), inline=True)  # traced once if all workers fit
+    both = jax.value_and_grad(block)
+    if weights is not None and 0 in weights:
+        both = accumulate.positive(both, lambda rows: rows[1])
+    both = jax.jit(both, inline=True)  # traced once if all workers fit
     return workers.mean_over_devices(
         accumulate.total(both, params, rows, accumulate.fitting(both, params, rows))
     )

@@ -42,7 +42,7 @@ class Planned(NamedTuple):
         metric: the metric then.
         reached: share of the runs that reach the target; with a budget, of those that do not
             diverge. With a 95 % interval.
-        tied: places, from 0, of the rows whose difference from this one is within its 95 %
+        tied: places, from 0, of the rows that differ from this one by less than a 95 %
             interval.
         at_edge: whether the step size is the smallest or largest candidate, so that another one may
             be better.
@@ -241,7 +241,7 @@ def _row(
 
 
 def _signed(sign: int, found: Estimate) -> Estimate:
-    """Returns the estimate of a metric of which the largest value is best, if the sign is -1."""
+    """Returns the estimate of a metric; if the sign is -1, its largest value is best."""
     return found if sign > 0 else Estimate(-found.value, -found.high, -found.low)
 
 

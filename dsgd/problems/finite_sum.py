@@ -166,7 +166,10 @@ class LossAndMetrics(sameness.Compared):
     ) -> tuple[dict[str, jax.Array], PyTree]:
         block = pooled.of_block(data)
         rows = _rows(block if self.of_worker is None else _spaced(block, self.of_worker), _shares)
-        summed = accumulate.total(self.loss.with_slope, params, rows, self.chunk_size)
+        of_piece = self.loss.with_slope
+        if 0 in (workers.weights() or ()):
+            of_piece = accumulate.positive(of_piece, lambda piece: piece.weights)
+        summed = accumulate.total(of_piece, params, rows, self.chunk_size)
         value, slope = workers.mean_over_devices(summed)
         if self.loss.l2:
             penalty = jax.value_and_grad(self.loss.penalty)(self.loss.split(params)[0])

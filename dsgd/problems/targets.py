@@ -18,7 +18,9 @@ from dsgd.problems.examples import Examples
 Function = Callable[[PyTree, PyTree], jax.Array]
 
 _DRAWS = 3  # number of outputs at which a loss is probed
+_LABELS = 16  # the most labels for which a loss is compared between labels
 _FAR = 50.0  # a logit for which the cross-entropy of a label outside [0, 1] is far below 0
+_POINTS = np.array([-_FAR, -1.5, -0.4, 0.4, 1.5, _FAR])  # outputs, symmetric around 0
 
 
 @dataclass(frozen=True)
@@ -45,28 +47,130 @@ class OfBatches:
 
 def refusal_of_loss(loss: Function, outputs: PyTree, targets: PyTree) -> str:
     """Returns the reason why the targets are invalid for a loss, as `refusal` does. They are also
-    invalid if there are two labels, one of which has the same loss for all outputs, as 0 in a hinge
-    loss: its samples would have no effect.
+    invalid if the loss of a sample depends on targets of other samples, if it is the same for all
+    outputs, or if no label asks for another output than the others: 0 and 1, or 1 and 2, in a hinge
+    loss.
     """
-    why = refusal(loss, outputs, targets)
-    single = isinstance(outputs, jax.ShapeDtypeStruct) and isinstance(targets, np.ndarray)
-    if why or not single or outputs.size != outputs.shape[0] or targets.size != len(targets):
-        return why
+    if not _is_checked(outputs, targets) or _are_classes(outputs, targets):
+        return ""
     labels = np.unique(targets)
-    if len(labels) != 2:
-        return ""
-    drawn = np.array([-_FAR, -0.7, 0.2, 1.5, _FAR]).reshape(-1, *outputs.shape[1:])
-    found = _values(
-        loss, drawn, [np.full(targets.shape[1:], each, labels.dtype) for each in labels]
+    unequal = targets.shape[1:] != outputs.shape[1:]
+    if unequal and _mixes_samples(loss, outputs, targets):
+        return (
+            f"outputs {_shown(outputs)} and targets {_shown(targets)}, for which the loss of a "
+            "sample depends on targets of other samples; expected equal shapes, such as "
+            f"{_shown(outputs)}; reshape the targets"
+        )
+    if why := refusal(loss, outputs, targets):
+        return why
+    if (
+        unequal
+        and targets.ndim == outputs.ndim
+        and _are_factors(loss, outputs, labels, targets.shape[1:])
+    ):
+        K = outputs.shape[-1]
+        return (
+            f"targets {_shown(targets)} from {labels[0]} to {labels[-1]}, by which the loss "
+            f"multiplies a function of all {K} outputs; expected probabilities of classes, such "
+            f"as np.eye({K})[targets[..., 0]], or a loss of integer labels with targets[..., 0]"
+        )
+    rows = [np.full(targets.shape[1:], label, labels.dtype) for label in labels[:_LABELS]]
+    points = np.broadcast_to(
+        _POINTS.reshape(-1, *[1] * (outputs.ndim - 1)), (len(_POINTS), *outputs.shape[1:])
     )
-    flat = [bool(np.ptp(row) == 0) for row in found]
-    if sum(flat) != 1:
+    found = _values(loss, points, rows)
+    if not len(found):
         return ""
-    without, other = labels[flat.index(True)], labels[flat.index(False)]
+    if outputs.shape[1:] == (1,) and not np.ptp(found):
+        return (
+            "the loss is the same for all outputs and targets, as that of a softmax of one output; "
+            "expected a model with one output for each class, or a loss of one output"
+        )
+    if not 2 <= len(labels) <= _LABELS:
+        return ""
+    flat = [bool(np.ptp(row) == 0) for row in found]
+    if len(labels) == 2 == sum(flat) + 1:
+        why = f"the loss of {labels[flat.index(True)]} is the same for all outputs of the model"
+    elif labels[0] >= 0 and _is_of_margins(loss, points, rows, found):
+        why = "the loss depends on target times output, and is smallest at the same outputs for all"
+    else:
+        return ""
+    given = " and ".join(map(str, labels)) if len(labels) == 2 else f"{labels[0]} to {labels[-1]}"
+    high = labels[1 - flat.index(True)] if len(labels) == 2 and any(flat) else labels[-1]
     return (
-        f"targets {labels[0]} and {labels[1]}, but the loss of {without} is the same for all "
-        "outputs of the model; expected labels that the loss distinguishes, such as -1 and 1 for a "
-        f"hinge loss; relabel them with np.where(targets == {other}, 1, -1)"
+        f"targets {given}, but {why}; expected labels that the loss distinguishes, such as -1 and "
+        f"1 for a hinge loss; relabel them with np.where(targets == {high}, 1, -1)"
+    )
+
+
+def _is_checked(outputs: PyTree, targets: PyTree) -> bool:
+    """Whether there is one array of outputs and one of targets."""
+    return (
+        isinstance(outputs, jax.ShapeDtypeStruct)
+        and isinstance(targets, np.ndarray)
+        and targets.size > 0
+        and outputs.ndim > 0
+        and jnp.issubdtype(outputs.dtype, jnp.floating)
+    )
+
+
+def _are_classes(outputs: jax.ShapeDtypeStruct, targets: np.ndarray) -> bool:
+    """Whether the targets are classes, one for each row of outputs."""
+    return (
+        targets.dtype.kind in "iu"
+        and targets.ndim < outputs.ndim
+        and outputs.shape[-1] > 1
+        and bool(0 <= targets.min() <= targets.max() < outputs.shape[-1])
+    )
+
+
+def _shown(array: jax.ShapeDtypeStruct | np.ndarray) -> str:
+    return f"[{', '.join(['m', *map(str, array.shape[1:])])}]"
+
+
+def _mixes_samples(loss: Function, outputs: jax.ShapeDtypeStruct, targets: np.ndarray) -> bool:
+    """Whether a sample's loss changes with another sample."""
+    at = np.unique([targets.argmin(), targets.argmax()]) // max(1, targets[0].size)
+    if len(at) < 2:
+        return False
+    drawn = np.random.default_rng(0).uniform(-1, 1, (2, *outputs.shape[1:]))
+    both = _values(lambda o, t: loss(o[0], t[0]), drawn[None], [targets[at]])
+    alone = [_values(loss, drawn[k : k + 1], [np.asarray(targets[at[k]])]) for k in (0, 1)]
+    if not len(both) or not all(map(len, alone)) or not np.isfinite([both, *alone]).all():
+        return False
+    return not np.allclose(both, np.mean(alone), rtol=1e-4)
+
+
+def _are_factors(
+    loss: Function, outputs: jax.ShapeDtypeStruct, labels: np.ndarray, shape: tuple[int, ...]
+) -> bool:
+    """Whether labels that are whole numbers are factors of one function of all outputs."""
+    if not np.array_equal(labels, np.round(labels)) or not outputs.shape[-1] > shape[-1]:
+        return False
+    drawn = np.random.default_rng(0).uniform(-1, 1, (_DRAWS, *outputs.shape[1:]))
+    found = _values(loss, drawn, [np.full(shape, label, labels.dtype) for label in (1, *labels)])
+    return (
+        len(found) > 0
+        and bool(np.ptp(found[0]) > 0)
+        and np.allclose(found[1:], labels[:, None] * found[0], rtol=1e-4)
+    )
+
+
+def _is_of_margins(
+    loss: Function, points: np.ndarray, rows: list[np.ndarray], found: np.ndarray
+) -> bool:
+    """Whether the loss is a monotone function of target times output, bounded on one side."""
+    one = np.ones_like(rows[0])
+    first = _values(loss, points, [one])
+    if not len(first):
+        return False
+    (of_one,) = first
+    steps = np.diff(of_one)
+    if not ((steps <= 0).all() or (steps >= 0).all()) or np.allclose(of_one, -of_one[::-1]):
+        return False
+    return bool(np.ptp(of_one) > 0) and all(
+        np.allclose(row, _values(loss, points * target.flat[0], [one])[0], rtol=1e-4, atol=1e-6)
+        for row, target in zip(found, rows, strict=True)
     )
 
 
@@ -83,23 +187,10 @@ def refusal(function: Function, outputs: PyTree, targets: PyTree) -> str:
         targets: on the host, leaves `[M, ...]`. Several leaves, or outputs other than one array,
             are not checked.
     """
-    single = (
-        isinstance(outputs, jax.ShapeDtypeStruct)
-        and isinstance(targets, np.ndarray)
-        and targets.size > 0
-        and outputs.ndim > 0
-    )
-    if not single or not jnp.issubdtype(outputs.dtype, jnp.floating):
+    if not _is_checked(outputs, targets) or _are_classes(outputs, targets):
         return ""
     low, high = targets.min(), targets.max()
     values = partial(_values, function)
-    if (
-        targets.dtype.kind in "iu"
-        and targets.ndim < outputs.ndim
-        and outputs.shape[-1] > 1
-        and 0 <= low <= high < outputs.shape[-1]
-    ):
-        return ""  # classes, one for each row of outputs
     if outputs.ndim > 1 and targets.dtype.kind in "iu" and not 0 <= low <= high < outputs.shape[-1]:
         labels = np.unique(targets)
         if _are_indices(values, outputs, targets.shape[1:], labels):

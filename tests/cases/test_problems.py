@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -86,6 +87,79 @@ def test_margin_losses_refuse_labels_without_effect(loss, dtype):
         problems.finite_sum(
             LINEAR, loss, (X, signs), 2, test=(X, LABELS.astype(dtype)), metrics=METRICS
         )
+
+
+ORDER = np.arange(100)
+ONE_HOT = np.eye(3)[ORDER % 3]
+
+
+def linear(*outputs):
+    return problems.Model(lambda key: jnp.zeros((2, *outputs)), lambda w, x: x @ w)
+
+
+@pytest.mark.parametrize("loss", [optax.hinge_loss, optax.losses.perceptron_loss])
+@pytest.mark.parametrize(
+    ("targets", "outputs", "words"),
+    [
+        (1 + LABELS, (), r"targets 1 and 2, but .* target times output, .*targets == 2, 1, -1\)"),
+        (1.0 * (ORDER % 3), (), r"targets 0\.0 to 2\.0, but"),
+        (ONE_HOT, (3,), r"targets 0\.0 and 1\.0, but the loss of 0\.0 is the same"),
+        (1 + ONE_HOT, (3,), r"targets 1\.0 and 2\.0, but"),
+    ],
+)
+def test_margin_losses_refuse_labels_of_one_sign(loss, targets, outputs, words):
+    with pytest.raises(ValueError, match=words):
+        problems.finite_sum(linear(*outputs), loss, (X, targets), 2)
+    problems.finite_sum(linear(*outputs), loss, (X, 2.0 * (targets > 1) - 1), 2)
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_a_softmax_refuses_a_column_of_classes(kind):
+    column, loss = (ORDER % 3)[:, None], optax.softmax_cross_entropy
+    with pytest.raises(
+        ValueError, match=r"targets \[m, 1\] from 0\S* to 2.* all 3 outputs.*np\.eye\(3"
+    ):
+        problems.finite_sum(linear(3), loss, (X, column.astype(kind)), 2)
+    problems.finite_sum(linear(3), loss, (X, np.eye(3)[column[:, 0]]), 2)
+
+
+def test_a_softmax_of_one_output_is_refused():
+    with pytest.raises(ValueError, match=r"same for all outputs and targets, as that of a softmax"):
+        problems.finite_sum(
+            linear(1), optax.softmax_cross_entropy, (X, LABELS[:, None].astype(float)), 2
+        )
+
+
+def mean_cross_entropy(outputs, targets):
+    return optax.sigmoid_binary_cross_entropy(outputs, targets).mean(-1)
+
+
+def test_a_loss_of_pairs_of_samples_is_refused():
+    labels = LABELS.astype(float)
+    for outputs, targets, shapes in (
+        ((1,), labels, r"outputs \[m, 1\] and targets \[m\]"),
+        ((1,), labels.astype(int), r"outputs \[m, 1\] and targets \[m\]"),
+        ((), labels[:, None], r"outputs \[m\] and targets \[m, 1\]"),
+    ):
+        with (
+            jax.numpy_rank_promotion("allow"),
+            pytest.raises(ValueError, match=f"{shapes}, .* depends on targets of other samples"),
+        ):
+            problems.finite_sum(linear(*outputs), mean_cross_entropy, (X, targets), 2)
+    problems.finite_sum(linear(1), mean_cross_entropy, (X, labels[:, None]), 2)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: -o * t,  # linear
+        lambda o, t: (o * t) ** 2,  # targets are weights
+        lambda o, t: jnp.exp(o) - t * o,  # counts
+        lambda o, t: jnp.maximum(t - o, 0) ** 2,  # inequalities
+    ],
+)
+def test_targets_of_one_sign_are_accepted_by_losses_without_margins(loss):
+    problems.finite_sum(LINEAR, loss, (X, 1 + LABELS), 2)
 
 
 @pytest.mark.parametrize(

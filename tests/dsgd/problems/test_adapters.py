@@ -18,6 +18,7 @@ import algorithms
 import dsgd
 from dsgd import problems
 from dsgd.engine import loop, oracle, queries
+from dsgd.problems import averages
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 CLASSES = np.arange(24) % 2
@@ -75,6 +76,13 @@ def test_evaluation_is_that_of_flax_with_the_averaged_statistics(model):
     for name in ("loss", "test_loss"):
         np.testing.assert_allclose(result.history[name][-1], losses.mean(), rtol=1e-5)
     assert result.history["loss"][-1] != result.history["loss"][0]
+
+
+def test_statistics_of_a_batch_repeat_the_rows_that_count():
+    """So that mean and variance are those of these rows."""
+    for weights, rows in (([1, 1, 0, 0], [0, 1, 0, 1]), ([1, 1, 1, 0, 0, 0], [0, 1, 2] * 2)):
+        batch = problems.Examples(np.arange(len(rows)) * 1.5, (), jnp.asarray(weights, float))
+        np.testing.assert_array_equal(averages.counted_rows(batch), np.array(rows) * 1.5)
 
 
 def test_running_averages_are_the_means_over_batches_of_the_workers():

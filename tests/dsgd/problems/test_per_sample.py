@@ -65,6 +65,27 @@ def test_per_sample_gradients_of_epochs_and_of_weighted_clients(mesh, key):
     assert np.isfinite(result.history["loss"]).all()
 
 
+def test_each_leaf_has_noise_of_its_own_that_no_sample_draws():
+    pair = problems.Model(
+        lambda key: (jnp.zeros(3), jnp.zeros(3)), lambda params, x: x @ (params[0] + params[1])
+    )
+    exact = least_squares(pair)
+    noisy = problems.per_sample(exact, lambda slope: slope, noise=2.5)
+    key = jax.random.key(3)
+    batch: Any = jax.tree.map(lambda leaf: leaf[0], exact.data)._replace(key=key)
+    slopes: Any = [
+        problem.gradient(pair.init(key), batch)
+        for problem in (noisy, problems.per_sample(exact, lambda slope: slope))
+    ]
+    noise = [np.asarray(a - b) * 8 / 2.5 for a, b in zip(*slopes, strict=True)]
+    samples = [np.asarray(jax.random.normal(each, 3)) for each in jax.random.split(key, 8)]
+    few = [np.asarray(jax.random.normal(each, 3)) for each in jax.random.split(key, 2)]
+    drawn = [*noise, *samples, *few, np.asarray(jax.random.normal(key, 3))]
+    for i, own in enumerate(noise):
+        assert np.abs(own).max() > 0.01
+        assert all(np.abs(own - other).max() > 0.01 for other in [*drawn[:i], *drawn[i + 1 :]])
+
+
 class Normalised(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool):

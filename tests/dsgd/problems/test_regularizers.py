@@ -146,6 +146,13 @@ def test_parameters_that_are_not_trained_are_not_regularized():
     np.testing.assert_allclose(found.history["objective"][-1], found.history["loss"][-1] + 1.0)
 
 
+def test_constants_of_f_are_kept_unless_they_hold_for_f_only():
+    known = dsgd.Constants(7.0, 0.3, -2.0, jnp.ones(3), 0.6, 1.4)
+    problem = problems.quadratic(np.ones((2, 3)), np.ones((2, 3)))._replace(constants=known)
+    kept = problems.regularized(problem, problems.l1(PENALTY)).constants
+    assert kept == dsgd.Constants(smoothness=7.0, strong_convexity=0.3, noise=0.6)
+
+
 def test_weights_apply_to_f_and_not_to_the_regularizer():
     weights = (0.0, 3.0, 0.5, 0.5)
     centers = np.array([5.0, 1.0, 2.0, -2.0])

@@ -33,6 +33,10 @@ def one_hot_loss(logits, targets):
     return -jnp.sum(jax.nn.one_hot(targets, logits.shape[-1]) * jax.nn.log_softmax(logits), axis=-1)
 
 
+def cut(logits, targets):
+    return INTEGER_LABELS(logits, jnp.clip(targets, 0, logits.shape[-1] - 1))
+
+
 def smoothed_loss(logits, targets):
     return optax.softmax_cross_entropy(
         logits, optax.smooth_labels(jax.nn.one_hot(targets, logits.shape[-1]), 0.1)
@@ -57,6 +61,9 @@ def nearest(outputs, targets):
         (HINGE, SIGNS, "-1 to 1"),
         (INTEGER_LABELS, SIGNS, r"-1 to 1, .* 0 to 1; .*\(targets \+ 1\) // 2"),
         (INTEGER_LABELS, THREE, "0 to 2.*3 outputs"),
+        # only one of three signs: that -1 wraps around; that -128, which has no predecessor, is cut
+        (INTEGER_LABELS, -ALTERNATING, "-1 to 0"),
+        (cut, (-128 * ALTERNATING).astype(np.int8), "-128 to 0"),
         (one_hot_loss, THREE, "0 to 2"),
         (INTEGER_LABELS, (7 * ALTERNATING).astype(np.uint8), r"0 to 7.*np\.unique"),
     ],

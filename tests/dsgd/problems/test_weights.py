@@ -58,6 +58,48 @@ def test_the_history_has_the_weighted_objective_and_its_gradient(weights, number
     assert history["grad_sqnorm"][0] == pytest.approx(2 * (10 * x) ** 2, rel=1e-5)
 
 
+OVERFLOWING = np.where(np.arange(12) < 8, 1.5, 1e38).astype(np.float32)
+
+
+@pytest.mark.parametrize("workers_order", [[0, 1, 2], [2, 1, 0]])
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_values_of_a_worker_of_weight_0_that_overflow_have_no_effect(workers_order, evaluate):
+    """Also in the gradient of the mean, in which they would be 0 times infinity."""
+    model = problems.Model(lambda key: jnp.full(1, 0.3), lambda w, x: x @ w)
+    parts = [np.arange(4 * n, 4 * n + 4) for n in workers_order]
+    weights = [[1.75, 1.25, 0.0][n] for n in workers_order]
+
+    def history(inputs):
+        data = inputs[:, None], np.ones(12, np.float32)
+        problem = problems.finite_sum(
+            model, optax.squared_error, data, 3, parts, weights=weights, batch_size=None
+        )
+        problem = problem if evaluate else problem._replace(evaluate=None)
+        return [
+            dsgd.run(SGD, problem, steps=3, key=KEY, mesh=devices).history for devices in (1, 3)
+        ]
+
+    for found, expected in zip(
+        history(OVERFLOWING), history(np.minimum(OVERFLOWING, 1.5)), strict=True
+    ):
+        assert expected["loss"][-1] < expected["loss"][0] / 2
+        for name in ("loss", "grad_sqnorm"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+
+
+def test_a_real_worker_of_weight_0_computes_zeros():
+    model = problems.Model(lambda key: jnp.full(1, 0.3), lambda w, x: x @ w)
+    data = OVERFLOWING[:, None], np.ones(12, np.float32)
+    parts = [np.arange(4), np.arange(4, 8), np.arange(8, 12)]
+    problem = problems.finite_sum(
+        model, optax.squared_error, data, 3, parts, weights=[1.75, 1.25, 0.0], batch_size=None
+    )
+    for n, expected in ((2, 0.0), (1, 1.25 * 2 * (0.3 * 1.5 - 1) * 1.5)):
+        batch = jax.tree.map(lambda leaf, n=n: leaf[n], problem.data)
+        slope = jax.grad(oracle.of_worker(problem, n).loss)(jnp.full(1, 0.3), batch)
+        np.testing.assert_allclose(slope, [expected], rtol=1e-5)
+
+
 PRESENT = np.array([True, False, False, True])
 AT_ONCE = dsgd.work.micro_batches(np.ones((N, 2), bool), average="workers")
 
