@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import optax
 
-import topologies
-from algorithms import dropcompute, kimad, optimizers
+from algorithms import dropcompute, facts, kimad
 from algorithms.asynchronous import delays, on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
@@ -101,198 +100,10 @@ from algorithms.with_local_work import with_local_work
 from algorithms.with_starts import with_starts
 from dsgd import checks
 from dsgd.base import Algorithm
-from dsgd.compressors import (
-    buckets,
-    chunked_top_k,
-    qsgd,
-    random_block,
-    random_k,
-    random_quantization,
-    sign,
-    top_k,
-    two_bit,
-    whole_model,
-)
 
-ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] = {
-    "gd": lambda optimizer, workers: gradient_descent(optimizer),
-    "sgd": lambda optimizer, workers: sgd(optimizer),
-    "mb-sgd": lambda optimizer, workers: minibatch_sgd(optimizer),
-    "mb-sgd-model": lambda optimizer, workers: model_averaging_sgd(optimizer),
-    "prox-gd": lambda optimizer, workers: proximal_gradient(optimizers.step_size(optimizer)),
-    "prox-sgd": lambda optimizer, workers: proximal_sgd(optimizers.step_size(optimizer)),
-    "mb-sgd-server": lambda optimizer, workers: parameter_server_sgd(optimizer),
-    "page": lambda optimizer, workers: page(optimizer, 0.25),
-    "l-svrg": lambda optimizer, workers: loopless_svrg(optimizer, 0.25),
-    "csgd": lambda optimizer, workers: compressed_sgd(
-        optimizer, whole_model(random_quantization(4))
-    ),
-    "csgd-ring": lambda optimizer, workers: compressed_sgd(
-        optimizer, whole_model(random_quantization(4)), via="ring"
-    ),
-    "ec-sgd": lambda optimizer, workers: error_compensated_sgd(
-        optimizer, whole_model(sign), whole_model(sign)
-    ),
-    "ef21": lambda optimizer, workers: ef21(
-        optimizer, whole_model(top_k(0.1)), whole_model(top_k(0.1))
-    ),
-    "diana": lambda optimizer, workers: diana(optimizer, whole_model(random_quantization(4))),
-    "ef-bv": lambda optimizer, workers: ef_bv(optimizer, whole_model(random_quantization(4))),
-    "ef21-sgdm": lambda optimizer, workers: ef21_sgdm(optimizer, whole_model(top_k(0.1))),
-    "econtrol": lambda optimizer, workers: econtrol(optimizer, whole_model(top_k(0.1)), 0.1),
-    "dist-ef-sgd": lambda optimizer, workers: dist_ef_sgd(optimizer, whole_model(sign)),
-    "marina": lambda optimizer, workers: marina(optimizer, whole_model(random_k(0.25)), 0.25),
-    "vr-marina": lambda optimizer, workers: vr_marina(optimizer, whole_model(random_k(0.25)), 0.25),
-    "3pc": lambda optimizer, workers: three_point(
-        optimizer, three_points.v2(whole_model(top_k(0.1)), whole_model(random_k(0.25)))
-    ),
-    "lag": lambda optimizer, workers: lag(optimizer, 4.0),
-    "clag": lambda optimizer, workers: clag(optimizer, whole_model(top_k(0.1)), 0.9),
-    "asgd": lambda optimizer, workers: asynchronous_sgd(optimizer),
-    "dsgd": lambda optimizer, workers: decentralized_sgd(optimizer, topologies.ring(workers)),
-    "dsgd-complete": lambda optimizer, workers: decentralized_sgd(
-        optimizer, topologies.complete(workers)
-    ),
-    "dgd": lambda optimizer, workers: dgd(optimizer, topologies.ring(workers)),
-    "local-sgd": lambda optimizer, workers: local_sgd(optimizer, 4),
-    "scaffold": lambda optimizer, workers: scaffold(optimizer, 4),
-    "diloco": lambda optimizer, workers: diloco(optimizer, 4),
-    "slowmo": lambda optimizer, workers: slowmo(optimizer, 4),
-    "adacomm": lambda optimizer, workers: adacomm(optimizer, 4, 4, minimum=-10.0),
-    "post-local-sgd": lambda optimizer, workers: post_local_sgd(optimizer, 4, 4),
-    "des-loc": lambda optimizer, workers: des_loc(optimizer, 2),
-    "easgd": lambda optimizer, workers: easgd(optimizer, 2),
-    "eamsgd": lambda optimizer, workers: eamsgd(optimizer, 0.9, 2),
-    "fed-avg": lambda optimizer, workers: fed_avg(optimizer, 4),
-    "fed-prox": lambda optimizer, workers: fed_prox(optimizer, 4, 0.1),
-    "fed-avgm": lambda optimizer, workers: fed_avgm(optimizer, 4),
-    "fed-adagrad": lambda optimizer, workers: fed_adagrad(optimizer, 4, 0.1),
-    "fed-yogi": lambda optimizer, workers: fed_yogi(optimizer, 4, 0.1),
-    "fed-adam": lambda optimizer, workers: fed_adam(optimizer, 4, 0.1),
-    "fed-nova": lambda optimizer, workers: fed_nova(optimizer, 4),
-    "fed-dyn": lambda optimizer, workers: fed_dyn(optimizer, 4, 1.0),
-    "fed-paq": lambda optimizer, workers: fed_paq(
-        optimizer, 4, whole_model(random_quantization(4))
-    ),
-    "fed-comgate": lambda optimizer, workers: fed_comgate(
-        optimizers.step_size(optimizer), 4, whole_model(random_quantization(4))
-    ),
-    "fed-ef": lambda optimizer, workers: fed_ef(optimizer, 4, whole_model(top_k(0.1))),
-    "mime-lite": lambda optimizer, workers: mime_lite(optimizer, 4),
-    "mime": lambda optimizer, workers: mime(optimizer, 4),
-    "scaffnew": lambda optimizer, workers: scaffnew(optimizer, 0.5),
-    "streaming-diloco": lambda optimizer, workers: streaming_diloco(optimizer, 1, 4),
-    "sparse-loco": lambda optimizer, workers: sparse_loco(
-        optimizer, 4, chunked_top_k(4, 8, two_bit)
-    ),
-    "muloco": lambda optimizer, workers: muloco(optimizer, 4),
-    "qsparse-local-sgd": lambda optimizer, workers: qsparse_local_sgd(
-        optimizer, 4, whole_model(top_k(0.1))
-    ),
-    "cser": lambda optimizer, workers: cser(
-        optimizer, 4, random_block(0.4, unbiased=False), random_block(0.1, unbiased=False)
-    ),
-    "delayed-diloco": lambda optimizer, workers: delayed_diloco(optimizer, 4),
-    "eager-diloco": lambda optimizer, workers: eager_diloco(optimizer, 4),
-    "noloco": lambda optimizer, workers: noloco(
-        optimizer, topologies.random_matchings(workers, 3), 4
-    ),
-    "sparta": lambda optimizer, workers: sparta(optimizer, 0.2),
-    "d2": lambda optimizer, workers: d2(optimizer, topologies.ring(workers, topologies.lazy)),
-    "extra": lambda optimizer, workers: extra(optimizer, topologies.ring(workers)),
-    "exact-diffusion": lambda optimizer, workers: exact_diffusion(
-        optimizer, topologies.ring(workers)
-    ),
-    "gradient-tracking": lambda optimizer, workers: gradient_tracking(
-        optimizer, topologies.ring(workers)
-    ),
-    "nids": lambda optimizer, workers: nids(
-        optimizers.step_size(optimizer), topologies.ring(workers)
-    ),
-    "pg-extra": lambda optimizer, workers: pg_extra(
-        optimizers.step_size(optimizer), topologies.ring(workers)
-    ),
-    "prox-tracking": lambda optimizer, workers: proximal_tracking(
-        optimizers.step_size(optimizer), topologies.ring(workers)
-    ),
-    "atc-tracking": lambda optimizer, workers: atc_tracking(optimizer, topologies.ring(workers)),
-    "k-gt": lambda optimizer, workers: k_gt(optimizer, topologies.ring(workers), 4),
-    "led": lambda optimizer, workers: local_exact_diffusion(
-        optimizer, topologies.ring(workers, topologies.lazy), 4
-    ),
-    "prox-skip": lambda optimizer, workers: prox_skip(optimizer, topologies.ring(workers), 0.5),
-    "aug-dgm": lambda optimizer, workers: aug_dgm(optimizer, topologies.ring(workers)),
-    "momentum-tracking": lambda optimizer, workers: momentum_tracking(
-        optimizer, topologies.ring(workers)
-    ),
-    "qg-dsgdm": lambda optimizer, workers: quasi_global_momentum(
-        optimizer, topologies.ring(workers)
-    ),
-    "decentlam": lambda optimizer, workers: decentlam(optimizer, topologies.ring(workers)),
-    "gt-svrg": lambda optimizer, workers: gt_svrg(optimizer, topologies.ring(workers), 4),
-    "gt-vr": lambda optimizer, workers: gt_vr(optimizer, topologies.ring(workers), 0.25),
-    "gt-sarah": lambda optimizer, workers: gt_sarah(optimizer, topologies.ring(workers), 4),
-    "gt-hsgd": lambda optimizer, workers: gt_hsgd(optimizer, topologies.ring(workers), 0.1),
-    "sgp": lambda optimizer, workers: stochastic_gradient_push(
-        optimizer, topologies.one_peer_exponential(workers)
-    ),
-    "push-diging": lambda optimizer, workers: push_diging(
-        optimizer, topologies.one_peer_exponential(workers)
-    ),
-    "push-pull": lambda optimizer, workers: push_pull(
-        optimizer, *[topologies.exponential(workers)] * 2
-    ),
-    "ab": lambda optimizer, workers: ab(optimizer, *[topologies.exponential(workers)] * 2),
-    "choco-sgd": lambda optimizer, workers: choco_sgd(
-        optimizer, topologies.ring(workers), whole_model(sign), 0.5
-    ),
-    "deepsqueeze": lambda optimizer, workers: deepsqueeze(
-        optimizer, topologies.ring(workers), whole_model(sign), 0.3
-    ),
-    "dlm": lambda optimizer, workers: dlm(optimizer, topologies.ring(workers)),
-    "lt-admm": lambda optimizer, workers: lt_admm(optimizer, topologies.ring(workers), 4),
-    "lt-admm-vr": lambda optimizer, workers: lt_admm_vr(optimizer, topologies.ring(workers), 4),
-    "relay-sgd": lambda optimizer, workers: relay_sgd(optimizer, topologies.chain(workers)),
-    "opapc": lambda optimizer, workers: opapc(topologies.ring(workers), 1.0, 0.1),
-    "dcd-sgd": lambda optimizer, workers: dcd_sgd(
-        optimizer, topologies.ring(workers), whole_model(random_quantization(8))
-    ),
-    "ecd-sgd": lambda optimizer, workers: ecd_sgd(
-        optimizer, topologies.ring(workers), whole_model(random_quantization(8))
-    ),
-    "lead": lambda optimizer, workers: lead(
-        optimizer, topologies.ring(workers), whole_model(buckets(qsgd(2, "linf"), 512))
-    ),
-    "beer": lambda optimizer, workers: beer(
-        optimizer, topologies.ring(workers), whole_model(top_k(0.1)), 0.1
-    ),
-    "c-gt": lambda optimizer, workers: c_gt(
-        optimizer, topologies.ring(workers), whole_model(qsgd(2, "linf")), 0.2, 0.2
-    ),
-    "motef": lambda optimizer, workers: motef(
-        optimizer, topologies.ring(workers), whole_model(top_k(0.1)), 0.1, 0.2
-    ),
-    "ad-psgd": lambda optimizer, workers: asynchronous_gossip_sgd(
-        optimizer, topologies.ring(workers)
-    ),
-    "powersgd": lambda optimizer, workers: powersgd(optimizer),
-    "majority-vote": lambda optimizer, workers: majority_vote(optimizer),
-    "distributed-lion": lambda optimizer, workers: distributed_lion(optimizer),
-    "tern-grad": lambda optimizer, workers: tern_grad(optimizer),
-    "one-bit-adam": lambda optimizer, workers: one_bit_adam(
-        optimizer, 3, whole_model(sign), beta2=0.9, epsilon=0.1
-    ),
-    "zero-one-adam": lambda optimizer, workers: zero_one_adam(
-        optimizers.step_size(optimizer), 4, whole_model(sign), stretch=1, longest=2, epsilon=0.1
-    ),
-    "demo": lambda optimizer, workers: demo(optimizer, k=4),
-    "dgc": lambda optimizer, workers: dgc(optimizer, whole_model(top_k(0.1))),
-    "dion": lambda optimizer, workers: dion(optimizer),
-    "sketched-sgd": lambda optimizer, workers: sketched_sgd(optimizer, 0.1, 32),
-    "fetch-sgd": lambda optimizer, workers: fetch_sgd(optimizer, 0.1, 32),
-}
-"""The survey's short names of the methods. Each value is a function (optax optimizer, N) ->
-Algorithm that uses the survey's default options.
+ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] = facts.instances()
+"""The methods by the names of their functions, and variants. Each value is a function (optax
+optimizer, N) -> Algorithm that uses the method's default arguments.
 
 All contract tests run on every entry."""
 
@@ -302,16 +113,15 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
     """Returns the registered method with this name, with its default options.
 
     Args:
-        name: a key of `ALGORITHMS`.
+        name: a key of `ALGORITHMS`, also with hyphens, or an alias: `fed_avg`, `fed-avg`, `sgp`.
         optimizer: the local step.
         workers: N, number of workers.
 
     Raises:
         ValueError: if the name is not registered.
     """
-    if name not in ALGORITHMS:
-        raise ValueError(f"make: unknown method {name!r}; expected one of {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name](optimizer, checks.positive_int("make: workers", workers))
+    build = ALGORITHMS[facts.full_name(name)]
+    return build(optimizer, checks.positive_int("make: workers", workers))
 
 
 __all__ = [

@@ -107,18 +107,20 @@ def build(args: Args) -> dict[str, Callable[[Any], dsgd.Algorithm]]:
     """Returns the methods by name, each a function of the step size."""
     ring, peers = topologies.ring(args.workers), topologies.one_peer_exponential(args.workers)
     return {
-        "mb-sgd": lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
-        "local-sgd": lambda learning_rate: algorithms.local_sgd(
+        "minibatch_sgd": lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
+        "local_sgd": lambda learning_rate: algorithms.local_sgd(
             optax.sgd(learning_rate), args.period
         ),
         "scaffold": lambda learning_rate: algorithms.scaffold(
             optax.sgd(learning_rate), args.period
         ),
-        "dsgd": lambda learning_rate: algorithms.decentralized_sgd(optax.sgd(learning_rate), ring),
-        "gradient-tracking": lambda learning_rate: algorithms.gradient_tracking(
+        "decentralized_sgd": lambda learning_rate: algorithms.decentralized_sgd(
             optax.sgd(learning_rate), ring
         ),
-        "sgp": lambda learning_rate: algorithms.stochastic_gradient_push(
+        "gradient_tracking": lambda learning_rate: algorithms.gradient_tracking(
+            optax.sgd(learning_rate), ring
+        ),
+        "stochastic_gradient_push": lambda learning_rate: algorithms.stochastic_gradient_push(
             optax.sgd(learning_rate), peers
         ),
     }
@@ -134,7 +136,7 @@ def make_cluster(args: Args, case: Case) -> clusters.Cluster:
             max(1, round(case.share * args.workers)), of=args.workers
         )
         some["participation_period"] = (
-            args.period if case.method in ("local-sgd", "scaffold") else 1
+            args.period if case.method in ("local_sgd", "scaffold") else 1
         )
     elif case.share < 1:
         some["delivered"] = clusters.bernoulli(case.share, 1.0)

@@ -11,7 +11,7 @@ asynchronous method is one gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +23,21 @@ from rich.table import Table
 
 import algorithms
 import dsgd
+from algorithms import facts
 from dsgd import clusters, plots
 from experiments.shared import commands, figures, statistics, tables, tuning
 
 # some methods of each folder of `algorithms`
-METHODS = ("mb-sgd", "local-sgd", "asgd", "csgd", "ec-sgd", "dsgd", "exact-diffusion", "choco-sgd")
+METHODS = (
+    "minibatch_sgd",
+    "local_sgd",
+    "asynchronous_sgd",
+    "compressed_sgd",
+    "error_compensated_sgd",
+    "decentralized_sgd",
+    "exact_diffusion",
+    "choco_sgd",
+)
 FAMILIES = {  # folders of `algorithms`, and the line style of each
     "synchronous": "-",
     "local_updates": (0, (8, 2)),
@@ -42,7 +52,7 @@ class Args(commands.Model, commands.Switch, commands.Common):
     """Compares distributed methods on one problem."""
 
     methods: tuple[str, ...] = METHODS
-    """Methods to compare, by their short names in `algorithms.ALGORITHMS`."""
+    """Methods to compare, as `python -m algorithms` lists them."""
     learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
     """Candidate step sizes."""
     steps: commands.Count = 600
@@ -62,6 +72,7 @@ class Args(commands.Model, commands.Switch, commands.Common):
 
 
 def main(args: Args) -> None:
+    args = replace(args, methods=tuple(map(facts.full_name, args.methods)))
     problem, cluster = tuning.make_problem(args), make_cluster(args)
     # an unknown name is reported before the first run
     names = {
@@ -164,7 +175,7 @@ def draw(
     of its folder.
     """
     sheet, panels = plots.figure(3, width=figures.WIDTH / 3, height=4.4)
-    families = {name: family(name, args.workers) for name in histories}
+    families = {name: family(name) for name in histories}
     for axes, (label, cost) in zip(panels, statistics.COSTS.items(), strict=True):
         axes.set(xlabel=label.replace(" sent and received", ""), xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)
@@ -196,10 +207,9 @@ def draw(
     return sheet
 
 
-def family(name: str, workers: int) -> str:
+def family(name: str) -> str:
     """Returns the folder of `algorithms` that contains a registered method."""
-    factory = algorithms.make(name, optax.sgd(1.0), workers).name.partition("(")[0]
-    return getattr(algorithms, factory).__module__.split(".")[1]
+    return facts.of(name).family
 
 
 def name_families(sheet: Figure, panel: Axes, families: dict[str, str]) -> None:

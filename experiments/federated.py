@@ -155,11 +155,11 @@ def build(clients: Clients) -> dict[str, Case]:
         return algorithms.mime(optimizer, equal)
 
     return {
-        "fed-avg": epochs(algorithms.fed_avg),
-        "fed-prox": epochs(algorithms.fed_prox, proximal=(0.01, 0.1, 1.0)),
-        "fed-nova": epochs(algorithms.fed_nova),
-        "fed-dyn": epochs(algorithms.fed_dyn, regularization=(0.03, 0.1, 0.3)),
-        "fed-adam": epochs(algorithms.fed_adam, step=(0.01, 0.03, 0.1)),
+        "fed_avg": epochs(algorithms.fed_avg),
+        "fed_prox": epochs(algorithms.fed_prox, proximal=(0.01, 0.1, 1.0)),
+        "fed_nova": epochs(algorithms.fed_nova),
+        "fed_dyn": epochs(algorithms.fed_dyn, regularization=(0.03, 0.1, 0.3)),
+        "fed_adam": epochs(algorithms.fed_adam, step=(0.01, 0.03, 0.1)),
         "fed-avg-equal": equal_steps(algorithms.fed_avg),
         "scaffold": equal_steps(algorithms.scaffold, via=network.star),
         "mime": Case(mime, equal, EQUAL, {"momentum": (0.0, 0.9)}),

@@ -39,16 +39,18 @@ from experiments.shared import (
 Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
 
 METHODS: dict[str, Build] = {
-    "dsgd": lambda learning_rate, W: algorithms.decentralized_sgd(optax.sgd(learning_rate), W),
+    "decentralized_sgd": lambda learning_rate, W: algorithms.decentralized_sgd(
+        optax.sgd(learning_rate), W
+    ),
     "d2": lambda learning_rate, W: algorithms.d2(optax.sgd(learning_rate), for_d2(W)),
     "extra": lambda learning_rate, W: algorithms.extra(optax.sgd(learning_rate), W),
-    "gradient-tracking": lambda learning_rate, W: algorithms.gradient_tracking(
+    "gradient_tracking": lambda learning_rate, W: algorithms.gradient_tracking(
         optax.sgd(learning_rate), W
     ),
-    "exact-diffusion": lambda learning_rate, W: algorithms.exact_diffusion(
+    "exact_diffusion": lambda learning_rate, W: algorithms.exact_diffusion(
         optax.sgd(learning_rate), W
     ),
-    "mb-sgd": lambda learning_rate, W: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
+    "minibatch_sgd": lambda learning_rate, W: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
 }
 GRAPHS: dict[str, Callable[[int], dsgd.Topology]] = {
     "ring": topologies.ring,
@@ -56,15 +58,20 @@ GRAPHS: dict[str, Callable[[int], dsgd.Topology]] = {
     "star": topologies.star,
     "random-regular": lambda N: topologies.random_regular(N, 4),
 }
-REFERENCE = "dsgd"  # in the panels of all families, in grey
+REFERENCE = "decentralized_sgd"  # in the panels of all families, in grey
 SHOWN = {  # family -> methods in its panel
-    "corrections": ("d2", "extra", "exact-diffusion", "nids"),
-    "tracking": ("gradient-tracking", "atc-tracking", "aug-dgm"),
-    "local steps": ("local-sgd", "k-gt", "led", "prox-skip"),
-    "momentum": ("dsgd, momentum", "qg-dsgdm", "decentlam", "momentum-tracking"),
-    "variance reduction": ("aug-dgm", "gt-svrg", "gt-sarah", "gt-saga"),
-    "compressed": ("choco-sgd", "lead", "beer"),
-    "edges, duals": ("dlm", "lt-admm", "relay-sgd"),
+    "corrections": ("d2", "extra", "exact_diffusion", "nids"),
+    "tracking": ("gradient_tracking", "atc_tracking", "aug_dgm"),
+    "local steps": ("local_sgd", "k_gt", "local_exact_diffusion", "prox_skip"),
+    "momentum": (
+        "decentralized_sgd, momentum",
+        "quasi_global_momentum",
+        "decentlam",
+        "momentum_tracking",
+    ),
+    "variance reduction": ("aug_dgm", "gt_svrg", "gt_sarah", "gt-saga"),
+    "compressed": ("choco_sgd", "lead", "beer"),
+    "edges, duals": ("dlm", "lt_admm", "relay_sgd"),
 }
 AGAINST_BITS = ("local steps", "compressed")
 SAMPLED = ("variance reduction",)  # families with random batches
@@ -234,7 +241,7 @@ def build_shown(
     if case.method == "gt-saga":
         assert problem.max_local_samples is not None
         return algorithms.gt_saga(optax.sgd(rate), graph, problem.max_local_samples)
-    fitted = {"d2": for_d2, "led": for_d2, "relay-sgd": topologies.spanning_tree}
+    fitted = {"d2": for_d2, "local_exact_diffusion": for_d2, "relay_sgd": topologies.spanning_tree}
     W = fitted.get(case.method, lambda graph: graph)(graph)
     return graph_methods.METHODS[case.method](rate, W)
 

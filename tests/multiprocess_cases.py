@@ -36,15 +36,15 @@ CLUSTER = clusters.Cluster(
 )
 # One method of each exchange.
 METHODS = {
-    "all-reduce": "mb-sgd",
-    "servers": "ec-sgd",
-    "ring": "csgd-ring",
-    "permutes": "dsgd",
-    "edges": "relay-sgd",
+    "all-reduce": "minibatch_sgd",
+    "servers": "error_compensated_sgd",
+    "ring": "compressed_sgd_ring",
+    "permutes": "decentralized_sgd",
+    "edges": "relay_sgd",
     "gather": "",  # on a star, which is not registered
-    "schedule": "sgp",
-    "one at a time": "asgd",
-    "pairs": "ad-psgd",
+    "schedule": "stochastic_gradient_push",
+    "one at a time": "asynchronous_sgd",
+    "pairs": "asynchronous_gossip_sgd",
 }
 OF_FOUR = ("all-reduce", "servers", "permutes", "gather")
 ASYNCHRONOUS = {"one at a time", "pairs"}

@@ -10,8 +10,10 @@ import numpy as np
 import optax
 from jax import lax
 
+import topologies
 from algorithms import gossip, methods, optimizers, weights
 from algorithms.asynchronous.arrivals import NO_ROUNDS, begun_after, on_cluster
+from algorithms.facts import method
 from dsgd import checks, communication, network, workers
 from dsgd.base import Algorithm, Params, PyTree, Query, Round, State
 from dsgd.graphs.topology import Topology
@@ -62,6 +64,14 @@ class Exchange(NamedTuple):
     events: Events
 
 
+@method(
+    sends="models, with one neighbour whenever a gradient is ready",
+    needs=("symmetric W", "one W", "all workers"),
+    paper="AD-PSGD: Lian et al., 2018, Algorithm 1",
+    page="how_to/clusters/asynchronous.md",
+    aliases=("ad_psgd",),
+    graph=topologies.ring,
+)
 @checks.arguments
 def asynchronous_gossip_sgd(
     optimizer: optax.GradientTransformation, topology: Topology

@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 from algorithms import methods, optimizers
 from algorithms.asynchronous import arrivals
 from algorithms.asynchronous import delays as delays_
+from algorithms.facts import method
 from dsgd import checks, communication, network, workers
 from dsgd.base import Algorithm, Params, PyTree, Query, Round, State
 from dsgd.engine import indices
@@ -49,6 +50,13 @@ class Server(NamedTuple):
     events: Any
 
 
+@method(
+    sends="one gradient to the server or servers, the model back",
+    needs=("all workers",),
+    paper="with a custom step of the server",
+    page="how_to/own_method/asynchronous.md",
+    settings=None,
+)
 @checks.arguments
 def asynchronous_server(
     name: str,

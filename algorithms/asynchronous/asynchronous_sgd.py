@@ -9,10 +9,18 @@ import optax
 from algorithms import optimizers
 from algorithms.asynchronous import delays as delays_
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
+from algorithms.facts import method
 from dsgd import checks
 from dsgd.base import Algorithm, Params, PyTree
 
 
+@method(
+    sends="one gradient to the server or servers, the model back",
+    needs=("all workers",),
+    paper="section 4.1; Ho et al., 2013; Zhang et al., 2016",
+    page="how_to/clusters/asynchronous.md",
+    aliases=("asgd",),
+)
 @checks.arguments
 def asynchronous_sgd(
     optimizer: optax.GradientTransformation,

@@ -7,9 +7,19 @@ from typing import Literal
 import optax
 
 from algorithms import methods, optimizers
-from dsgd import Algorithm, Compressor, checks, communication
+from algorithms.facts import method
+from dsgd import Algorithm, Compressor, checks, communication, compressors
 
 
+@method(
+    sends="compressed gradients, through N servers or around a ring",
+    needs=("unbiased compressor", "all workers"),
+    paper="(3.4), (3.5)",
+    page="how_to/compression.md",
+    aliases=("csgd",),
+    settings={"compressor": compressors.whole_model(compressors.random_quantization(4))},
+    variants={"ring": {"via": "ring"}},
+)
 @checks.arguments
 def compressed_sgd(
     optimizer: optax.GradientTransformation,

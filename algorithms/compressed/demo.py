@@ -7,12 +7,20 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import matrices, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Query, State, checks, workers
 from dsgd.base import Real
 from dsgd.compressors import dct_top_k
 from dsgd.compressors.sizes import wide
 
 
+@method(
+    sends="largest DCT coefficients of momenta, by an all-gather",
+    needs=("all workers",),
+    paper="DeMo: Peng et al., 2024",
+    page="reference/compressors.md",
+    settings={"k": 4},
+)
 @checks.arguments
 def demo(
     optimizer: optax.GradientTransformation, decay: Real = 0.999, k: int = 32, chunk: int = 64

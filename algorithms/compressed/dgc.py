@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
-from dsgd import Algorithm, Query, State, checks, workers, xla
+from algorithms.facts import method
+from dsgd import Algorithm, Query, State, checks, compressors, workers, xla
 from dsgd.base import Compressor, Gradients, Params, Period, Real
 from dsgd.communication.compressed import flat, require_contraction
 from dsgd.compressors import top_k
@@ -29,6 +30,13 @@ class Accumulated(NamedTuple):
     error: Params
 
 
+@method(
+    sends="largest elements of the sums of momenta, by an all-gather",
+    needs=("contractive compressor", "all workers"),
+    paper="deep gradient compression: Lin et al., 2018",
+    page="reference/compressors.md",
+    settings={"compressor": compressors.whole_model(compressors.top_k(0.1))},
+)
 @checks.arguments
 def dgc(
     optimizer: optax.GradientTransformation,

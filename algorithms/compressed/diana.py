@@ -5,11 +5,21 @@ from __future__ import annotations
 import optax
 
 from algorithms.compressed.memories import Up, with_memories
-from dsgd import Algorithm, Compressor, checks, network
+from algorithms.facts import method
+from dsgd import Algorithm, Compressor, checks, compressors, network
 from dsgd.base import Real
 from dsgd.compressors.members import stated
 
 
+@method(
+    sends="compressed differences to shifts that learn the gradients, to one server",
+    exact="any data",
+    needs=("unbiased compressor",),
+    regularizer=True,
+    paper="Mishchenko et al., 2019",
+    page="how_to/compression.md#combine-memories",
+    settings={"compressor": compressors.whole_model(compressors.random_quantization(4))},
+)
 @checks.arguments
 def diana(
     optimizer: optax.GradientTransformation,
@@ -67,6 +77,14 @@ def diana(
     return with_memories(f"diana({compressor.name}{name})", optimizer, up, None, via=via)
 
 
+@method(
+    sends="compressed differences to shifts that learn the gradients, to one server",
+    exact="any data",
+    regularizer=True,
+    paper="Condat et al., 2022",
+    page="how_to/compression.md#combine-memories",
+    settings={"compressor": compressors.whole_model(compressors.random_quantization(4))},
+)
 @checks.arguments
 def ef_bv(
     optimizer: optax.GradientTransformation,

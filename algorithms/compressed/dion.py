@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import matrices
+from algorithms.facts import method
 from dsgd import Algorithm, checks
 from dsgd.base import Real
 from dsgd.compressors.sizes import wide
@@ -17,6 +18,10 @@ from dsgd.compressors.sparsification import require_share
 _EPSILON = 1e-8  # added to the norms of columns, so that a column of zeros stays one
 
 
+@method(
+    sends="low-rank factors of momenta, by two all-reduces",
+    paper="Dion: Ahn et al., 2025",
+)
 @checks.arguments
 def dion(
     optimizer: optax.GradientTransformation, rank_fraction: float = 0.25, momentum: Real = 0.95

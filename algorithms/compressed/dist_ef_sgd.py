@@ -6,9 +6,17 @@ import optax
 
 from algorithms import optimizers
 from algorithms.compressed.memories import Down, Up, steps, with_memories
+from algorithms.facts import method
 from dsgd import Algorithm, Compressor, checks, compressors, network
 
 
+@method(
+    sends="compressed steps plus error memory, in both directions, through one server",
+    needs=("all workers",),
+    paper="Zheng et al., 2019; dist-EF-blockSGD with `compressors.buckets`",
+    page="how_to/compression.md#combine-memories",
+    settings={"compressor": compressors.whole_model(compressors.sign)},
+)
 @checks.arguments
 def dist_ef_sgd(
     optimizer: optax.GradientTransformation,

@@ -5,9 +5,21 @@ from __future__ import annotations
 import optax
 
 from algorithms.compressed.memories import Down, Up, with_memories
-from dsgd import Algorithm, Compressor, checks, network
+from algorithms.facts import method
+from dsgd import Algorithm, Compressor, checks, compressors, network
 
 
+@method(
+    sends="compressed differences, of gradients to the servers, of models back",
+    exact="any data",
+    needs=("contractive compressor", "all workers"),
+    paper="Richtarik et al., 2021; Fatkhullin et al., 2021",
+    page="how_to/compression.md",
+    settings={
+        "up": compressors.whole_model(compressors.top_k(0.1)),
+        "down": compressors.whole_model(compressors.top_k(0.1)),
+    },
+)
 @checks.arguments
 def ef21(
     optimizer: optax.GradientTransformation,

@@ -5,10 +5,20 @@ from __future__ import annotations
 import optax
 
 from algorithms.compressed.memories import Up, double_momentum, momentum, with_memories
-from dsgd import Algorithm, Compressor, checks, network
+from algorithms.facts import method
+from dsgd import Algorithm, Compressor, checks, compressors, network
 from dsgd.base import Real
 
 
+@method(
+    sends="compressed differences of momenta, to one server",
+    exact="any data",
+    needs=("contractive compressor",),
+    regularizer=True,
+    paper="Fatkhullin et al., 2023",
+    page="how_to/compression.md#combine-memories",
+    settings={"compressor": compressors.whole_model(compressors.top_k(0.1))},
+)
 @checks.arguments
 def ef21_sgdm(
     optimizer: optax.GradientTransformation,

@@ -5,9 +5,22 @@ from __future__ import annotations
 import optax
 
 from algorithms.compressed.memories import Down, Up, with_memories
-from dsgd import Algorithm, Compressor, checks, network
+from algorithms.facts import method
+from dsgd import Algorithm, Compressor, checks, compressors, network
 
 
+@method(
+    sends="compressed gradients plus error memory, in both directions, through N servers",
+    needs=("all workers",),
+    regularizer=True,
+    paper="(3.10) to (3.14); DoubleSqueeze, 2019",
+    page="how_to/compression.md",
+    aliases=("ec_sgd",),
+    settings={
+        "up": compressors.whole_model(compressors.sign),
+        "down": compressors.whole_model(compressors.sign),
+    },
+)
 @checks.arguments
 def error_compensated_sgd(
     optimizer: optax.GradientTransformation,

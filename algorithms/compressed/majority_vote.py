@@ -12,11 +12,16 @@ import optax
 
 from algorithms import optimizers
 from algorithms.compressed.votes import counted, fractions, signs
+from algorithms.facts import method
 from dsgd import Algorithm, Query, State, checks, workers
 from dsgd.base import PyTree, Real
 from dsgd.compressors.sizes import wide
 
 
+@method(
+    sends="signs of momenta to a server, the majority's sign back",
+    paper="signSGD: Bernstein et al., 2018, 2019",
+)
 @checks.arguments
 def majority_vote(optimizer: optax.GradientTransformation, momentum: Real = 0.9) -> Algorithm:
     r"""Signum with majority vote; without momentum, signSGD with majority vote: workers send the
@@ -56,6 +61,10 @@ def majority_vote(optimizer: optax.GradientTransformation, momentum: Real = 0.9)
     return _voting(f"majority_vote({momentum})", optimizer, "vote", momentum, momentum)
 
 
+@method(
+    sends="signs of Lion's updates to a server, the majority's sign or the mean back",
+    paper="Distributed Lion: Liu et al., 2024",
+)
 @checks.arguments
 def distributed_lion(
     optimizer: optax.GradientTransformation,

@@ -9,6 +9,7 @@ import jax
 import optax
 
 from algorithms import optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Compressor, Query, State, checks, compressors, network, workers
 from dsgd.base import Gradients, Params, PyTree, Real, Round
 from dsgd.communication import Communicator
@@ -31,6 +32,16 @@ class Estimated(NamedTuple):
     last: Any = ()
 
 
+@method(
+    sends="compressed differences of gradients, with probability p gradients, to a server",
+    exact="any data",
+    needs=("unbiased compressor", "some exact gradients", "all workers"),
+    paper="MARINA: Gorbunov et al., 2021; with sampled clients PP-MARINA",
+    settings={
+        "compressor": compressors.whole_model(compressors.random_k(0.25)),
+        "probability": 0.25,
+    },
+)
 @checks.arguments
 def marina(
     optimizer: optax.GradientTransformation,
@@ -90,6 +101,19 @@ def marina(
     return _marina("marina", optimizer, compressor, probability, clients, via, start, query, parts)
 
 
+@method(
+    sends=(
+        "compressed differences of gradients of the same samples, with probability p exact "
+        "gradients, to a server"
+    ),
+    exact="any data and samples",
+    needs=("unbiased compressor", "some exact gradients", "all workers"),
+    paper="VR-MARINA: Gorbunov et al., 2021",
+    settings={
+        "compressor": compressors.whole_model(compressors.random_k(0.25)),
+        "probability": 0.25,
+    },
+)
 @checks.arguments
 def vr_marina(
     optimizer: optax.GradientTransformation,

@@ -27,6 +27,7 @@ import optax
 
 from algorithms import optimizers
 from algorithms.compressed.servers import Parts, Route, between, is_regularized, proximal_step
+from algorithms.facts import method
 from algorithms.optimizers import Model
 from dsgd import Algorithm, Compressor, Query, checks, communication, network, workers
 from dsgd.base import Params, PyTree, Real
@@ -203,6 +204,12 @@ class Served(NamedTuple):
     last: Any
 
 
+@method(
+    sends="any combination of shifts, error memories and momenta, to servers",
+    paper="Seide et al., 2014; see its parts",
+    page="how_to/compression.md#combine-memories",
+    settings=None,
+)
 @checks.arguments
 def error_feedback(
     optimizer: optax.GradientTransformation,

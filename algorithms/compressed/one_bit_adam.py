@@ -14,6 +14,7 @@ from jax import lax
 from algorithms import optimizers
 from algorithms.compressed.compensation import Memory, exchange, start
 from algorithms.compressed.majority_vote import moved
+from algorithms.facts import method
 from algorithms.local_updates.outer import replicated, scaled
 from dsgd import Algorithm, Compressor, Query, State, checks, compressors, workers
 from dsgd.base import Params, Period, PyTree, Real
@@ -36,6 +37,21 @@ class Shared(NamedTuple):
     v: PyTree
 
 
+@method(
+    sends=(
+        "gradients in the first rounds, then compressed momenta plus error memory, in both "
+        "directions"
+    ),
+    needs=("all workers",),
+    paper="1-bit Adam: Tang et al., 2021",
+    page="how_to/compression.md",
+    settings={
+        "warm_up": 3,
+        "compressor": compressors.whole_model(compressors.sign),
+        "beta2": 0.9,
+        "epsilon": 0.1,
+    },
+)
 @checks.arguments
 def one_bit_adam(
     optimizer: optax.GradientTransformation,
@@ -152,6 +168,22 @@ class Local(NamedTuple):
     memory: Memory
 
 
+@method(
+    sends=(
+        "gradients in some of the first rounds, then compressed sums of steps plus error "
+        "memory, in both directions"
+    ),
+    needs=("all workers",),
+    paper="0/1 Adam: Lu et al., 2022",
+    page="how_to/compression.md",
+    settings={
+        "freeze": 4,
+        "compressor": compressors.whole_model(compressors.sign),
+        "stretch": 1,
+        "longest": 2,
+        "epsilon": 0.1,
+    },
+)
 @checks.arguments
 def zero_one_adam(
     learning_rate: optax.ScalarOrSchedule,

@@ -6,10 +6,15 @@ import jax
 import optax
 
 from algorithms import matrices
+from algorithms.facts import method
 from dsgd import Algorithm, checks
 from dsgd.base import Real
 
 
+@method(
+    sends="low-rank factors of gradients plus error memory, by two all-reduces",
+    paper="PowerSGD: Vogels et al., 2019",
+)
 @checks.arguments
 def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorithm:
     r"""PowerSGD with error feedback: all workers make one step of power iteration on the mean of

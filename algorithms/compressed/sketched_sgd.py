@@ -11,6 +11,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from algorithms import optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Query, State, checks, communication, workers, xla
 from dsgd.base import Real
 from dsgd.compressors import LinearCode, count_sketch
@@ -60,6 +61,15 @@ class Fetched(NamedTuple):
     S_e: jax.Array
 
 
+@method(
+    sends=(
+        "count sketches of momenta plus memory, then exact values of the largest elements, by "
+        "two all-reduces"
+    ),
+    paper="SketchedSGD: Ivkin et al., 2019",
+    page="reference/compressors.md",
+    settings={"fraction": 0.1, "columns": 32},
+)
 @checks.arguments
 def sketched_sgd(
     optimizer: optax.GradientTransformation,
@@ -141,6 +151,12 @@ def sketched_sgd(
     )
 
 
+@method(
+    sends="count sketches of gradients, by an all-reduce",
+    paper="FetchSGD: Rothchild et al., 2020",
+    page="reference/compressors.md",
+    settings={"fraction": 0.1, "columns": 32},
+)
 @checks.arguments
 def fetch_sgd(
     optimizer: optax.GradientTransformation,

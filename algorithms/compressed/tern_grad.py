@@ -10,11 +10,18 @@ import optax
 
 from algorithms import methods, optimizers
 from algorithms.compressed.votes import counted, digits, fractions
+from algorithms.facts import method
 from dsgd import Algorithm, checks
 from dsgd.compressors.scales import clipped, relative
 from dsgd.compressors.sizes import wide
 
 
+@method(
+    sends="ternary gradients with one scale to a server, their sum back",
+    needs=("all workers",),
+    paper="TernGrad: Wen et al., 2017",
+    page="reference/compressors.md",
+)
 @checks.arguments
 def tern_grad(optimizer: optax.GradientTransformation, limit: float | None = 2.5) -> Algorithm:
     r"""TernGrad with scaler sharing: workers send ternary gradients with a common scale, so that

@@ -11,6 +11,7 @@ from algorithms import optimizers
 from algorithms.compressed import three_points
 from algorithms.compressed.marina import Estimated
 from algorithms.compressed.three_points import ThreePoint
+from algorithms.facts import method
 from dsgd import (
     Algorithm,
     Compressor,
@@ -18,6 +19,7 @@ from dsgd import (
     State,
     checks,
     communication,
+    compressors,
     network,
     workers,
 )
@@ -37,6 +39,18 @@ class Points(NamedTuple):
     gradient: Any
 
 
+@method(
+    sends="messages of a three-point compressor, to a server",
+    exact="any data",
+    paper="3PC: Richtarik et al., 2022",
+    aliases=("3pc",),
+    settings={
+        "point": three_points.v2(
+            compressors.whole_model(compressors.top_k(0.1)),
+            compressors.whole_model(compressors.random_k(0.25)),
+        )
+    },
+)
 @checks.arguments
 def three_point(
     optimizer: optax.GradientTransformation,
@@ -83,6 +97,12 @@ def three_point(
     return _three_point("three_point", optimizer, point, via)
 
 
+@method(
+    sends="gradients that have changed enough, to a server",
+    exact="any data",
+    paper="LAG: Chen et al., 2018",
+    settings={"threshold": 4.0},
+)
 @checks.arguments
 def lag(
     optimizer: optax.GradientTransformation,
@@ -116,6 +136,13 @@ def lag(
     return _three_point("lag", optimizer, three_points.lag(threshold), via)
 
 
+@method(
+    sends="compressed differences of gradients that have changed enough, to a server",
+    exact="any data",
+    needs=("contractive compressor",),
+    paper="CLAG: Richtarik et al., 2022",
+    settings={"compressor": compressors.whole_model(compressors.top_k(0.1)), "threshold": 0.9},
+)
 @checks.arguments
 def clag(
     optimizer: optax.GradientTransformation,

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
-from dsgd import Algorithm, Compressor, Topology, checks
+from algorithms.facts import method
+from dsgd import Algorithm, Compressor, Topology, checks, compressors
 from dsgd.base import Real
 
 
@@ -33,6 +35,15 @@ class CompressedTracking(NamedTuple):
     average: Any
 
 
+@method(
+    sends="compressed differences of models and trackers, to neighbours",
+    exact="any data",
+    needs=("symmetric W", "one W", "contractive compressor", "all workers"),
+    paper="Zhao et al., 2022",
+    page="how_to/compression.md",
+    graph=topologies.ring,
+    settings={"compressor": compressors.whole_model(compressors.top_k(0.1)), "consensus_step": 0.1},
+)
 @checks.arguments
 def beer(
     optimizer: optax.GradientTransformation,
@@ -73,6 +84,19 @@ def beer(
     return _tracked("beer", optimizer, topology, compressor, consensus_step)
 
 
+@method(
+    sends="compressed differences of models and trackers, to neighbours",
+    exact="any data",
+    needs=("symmetric W", "one W", "all workers"),
+    paper="Liao et al., 2022",
+    page="how_to/compression.md",
+    graph=topologies.ring,
+    settings={
+        "compressor": compressors.whole_model(compressors.qsgd(2, "linf")),
+        "consensus_step": 0.2,
+        "memory_step": 0.2,
+    },
+)
 @checks.arguments
 def c_gt(
     optimizer: optax.GradientTransformation,
@@ -111,6 +135,19 @@ def c_gt(
     )
 
 
+@method(
+    sends="compressed differences of models and trackers of averaged gradients, to neighbours",
+    exact="any data",
+    needs=("symmetric W", "one W", "contractive compressor", "all workers"),
+    paper="Islamov et al., 2024",
+    page="how_to/compression.md",
+    graph=topologies.ring,
+    settings={
+        "compressor": compressors.whole_model(compressors.top_k(0.1)),
+        "consensus_step": 0.1,
+        "momentum_step": 0.2,
+    },
+)
 @checks.arguments
 def motef(
     optimizer: optax.GradientTransformation,

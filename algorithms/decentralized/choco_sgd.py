@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
-from dsgd import Algorithm, Compressor, Topology, checks
+from algorithms.facts import method
+from dsgd import Algorithm, Compressor, Topology, checks, compressors
 
 
 class Estimates(NamedTuple):
@@ -30,6 +32,14 @@ class Estimates(NamedTuple):
     last: Any
 
 
+@method(
+    sends="compressed differences to `x_hat`, to neighbours",
+    needs=("symmetric W", "one W", "contractive compressor", "all workers"),
+    paper="Koloskova et al., 2019, Algorithm 6",
+    page="how_to/compression.md",
+    graph=topologies.ring,
+    settings={"compressor": compressors.whole_model(compressors.sign), "consensus_step": 0.5},
+)
 @checks.arguments
 def choco_sgd(
     optimizer: optax.GradientTransformation,

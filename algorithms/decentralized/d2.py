@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import optax
 
+import topologies
 from algorithms import gossip
 from algorithms.decentralized.exact_diffusion import adapt_correct_combine
+from algorithms.facts import method
 from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.graphs.topology import Topology
 
 
+@method(
+    sends="models, to neighbours",
+    exact="any data",
+    needs=("symmetric W", "one W", "eigenvalues of W above -1/3", "all workers"),
+    paper="Tang et al., 2018",
+    page="how_to/decentralized.md",
+    graph=lambda N: topologies.ring(N, topologies.lazy),
+)
 @checks.arguments
 def d2(
     optimizer: optax.GradientTransformation, topology: Topology, allow_unproven: bool = False

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.decentralized.choco_sgd import Estimates
-from dsgd import Algorithm, Compressor, Topology, checks
+from algorithms.facts import method
+from dsgd import Algorithm, Compressor, Topology, checks, compressors
 
 
 class Known(NamedTuple):
@@ -31,6 +33,14 @@ class Known(NamedTuple):
     last: Any
 
 
+@method(
+    sends="compressed changes of models, to neighbours",
+    needs=("symmetric W", "one W", "unbiased compressor", "all workers"),
+    paper="DCD-PSGD: Tang et al., 2018",
+    page="how_to/compression.md",
+    graph=topologies.ring,
+    settings={"compressor": compressors.whole_model(compressors.random_quantization(8))},
+)
 @checks.arguments
 def dcd_sgd(
     optimizer: optax.GradientTransformation, topology: Topology, compressor: Compressor
@@ -90,6 +100,14 @@ def dcd_sgd(
     )
 
 
+@method(
+    sends="compressed extrapolations of models, to neighbours",
+    needs=("symmetric W", "one W", "unbiased compressor", "all workers"),
+    paper="ECD-PSGD: Tang et al., 2018",
+    page="how_to/compression.md",
+    graph=topologies.ring,
+    settings={"compressor": compressors.whole_model(compressors.random_quantization(8))},
+)
 @checks.arguments
 def ecd_sgd(
     optimizer: optax.GradientTransformation, topology: Topology, compressor: Compressor

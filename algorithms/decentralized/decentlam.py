@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Real
 
@@ -26,6 +28,13 @@ class HeavyBall(NamedTuple):
     momentum: Any
 
 
+@method(
+    sends="models, to neighbours",
+    needs=("doubly stochastic W",),
+    paper="DecentLaM: Yuan et al., 2021",
+    page="how_to/decentralized.md",
+    graph=topologies.ring,
+)
 @checks.arguments
 def decentlam(
     optimizer: optax.GradientTransformation, topology: Topology, momentum: Real = 0.9

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 
 
+@method(
+    sends="models, to neighbours",
+    needs=("doubly stochastic W",),
+    paper="(5.2)",
+    page="how_to/decentralized.md",
+    aliases=("dsgd",),
+    graph=topologies.ring,
+    variants={"complete": {"graph": topologies.complete}},
+)
 @checks.arguments
 def decentralized_sgd(
     optimizer: optax.GradientTransformation,
@@ -77,6 +88,13 @@ def decentralized_sgd(
     return methods.local_models(name, optimizer, update, start=start, topology=topology)
 
 
+@method(
+    sends="models, to neighbours, while the gradient is computed",
+    needs=("doubly stochastic W",),
+    paper="DGD: Nedic and Ozdaglar, 2009; D-PSGD: Lian et al., 2017",
+    page="how_to/decentralized.md",
+    graph=topologies.ring,
+)
 @checks.arguments
 def dgd(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Decentralized gradient descent (DGD): every worker averages its model with its neighbours,

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
-from dsgd import Algorithm, Compressor, Topology, checks
+from algorithms.facts import method
+from dsgd import Algorithm, Compressor, Topology, checks, compressors
 
 
 class Compensated(NamedTuple):
@@ -28,6 +30,14 @@ class Compensated(NamedTuple):
     last: Any
 
 
+@method(
+    sends="compressed models plus error memory, to neighbours",
+    needs=("symmetric W",),
+    paper="Tang et al., 2019",
+    page="how_to/compression.md",
+    graph=topologies.ring,
+    settings={"compressor": compressors.whole_model(compressors.sign), "consensus_step": 0.3},
+)
 @checks.arguments
 def deepsqueeze(
     optimizer: optax.GradientTransformation,

@@ -5,12 +5,22 @@ from __future__ import annotations
 import jax
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.decentralized.exact_diffusion import ONE_W, Corrected, add_up, start_corrected
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Real
 
 
+@method(
+    sends="models, to neighbours",
+    exact="any data",
+    needs=("symmetric W", "one W", "all workers"),
+    paper="DLM: Ling et al., 2015",
+    page="reference/topologies.md",
+    graph=topologies.ring,
+)
 @checks.arguments
 def dlm(
     optimizer: optax.GradientTransformation, topology: Topology, penalty: Real = 0.5

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Gradients, Params, Real
 from dsgd.communication import Communicator
@@ -60,6 +62,14 @@ def add_up(models: Any, increment: Params) -> tuple[Params, Params]:
     )
 
 
+@method(
+    sends="models, to neighbours",
+    exact="any data",
+    needs=("symmetric W", "one W", "all workers"),
+    paper="Yuan et al., 2019; NIDS, 2019",
+    page="how_to/decentralized.md",
+    graph=topologies.ring,
+)
 @checks.arguments
 def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Exact diffusion: adapt, correct by the change that combining made in the last round,

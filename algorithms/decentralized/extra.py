@@ -5,11 +5,21 @@ from __future__ import annotations
 import jax
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.decentralized.exact_diffusion import ONE_W, Corrected, add_up, start_corrected
+from algorithms.facts import method
 from dsgd import Algorithm, Communicator, Gradients, Topology, checks
 
 
+@method(
+    sends="models, to neighbours",
+    exact="any data",
+    needs=("symmetric W", "one W", "all workers"),
+    paper="Shi et al., 2015, (2.13)",
+    page="how_to/decentralized.md",
+    graph=topologies.ring,
+)
 @checks.arguments
 def extra(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""EXTRA: the difference of two rounds of decentralized gradient descent, in which their biases

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks, workers
 from dsgd.base import Gradients, Params, Real
 from dsgd.engine import units
@@ -32,6 +34,14 @@ class Tracking(NamedTuple):
     gradient: Any
 
 
+@method(
+    sends="models and trackers of the gradient, to neighbours",
+    exact="any data",
+    needs=("doubly stochastic W",),
+    paper="DIGing: Nedic et al., 2017",
+    page="how_to/decentralized.md",
+    graph=topologies.ring,
+)
 @checks.arguments
 def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Gradient tracking in the form of DIGing: models and trackers are both averaged, and the mean
@@ -58,6 +68,14 @@ def gradient_tracking(optimizer: optax.GradientTransformation, topology: Topolog
     return _combine_then_adapt("gradient_tracking", optimizer, topology, lambda last, g: g)
 
 
+@method(
+    sends="models and trackers of the momentum, to neighbours",
+    exact="any data",
+    needs=("doubly stochastic W",),
+    paper="Takezawa et al., 2023",
+    page="how_to/decentralized.md",
+    graph=topologies.ring,
+)
 @checks.arguments
 def momentum_tracking(
     optimizer: optax.GradientTransformation, topology: Topology, momentum: Real = 0.9
@@ -97,6 +115,14 @@ def momentum_tracking(
     return _combine_then_adapt("momentum_tracking", optimizer, topology, accumulated)
 
 
+@method(
+    sends="models and trackers of the gradient after the step, to neighbours",
+    exact="any data",
+    needs=("doubly stochastic W",),
+    paper="NEXT: Di Lorenzo and Scutari, 2016",
+    page="how_to/decentralized.md",
+    graph=topologies.ring,
+)
 @checks.arguments
 def atc_tracking(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Gradient tracking that adapts, then combines: each worker steps along its tracker before the
@@ -135,6 +161,14 @@ def atc_tracking(optimizer: optax.GradientTransformation, topology: Topology) ->
     return _tracking("atc_tracking", optimizer, topology, update)
 
 
+@method(
+    sends="trackers, then models, to neighbours",
+    exact="any data",
+    needs=("doubly stochastic W",),
+    paper="Aug-DGM: Xu et al., 2015",
+    page="how_to/decentralized.md",
+    graph=topologies.ring,
+)
 @checks.arguments
 def aug_dgm(
     optimizer: optax.GradientTransformation,

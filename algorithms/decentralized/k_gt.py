@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.decentralized.exact_diffusion import add_up, corrected_step
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Period
 
@@ -32,6 +34,15 @@ class Tracked(NamedTuple):
     lost: Any
 
 
+@method(
+    sends="models and changes, to neighbours, every K rounds",
+    exact="any data",
+    needs=("doubly stochastic W",),
+    paper="Liu et al., 2024",
+    page="how_to/decentralized.md#local-steps",
+    graph=topologies.ring,
+    settings={"period": 4},
+)
 @checks.arguments
 def k_gt(
     optimizer: optax.GradientTransformation,

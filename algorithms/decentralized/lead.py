@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
-from dsgd import Algorithm, Compressor, Topology, checks
+from algorithms.facts import method
+from dsgd import Algorithm, Compressor, Topology, checks, compressors
 
 
 class CompressedCorrection(NamedTuple):
@@ -28,6 +30,17 @@ class CompressedCorrection(NamedTuple):
     copies: gossip.Copies
 
 
+@method(
+    sends="compressed differences, to neighbours",
+    exact="any data",
+    needs=("symmetric W", "one W", "unbiased compressor", "all workers"),
+    paper="Liu et al., 2021",
+    page="how_to/compression.md",
+    graph=topologies.ring,
+    settings={
+        "compressor": compressors.whole_model(compressors.buckets(compressors.qsgd(2, "linf"), 512))
+    },
+)
 @checks.arguments
 def lead(
     optimizer: optax.GradientTransformation,

@@ -5,12 +5,24 @@ from __future__ import annotations
 import optax
 from jax.core import Tracer
 
+import topologies
 from algorithms import gossip
 from algorithms.decentralized.exact_diffusion import adapt_correct_combine
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Period, Real
 
 
+@method(
+    sends="models, to neighbours, every $\\tau$ rounds",
+    exact="any data",
+    needs=("symmetric W", "one W", "eigenvalues of W above -1/3", "all workers"),
+    paper="LED: Alghunaim, 2024",
+    page="how_to/decentralized.md#local-steps",
+    aliases=("led",),
+    graph=lambda N: topologies.ring(N, topologies.lazy),
+    settings={"period": 4},
+)
 @checks.arguments
 def local_exact_diffusion(
     optimizer: optax.GradientTransformation,

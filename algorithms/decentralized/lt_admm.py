@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
+from algorithms.facts import method
 from algorithms.variance_reduction import with_snapshots
 from dsgd import Algorithm, Topology, checks, workers
 from dsgd.base import Period, Real, Round
@@ -31,6 +33,15 @@ class Bridged(NamedTuple):
     correction: Any
 
 
+@method(
+    sends="a different vector to each neighbour, every H-th round",
+    exact="any data",
+    needs=("symmetric W", "one W"),
+    paper="LT-ADMM: Ren et al., 2024",
+    page="reference/topologies.md",
+    graph=topologies.ring,
+    settings={"period": 4},
+)
 @checks.arguments
 def lt_admm(
     optimizer: optax.GradientTransformation,
@@ -73,6 +84,15 @@ def lt_admm(
     return _local_admm("lt_admm", optimizer, topology, period, penalty, correction_step)
 
 
+@method(
+    sends="a different vector to each neighbour, every H-th round",
+    exact="any data and samples",
+    needs=("symmetric W", "one W", "some exact gradients", "all workers"),
+    paper="LT-ADMM-VR: Ren et al., 2025",
+    page="reference/topologies.md",
+    graph=topologies.ring,
+    settings={"period": 4},
+)
 @checks.arguments
 def lt_admm_vr(
     optimizer: optax.GradientTransformation,

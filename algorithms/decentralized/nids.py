@@ -11,8 +11,10 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+import topologies
 from algorithms import gossip
 from algorithms.decentralized.exact_diffusion import ONE_W, add_up
+from algorithms.facts import method
 from dsgd import Algorithm, Query, State, Topology, checks, workers
 from dsgd.base import Real
 from dsgd.engine import units
@@ -38,6 +40,15 @@ class Proximal(NamedTuple):
     lost: Any
 
 
+@method(
+    sends="vectors, to neighbours",
+    exact="any data",
+    needs=("symmetric W", "one W", "all workers"),
+    regularizer=True,
+    paper="NIDS: Li et al., 2019",
+    page="how_to/regularizers.md",
+    graph=topologies.ring,
+)
 @checks.arguments
 def nids(step_sizes: StepSizes, topology: Topology, coupling: Real | None = None) -> Algorithm:
     r"""NIDS: exact diffusion with a proximal step and with step sizes that may differ by worker,

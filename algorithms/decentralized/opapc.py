@@ -11,6 +11,7 @@ import optax
 import topologies
 from algorithms import gossip
 from algorithms.decentralized.exact_diffusion import ONE_W, add_up
+from algorithms.facts import method
 from dsgd import Algorithm, Query, State, Topology, checks, workers
 
 
@@ -30,6 +31,15 @@ class Accelerating(NamedTuple):
     lost: Any
 
 
+@method(
+    sends="models, to neighbours, several times a round",
+    exact="any data",
+    needs=("symmetric W", "one W", "exact gradients", "all workers"),
+    paper="OPAPC: Kovalev et al., 2020",
+    page="reference/topologies.md",
+    graph=topologies.ring,
+    settings={"smoothness": 1.0, "strong_convexity": 0.1},
+)
 @checks.arguments
 def opapc(topology: Topology, smoothness: float, strong_convexity: float) -> Algorithm:
     r"""OPAPC: proximal alternating predictor-corrector steps with Nesterov's acceleration for the

@@ -5,13 +5,24 @@ from __future__ import annotations
 import jax
 import optax
 
+import topologies
 from algorithms import gossip, methods
 from algorithms.decentralized import extra
 from algorithms.decentralized.exact_diffusion import start_corrected
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Real
 
 
+@method(
+    sends="models, to neighbours",
+    exact="any data",
+    needs=("symmetric W", "one W", "all workers"),
+    regularizer=True,
+    paper="Shi et al., 2015",
+    page="how_to/regularizers.md",
+    graph=topologies.ring,
+)
 @checks.arguments
 def pg_extra(step_size: Real, topology: Topology) -> Algorithm:
     r"""PG-EXTRA: proximal gradient steps in the form of EXTRA, for problems with a regularizer r.

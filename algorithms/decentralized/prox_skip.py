@@ -6,12 +6,23 @@ import jax
 import optax
 from jax.core import Tracer
 
+import topologies
 from algorithms import gossip
 from algorithms.decentralized.exact_diffusion import adapt_correct_combine
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Real
 
 
+@method(
+    sends="models, to neighbours, in each round with probability p",
+    exact="any data",
+    needs=("symmetric W", "one W", "all workers"),
+    paper="ProxSkip: Mishchenko et al., 2022; Guo et al., 2023",
+    page="how_to/decentralized.md#local-steps",
+    graph=topologies.ring,
+    settings={"probability": 0.5},
+)
 @checks.arguments
 def prox_skip(
     optimizer: optax.GradientTransformation,

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Real
 
@@ -30,6 +32,16 @@ class Tracking(NamedTuple):
     shift: Any
 
 
+@method(
+    sends="trackers and models, to neighbours, one after the other",
+    exact="any data",
+    needs=("doubly stochastic W",),
+    regularizer=True,
+    paper="Prox-ATC tracking: Alghunaim et al., 2021",
+    page="how_to/regularizers.md",
+    aliases=("prox_tracking",),
+    graph=topologies.ring,
+)
 @checks.arguments
 def proximal_tracking(step_size: Real, topology: Topology) -> Algorithm:
     r"""Prox-ATC gradient tracking: adapt along the tracker, combine, then make the proximal step,

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import topologies
 from algorithms import gossip, optimizers
 from algorithms.decentralized.gradient_tracking import track
 from algorithms.decentralized.stochastic_gradient_push import divided, mean_of_pushed
+from algorithms.facts import method
 from dsgd import Algorithm, Query, State, Topology, checks
 
 
@@ -34,6 +36,14 @@ class PushedTracking(NamedTuple):
     gradient: Any
 
 
+@method(
+    sends="models, trackers and push-sum weights, along directed or changing edges",
+    exact="any data",
+    needs=("columns of W sum to 1",),
+    paper="Push-DIGing: Nedic et al., 2017",
+    page="how_to/decentralized.md#directed-graphs",
+    graph=topologies.one_peer_exponential,
+)
 @checks.arguments
 def push_diging(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""Gradient tracking by push-sum (Push-DIGing, ADD-OPT): W only needs to preserve sums (columns

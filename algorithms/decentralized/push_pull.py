@@ -10,11 +10,20 @@ from contextlib import nullcontext
 import numpy as np
 import optax
 
+import topologies
 from algorithms import methods, optimizers
 from algorithms.decentralized.gradient_tracking import Tracking, track
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 
 
+@method(
+    sends="models along the edges of one graph, trackers along those of another",
+    exact="any data",
+    paper="Pu et al., 2021",
+    page="how_to/decentralized.md#directed-graphs",
+    graph=topologies.exponential,
+)
 @checks.arguments
 def push_pull(optimizer: optax.GradientTransformation, pull: Topology, push: Topology) -> Algorithm:
     r"""Push-Pull: models are averaged by a matrix R with rows that sum to 1, trackers are summed by
@@ -65,6 +74,13 @@ def push_pull(optimizer: optax.GradientTransformation, pull: Topology, push: Top
     return _push_pull("push_pull", optimizer, pull, push, update)
 
 
+@method(
+    sends="models along the edges of one graph, trackers along those of another, before the step",
+    exact="any data",
+    paper="AB: Xin and Khan, 2018",
+    page="how_to/decentralized.md#directed-graphs",
+    graph=topologies.exponential,
+)
 @checks.arguments
 def ab(optimizer: optax.GradientTransformation, pull: Topology, push: Topology) -> Algorithm:
     r"""AB: Push-Pull that combines, then adapts.

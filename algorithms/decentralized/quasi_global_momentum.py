@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Real
 
@@ -26,6 +28,14 @@ class QuasiGlobal(NamedTuple):
     momentum: Any
 
 
+@method(
+    sends="models, to neighbours",
+    needs=("doubly stochastic W",),
+    paper="QG-DSGDm: Lin et al., 2021",
+    page="how_to/decentralized.md",
+    aliases=("qg_dsgdm",),
+    graph=topologies.ring,
+)
 @checks.arguments
 def quasi_global_momentum(
     optimizer: optax.GradientTransformation,

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers, weights
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import PyTree
 
@@ -30,6 +32,14 @@ class Relayed(NamedTuple):
     counts: jax.Array
 
 
+@method(
+    sends="sums of models and counts, a different sum to each neighbour",
+    exact="any data",
+    needs=("tree",),
+    paper="RelaySGD: Vogels et al., 2021",
+    page="reference/topologies.md",
+    graph=topologies.chain,
+)
 @checks.arguments
 def relay_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:
     r"""RelaySGD: after its own step, each worker takes the uniform average of all workers' models,

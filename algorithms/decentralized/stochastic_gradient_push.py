@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import topologies
 from algorithms import gossip, optimizers, weights
+from algorithms.facts import method
 from dsgd import Algorithm, Query, State, Topology, checks, workers
 from dsgd.base import Params
 
@@ -29,6 +31,14 @@ class Pushed(NamedTuple):
     weight: jax.Array
 
 
+@method(
+    sends="models and push-sum weights, along directed or changing edges",
+    needs=("columns of W sum to 1",),
+    paper="SGP: Assran et al., 2019, Algorithm 1",
+    page="how_to/decentralized.md#directed-graphs",
+    aliases=("sgp",),
+    graph=topologies.one_peer_exponential,
+)
 @checks.arguments
 def stochastic_gradient_push(
     optimizer: optax.GradientTransformation, topology: Topology

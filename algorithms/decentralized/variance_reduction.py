@@ -10,13 +10,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import topologies
 from algorithms import gossip
 from algorithms.decentralized.gradient_tracking import aug_dgm, gradient_tracking
+from algorithms.facts import method
 from algorithms.variance_reduction import with_recursion, with_snapshots, with_table
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Period, Real, Round
 
 
+@method(
+    sends="trackers, then models, to neighbours",
+    exact="any data and samples",
+    needs=("doubly stochastic W", "some exact gradients", "all workers"),
+    paper="Xin et al., 2020",
+    page="how_to/decentralized.md#noise",
+    graph=topologies.ring,
+    settings={"period": 4},
+)
 @checks.arguments
 def gt_svrg(
     optimizer: optax.GradientTransformation, topology: Topology, period: Period
@@ -51,6 +62,15 @@ def gt_svrg(
     return with_snapshots(f"gt_svrg({topology.name})", aug_dgm(optimizer, topology), renewed)
 
 
+@method(
+    sends="trackers, then models, to neighbours",
+    exact="any data and samples",
+    needs=("doubly stochastic W", "some exact gradients", "all workers"),
+    paper="Jiang et al., 2022",
+    page="how_to/decentralized.md#noise",
+    graph=topologies.ring,
+    settings={"probability": 0.25},
+)
 @checks.arguments
 def gt_vr(
     optimizer: optax.GradientTransformation, topology: Topology, probability: Real
@@ -80,6 +100,15 @@ def gt_vr(
     return with_snapshots(f"gt_vr({topology.name})", aug_dgm(optimizer, topology), renewed)
 
 
+@method(
+    sends="models and trackers, to neighbours",
+    exact="any data and samples",
+    needs=("doubly stochastic W", "some exact gradients", "all workers"),
+    paper="Xin et al., 2022",
+    page="how_to/decentralized.md#noise",
+    graph=topologies.ring,
+    settings={"period": 4},
+)
 @checks.arguments
 def gt_sarah(
     optimizer: optax.GradientTransformation, topology: Topology, period: Period
@@ -112,6 +141,15 @@ def gt_sarah(
     )
 
 
+@method(
+    sends="trackers, then models, to neighbours",
+    exact="any data",
+    needs=("doubly stochastic W", "all workers"),
+    paper="Xin et al., 2021",
+    page="how_to/decentralized.md#noise",
+    graph=topologies.ring,
+    settings={"momentum_step": 0.1},
+)
 @checks.arguments
 def gt_hsgd(
     optimizer: optax.GradientTransformation, topology: Topology, momentum_step: Real
@@ -145,6 +183,14 @@ def gt_hsgd(
     )
 
 
+@method(
+    sends="trackers, then models, to neighbours",
+    exact="any data and samples",
+    needs=("doubly stochastic W", "all workers"),
+    paper="Xin et al., 2022",
+    page="how_to/decentralized.md#noise",
+    settings=None,
+)
 @checks.arguments
 def gt_saga(optimizer: optax.GradientTransformation, topology: Topology, samples: int) -> Algorithm:
     r"""GT-SAGA: gradient tracking of SAGA's estimate, from a table of the last gradient of each

@@ -13,6 +13,7 @@ import optax
 from jax.core import Tracer
 
 from algorithms import optimizers
+from algorithms.facts import method
 from algorithms.kimad import budgets, monitors, updates
 from algorithms.kimad.allocation import uniform
 from algorithms.kimad.budgets import Numbers
@@ -32,6 +33,17 @@ _TOO_LONG = (
 )
 
 
+@method(
+    sends=(
+        "compressed differences of gradients to one server, of models back, with as many bits "
+        "as the bandwidth allows"
+    ),
+    exact="any data",
+    needs=("contractive compressor", "all workers"),
+    paper="Kimad, 2023, Algorithms 1 and 3",
+    page="how_to/kimad.md",
+    settings=None,
+)
 @checks.arguments
 def kimad_sgd(
     optimizer: optax.GradientTransformation,

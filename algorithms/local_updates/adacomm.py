@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from algorithms.facts import method
 from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient
 from dsgd import Algorithm, causes, checks, network, workers
 from dsgd.base import Gradients, Params, Period, Query, Real, Round, State
@@ -18,6 +19,11 @@ from dsgd.communication import Communicator
 from dsgd.engine.queries import loss_type
 
 
+@method(
+    sends="models and losses, after periods that decrease with the loss, by an all-reduce",
+    paper="AdaComm: Wang and Joshi, 2019",
+    settings={"period": 4, "interval": 4, "minimum": -10.0},
+)
 @checks.arguments
 def adacomm(
     optimizer: optax.GradientTransformation,

@@ -9,7 +9,8 @@ import jax
 import optax
 
 from algorithms import optimizers
-from dsgd import Algorithm, Query, State, checks, workers
+from algorithms.facts import method
+from dsgd import Algorithm, Query, State, checks, compressors, workers
 from dsgd.base import Compressor, Params, Period, PyTree
 from dsgd.communication.compressed import flat, require_contraction
 from dsgd.compressors import LinearCode
@@ -27,6 +28,19 @@ class Local(NamedTuple):
     optimizer: PyTree
 
 
+@method(
+    sends=(
+        "compressed steps in every round, compressed errors of the models every H-th, by all-"
+        "reduces of the same random elements"
+    ),
+    paper="CSER: Xie et al., 2020",
+    page="reference/compressors.md",
+    settings={
+        "period": 4,
+        "reset": compressors.random_block(0.4, unbiased=False),
+        "steps": compressors.random_block(0.1, unbiased=False),
+    },
+)
 @checks.arguments
 def cser(
     optimizer: optax.GradientTransformation,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
+from algorithms.facts import method
 from algorithms.local_updates.outer import Inner, Outer, local_updates, mean_change, scaled
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import Params, Period, PyTree
@@ -35,6 +36,12 @@ class Eager(NamedTuple):
     others: Params
 
 
+@method(
+    sends="changes every H-th round, used one period later, by an all-reduce",
+    needs=("all workers",),
+    paper="Kale et al., 2025, section 3",
+    settings={"period": 4},
+)
 @checks.arguments
 def delayed_diloco(
     optimizer: optax.GradientTransformation,
@@ -84,6 +91,12 @@ def delayed_diloco(
     )
 
 
+@method(
+    sends="changes every H-th round, those of others used one period later, by an all-reduce",
+    needs=("all workers",),
+    paper="Kale et al., 2025, section 3",
+    settings={"period": 4},
+)
 @checks.arguments
 def eager_diloco(
     optimizer: optax.GradientTransformation,

@@ -9,12 +9,18 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
+from algorithms.facts import method
 from algorithms.optimizers import FIRST, SECOND
 from dsgd import Algorithm, checks, network
 from dsgd.base import Period, PyTree
 from dsgd.communication import Communicator
 
 
+@method(
+    sends="models and moments of local Adam, each with its own period, by an all-reduce",
+    paper="DES-LOC: Iacob et al., 2025",
+    settings={"period": 2},
+)
 @checks.arguments
 def des_loc(
     optimizer: optax.GradientTransformation,

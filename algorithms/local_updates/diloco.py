@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import optax
 
+from algorithms.facts import method
 from algorithms.local_updates.outer import local_updates
 from dsgd import Algorithm, checks, network
 from dsgd.base import Period, Real
 
 
+@method(
+    sends="changes of the models every H-th round, by an all-reduce",
+    paper="DiLoCo: Douillard et al., 2023, Algorithm 1",
+    settings={"period": 4},
+)
 @checks.arguments
 def diloco(
     optimizer: optax.GradientTransformation,
@@ -50,6 +56,11 @@ def diloco(
     return local_updates(f"diloco({period})", optimizer, outer, period, via=via)
 
 
+@method(
+    sends="changes of the models every H-th round, by an all-reduce",
+    paper="SlowMo: Wang et al., 2020, Algorithm 1; BMUF",
+    settings={"period": 4},
+)
 @checks.arguments
 def slowmo(
     optimizer: optax.GradientTransformation,

@@ -7,10 +7,16 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers, weights
+from algorithms.facts import method
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import Params, Period, Real
 
 
+@method(
+    sends="models and a center variable every H-th round, through one server",
+    paper="EASGD: Zhang et al., 2015",
+    settings={"period": 2},
+)
 @checks.arguments
 def easgd(
     optimizer: optax.GradientTransformation,
@@ -56,6 +62,11 @@ def easgd(
     return _elastic(f"easgd({period}, {moving_rate})", optimizer, period, moving_rate, via)
 
 
+@method(
+    sends="models and a center variable every H-th round, through one server",
+    paper="EAMSGD: Zhang et al., 2015",
+    settings={"momentum": 0.9, "period": 2},
+)
 @checks.arguments
 def eamsgd(
     optimizer: optax.GradientTransformation,

@@ -10,12 +10,19 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from algorithms.facts import method
 from algorithms.local_updates.outer import Inner, Outer, local_updates, mean_change, outer_gradient
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import Gradients, Period, Real
 from dsgd.communication import Communicator
 
 
+@method(
+    sends="changes of the participating clients every H-th round, the model back, through a server",
+    paper="FedAvg: McMahan et al., 2017, Algorithm 1",
+    page="reference/clusters.md",
+    settings={"period": 4},
+)
 @checks.arguments
 def fed_avg(
     optimizer: optax.GradientTransformation,
@@ -64,6 +71,11 @@ def fed_avg(
     return federated("fed_avg", optimizer, period, optax.sgd(1.0), inclusion, via)
 
 
+@method(
+    sends="changes of the participating clients every H-th round, the model back, through a server",
+    paper="FedProx: Li et al., 2020, Algorithm 2",
+    settings={"period": 4, "proximal": 0.1},
+)
 @checks.arguments
 def fed_prox(
     optimizer: optax.GradientTransformation,

@@ -6,12 +6,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from algorithms.facts import method
 from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient
 from dsgd import Algorithm, checks, network
 from dsgd.base import Gradients, Period, Real
 from dsgd.communication import Communicator
 
 
+@method(
+    sends="changes of the participating clients every H-th round, the model back, through a server",
+    exact="any data",
+    paper="FedDyn: Acar et al., 2021, Algorithm 1",
+    settings={"period": 4, "regularization": 1.0},
+)
 @checks.arguments
 def fed_dyn(
     optimizer: optax.GradientTransformation,

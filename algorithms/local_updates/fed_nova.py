@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
+from algorithms.facts import method
 from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient, scaled
 from algorithms.optimizers import Model
 from dsgd import Algorithm, checks, network
@@ -30,6 +31,15 @@ class Measured(NamedTuple):
     unit: Model
 
 
+@method(
+    sends=(
+        "changes per local step and numbers of steps every H-th round, the model back, through "
+        "a server"
+    ),
+    paper="FedNova: Wang et al., 2020",
+    page="how_to/own_problem/unequal.md",
+    settings={"period": 4},
+)
 @checks.arguments
 def fed_nova(
     optimizer: optax.GradientTransformation,

@@ -9,12 +9,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from algorithms.facts import method
 from algorithms.local_updates.fed_avg import federated
 from dsgd import Algorithm, checks, network
 from dsgd.base import Params, Period, Real
 from dsgd.compressors.sizes import wide
 
 
+@method(
+    sends="changes of the participating clients every H-th round, the model back, through a server",
+    paper="Reddi et al., 2021, Algorithm 1",
+    settings=None,
+)
 @checks.arguments
 def fed_opt(
     optimizer: optax.GradientTransformation,
@@ -51,6 +57,11 @@ def fed_opt(
     return federated("fed_opt", optimizer, period, outer, inclusion, via)
 
 
+@method(
+    sends="changes of the participating clients every H-th round, the model back, through a server",
+    paper="Hsu et al., 2019",
+    settings={"period": 4},
+)
 @checks.arguments
 def fed_avgm(
     optimizer: optax.GradientTransformation,
@@ -86,6 +97,11 @@ def fed_avgm(
     return federated("fed_avgm", optimizer, period, outer, inclusion, via)
 
 
+@method(
+    sends="changes of the participating clients every H-th round, the model back, through a server",
+    paper="Reddi et al., 2021, Algorithm 2",
+    settings={"period": 4, "step": 0.1},
+)
 @checks.arguments
 def fed_adagrad(
     optimizer: optax.GradientTransformation,
@@ -126,6 +142,11 @@ def fed_adagrad(
     return federated("fed_adagrad", optimizer, period, outer, inclusion, via)
 
 
+@method(
+    sends="changes of the participating clients every H-th round, the model back, through a server",
+    paper="Reddi et al., 2021, Algorithm 2",
+    settings={"period": 4, "step": 0.1},
+)
 @checks.arguments
 def fed_yogi(
     optimizer: optax.GradientTransformation,
@@ -159,6 +180,11 @@ def fed_yogi(
     return federated("fed_yogi", optimizer, period, outer, inclusion, via)
 
 
+@method(
+    sends="changes of the participating clients every H-th round, the model back, through a server",
+    paper="Reddi et al., 2021, Algorithm 2",
+    settings={"period": 4, "step": 0.1},
+)
 @checks.arguments
 def fed_adam(
     optimizer: optax.GradientTransformation,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from algorithms.facts import method
 from algorithms.local_updates.outer import (
     Inner,
     Outer,
@@ -17,11 +18,21 @@ from algorithms.local_updates.outer import (
     mean_of_messages,
     outer_gradient,
 )
-from dsgd import Algorithm, checks, network, workers
+from dsgd import Algorithm, checks, compressors, network, workers
 from dsgd.base import Compressor, Gradients, Period, Real
 from dsgd.communication import Communicator
 
 
+@method(
+    sends="compressed changes every H-th round, the model back, through a server",
+    needs=("unbiased compressor",),
+    paper="FedPAQ: Reisizadeh et al., 2020",
+    page="reference/compressors.md",
+    settings={
+        "period": 4,
+        "compressor": compressors.whole_model(compressors.random_quantization(4)),
+    },
+)
 @checks.arguments
 def fed_paq(
     optimizer: optax.GradientTransformation,
@@ -74,6 +85,17 @@ def fed_paq(
     )
 
 
+@method(
+    sends="compressed changes every H-th round, the model back, through a server",
+    exact="any data",
+    needs=("unbiased compressor",),
+    paper="FedCOMGATE: Haddadpour et al., 2021",
+    page="reference/compressors.md",
+    settings={
+        "period": 4,
+        "compressor": compressors.whole_model(compressors.random_quantization(4)),
+    },
+)
 @checks.arguments
 def fed_comgate(
     step_size: Real,
@@ -144,6 +166,12 @@ def fed_comgate(
     )
 
 
+@method(
+    sends="compressed changes with error memory every H-th round, the model back, through a server",
+    paper="Fed-EF: Li and Li, 2023",
+    page="reference/compressors.md",
+    settings={"period": 4, "compressor": compressors.whole_model(compressors.top_k(0.1))},
+)
 @checks.arguments
 def fed_ef(
     optimizer: optax.GradientTransformation,

@@ -7,10 +7,17 @@ from functools import partial
 import optax
 
 from algorithms import gossip, methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks, network
 from dsgd.base import Period
 
 
+@method(
+    sends="models every H-th round, by an all-reduce, through a server, or to neighbours",
+    paper="Stich, 2019; Koloskova et al., 2020",
+    page="explanation/theory.md",
+    settings={"period": 4},
+)
 @checks.arguments
 def local_sgd(
     optimizer: optax.GradientTransformation,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
+from algorithms.facts import method
 from algorithms.local_updates.outer import Inner, Outer, outer_gradient, replicated, scaled
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import (
@@ -25,6 +26,11 @@ from dsgd.base import (
 from dsgd.communication import Communicator
 
 
+@method(
+    sends="changes and gradients every H-th round, the model back, through a server",
+    paper="MimeLite: Karimireddy et al., 2020, Algorithm 1",
+    settings={"period": 4},
+)
 @checks.arguments
 def mime_lite(
     optimizer: optax.GradientTransformation,
@@ -88,6 +94,13 @@ def mime_lite(
     return _clients(name, optimizer, update, lambda params: (), _unknown)
 
 
+@method(
+    sends="changes and gradients every H-th round, the model back, through a server",
+    exact="any data",
+    needs=("some exact gradients",),
+    paper="Mime: Karimireddy et al., 2020, Algorithm 1",
+    settings={"period": 4},
+)
 @checks.arguments
 def mime(
     optimizer: optax.GradientTransformation,

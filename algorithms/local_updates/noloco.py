@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+import topologies
 from algorithms import gossip, methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Period, Real
 
@@ -28,6 +30,13 @@ class Slow(NamedTuple):
     momentum: Any
 
 
+@method(
+    sends="changes and slow models every H-th round, to one random partner",
+    paper="NoLoCo: Kolehmainen et al., 2025",
+    page="reference/topologies.md",
+    graph=lambda N: topologies.random_matchings(N, 3),
+    settings={"period": 4},
+)
 @checks.arguments
 def noloco(
     optimizer: optax.GradientTransformation,

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import optax
 
+from algorithms.facts import method
 from algorithms.local_updates.outer import Outer, local_updates
 from dsgd import Algorithm, checks, network
 from dsgd.base import Period
 from dsgd.communication import Communicator
 
 
+@method(
+    sends="models, in every round first, then every H-th, by an all-reduce",
+    paper="Lin et al., 2020",
+    settings={"switch": 4, "period": 4},
+)
 @checks.arguments
 def post_local_sgd(
     optimizer: optax.GradientTransformation,

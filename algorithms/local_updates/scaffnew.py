@@ -8,6 +8,7 @@ import jax
 import optax
 
 from algorithms import methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, checks, network
 from dsgd.base import Params, PyTree, Real
 
@@ -26,6 +27,14 @@ class Controlled(NamedTuple):
     control: Params
 
 
+@method(
+    sends="models, in each round with probability p, by an all-reduce",
+    exact="any data",
+    needs=("all workers",),
+    paper="Scaffnew (ProxSkip): Mishchenko et al., 2022, Algorithm 2",
+    page="explanation/theory.md",
+    settings={"probability": 0.5},
+)
 @checks.arguments
 def scaffnew(
     optimizer: optax.GradientTransformation,

@@ -8,6 +8,7 @@ import jax
 import optax
 
 from algorithms import methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import Period
 
@@ -28,6 +29,13 @@ class Controlled(NamedTuple):
     total: Any
 
 
+@method(
+    sends="models and control variates every H-th round, by an all-reduce",
+    exact="any data",
+    paper="Karimireddy et al., 2020, Algorithm 1",
+    page="how_to/which_method.md",
+    settings={"period": 4},
+)
 @checks.arguments
 def scaffold(
     optimizer: optax.GradientTransformation,

@@ -6,12 +6,20 @@ from functools import partial
 
 import optax
 
+from algorithms.facts import method
 from algorithms.local_updates.outer import compressed_change, error_memory, local_updates
-from dsgd import Algorithm, checks, network
+from dsgd import Algorithm, checks, compressors, network
 from dsgd.base import Compressor, Period, Real
 from dsgd.compressors import chunked_top_k, contraction, qsgd, top_k, two_bit
 
 
+@method(
+    sends="sparse changes with error memory every H-th round, by an all-gather",
+    needs=("all workers",),
+    paper="SparseLoCo: Sarfi et al., 2025",
+    page="reference/compressors.md",
+    settings={"period": 4, "compressor": compressors.chunked_top_k(4, 8, compressors.two_bit)},
+)
 @checks.arguments
 def sparse_loco(
     optimizer: optax.GradientTransformation,
@@ -54,6 +62,13 @@ def sparse_loco(
     return _compressed("sparse_loco", optimizer, period, compressor, outer, decay)
 
 
+@method(
+    sends="compressed changes with error memory every H-th round, by an all-gather",
+    needs=("all workers",),
+    paper="MuLoCo: Thérien et al., 2025",
+    page="reference/compressors.md",
+    settings={"period": 4},
+)
 @checks.arguments
 def muloco(
     optimizer: optax.GradientTransformation,
@@ -93,6 +108,13 @@ def muloco(
     return _compressed("muloco", optimizer, period, compressor, outer, decay)
 
 
+@method(
+    sends="compressed changes with error memory every H-th round, by an all-gather",
+    needs=("contractive compressor", "all workers"),
+    paper="Qsparse-local-SGD: Basu et al., 2019, Algorithm 1",
+    page="reference/compressors.md",
+    settings={"period": 4, "compressor": compressors.whole_model(compressors.top_k(0.1))},
+)
 @checks.arguments
 def qsparse_local_sgd(
     optimizer: optax.GradientTransformation,

@@ -7,10 +7,16 @@ import numpy as np
 import optax
 
 from algorithms import methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, checks, network
 from dsgd.compressors.sparsification import kept
 
 
+@method(
+    sends="a random part of the models, by an all-reduce",
+    paper="SPARTA: EXO Labs, 2025",
+    settings={"density": 0.2},
+)
 @checks.arguments
 def sparta(
     optimizer: optax.GradientTransformation,

@@ -8,6 +8,7 @@ import optax
 from jax.tree_util import KeyPath, SequenceKey
 
 from algorithms import methods, optimizers
+from algorithms.facts import method
 from algorithms.optimizers import Model
 from dsgd import Algorithm, checks, compressors, network
 from dsgd.base import Compressor, Params, Period, Real
@@ -16,6 +17,15 @@ from dsgd.communication import Communicator
 Leaves = list[jax.Array]  # of a fragment
 
 
+@method(
+    sends=(
+        "changes of one fragment of the model at a time, during the next steps, by an all-"
+        "reduce or compressed by an all-gather"
+    ),
+    needs=("all workers",),
+    paper="Douillard et al., 2025, Algorithm 2",
+    settings={"fragments": 1, "period": 4},
+)
 @checks.arguments
 def streaming_diloco(
     optimizer: optax.GradientTransformation,

@@ -8,9 +8,16 @@ import numpy as np
 import optax
 
 from algorithms import methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, checks, communication, counts, network, workers
 
 
+@method(
+    sends="gradients of all but the slowest workers, through N servers",
+    paper="Chen et al., 2016; section 4.1",
+    page="how_to/clusters.md",
+    settings=None,
+)
 @checks.arguments
 def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) -> Algorithm:
     r"""Mini-batch SGD with backup workers: each round drops the k slowest gradients.

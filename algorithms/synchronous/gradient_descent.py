@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import optax
 
+from algorithms.facts import method
 from algorithms.synchronous.minibatch_sgd import minibatch_sgd
 from dsgd import Algorithm, checks
 
 
+@method(
+    sends="exact gradients of all data, by an all-reduce",
+    exact="any data",
+    needs=("exact gradients",),
+    paper="(1.2)",
+    page="explanation/theory.md",
+    aliases=("gd",),
+)
 @checks.arguments
 def gradient_descent(optimizer: optax.GradientTransformation) -> Algorithm:
     r"""Gradient descent: the workers compute exact gradients of their own data and all-reduce them.

@@ -7,9 +7,17 @@ from __future__ import annotations
 import optax
 
 from algorithms import methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, checks, network
 
 
+@method(
+    sends="gradients, by an all-reduce",
+    exact="any data",
+    paper="section 2.1.2",
+    page="explanation/theory.md",
+    aliases=("mb_sgd",),
+)
 @checks.arguments
 def minibatch_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     r"""Mini-batch SGD by gradient aggregation: the workers all-reduce their gradients and make the
@@ -27,6 +35,13 @@ def minibatch_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     return averaged_gradients("minibatch_sgd", optimizer, network.ring_all_reduce)
 
 
+@method(
+    sends="gradients to one server, models back",
+    exact="any data",
+    paper="section 2.1.2",
+    page="how_to/clusters.md",
+    aliases=("mb_sgd_server",),
+)
 @checks.arguments
 def parameter_server_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     r"""Mini-batch SGD with a parameter server: the model is stored on one server; the workers fetch
@@ -46,6 +61,12 @@ def parameter_server_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     return averaged_gradients("parameter_server_sgd", optimizer, network.parameter_server)
 
 
+@method(
+    sends="models, by an all-reduce",
+    exact="any data",
+    paper="section 2.1.2",
+    aliases=("mb_sgd_model",),
+)
 @checks.arguments
 def model_averaging_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     r"""Mini-batch SGD by model aggregation: every worker makes its own step, then the workers

@@ -5,10 +5,20 @@ from __future__ import annotations
 import optax
 
 from algorithms import methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, checks, workers
 from dsgd.base import Real
 
 
+@method(
+    sends="exact gradients of all data, by an all-reduce",
+    exact="any data",
+    needs=("exact gradients",),
+    regularizer=True,
+    paper="Beck and Teboulle, 2009",
+    page="how_to/regularizers.md",
+    aliases=("prox_gd",),
+)
 @checks.arguments
 def proximal_gradient(step_size: Real) -> Algorithm:
     r"""Proximal gradient descent: the workers all-reduce exact gradients of their own data, then
@@ -36,6 +46,14 @@ def proximal_gradient(step_size: Real) -> Algorithm:
     return method._replace(name="proximal_gradient", query=query)
 
 
+@method(
+    sends="gradients, by an all-reduce",
+    exact="any data",
+    regularizer=True,
+    paper="Beck and Teboulle, 2009",
+    page="how_to/regularizers.md",
+    aliases=("prox_sgd",),
+)
 @checks.arguments
 def proximal_sgd(step_size: Real) -> Algorithm:
     r"""Proximal mini-batch SGD: `minibatch_sgd` with a proximal step of the regularizer r.

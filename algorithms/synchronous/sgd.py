@@ -6,9 +6,16 @@ import jax
 import optax
 
 from algorithms import methods, optimizers
+from algorithms.facts import method
 from dsgd import Algorithm, Query, checks
 
 
+@method(
+    sends="nothing: one machine",
+    needs=("all workers",),
+    paper="(1.10)",
+    page="explanation/theory.md",
+)
 @checks.arguments
 def sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     r"""SGD on one machine that holds all data: each step uses a batch of one worker's data, and the

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import optax
 
+from algorithms.facts import method
 from algorithms.synchronous.minibatch_sgd import averaged_gradients
 from algorithms.variance_reduction import with_loopless_svrg, with_page, with_saga
 from dsgd import Algorithm, checks, network
 from dsgd.base import Real
 
 
+@method(
+    sends="estimates of the gradients, by an all-reduce",
+    exact="any data and samples",
+    needs=("some exact gradients", "all workers"),
+    paper="PAGE: Li et al., 2021",
+    settings={"probability": 0.25},
+)
 @checks.arguments
 def page(
     optimizer: optax.GradientTransformation,
@@ -48,6 +56,14 @@ def page(
     return with_page(inner, probability)._replace(name=f"page({probability})")
 
 
+@method(
+    sends="gradients minus those at a snapshot, by an all-reduce",
+    exact="any data and samples",
+    needs=("some exact gradients", "all workers"),
+    paper="L-SVRG: Kovalev et al., 2020",
+    aliases=("l_svrg",),
+    settings={"probability": 0.25},
+)
 @checks.arguments
 def loopless_svrg(
     optimizer: optax.GradientTransformation,
@@ -84,6 +100,13 @@ def loopless_svrg(
     return with_loopless_svrg(inner, probability)._replace(name=f"loopless_svrg({probability})")
 
 
+@method(
+    sends="gradients minus those in a table of all samples, by an all-reduce",
+    exact="any data and samples",
+    needs=("all workers",),
+    paper="SAGA: Defazio et al., 2014",
+    settings=None,
+)
 @checks.arguments
 def saga(
     optimizer: optax.GradientTransformation,

@@ -219,35 +219,41 @@ def _ef21(N: int, d: int, mean: Mean):
 
 # By the registered name: (N, d, mean) -> start, step, and the models of a state, `[N, d]` or `[d]`.
 SCANS: dict[str, Callable[..., Any]] = {
-    "mb-sgd": _minibatch_sgd,
-    "dsgd": _ring_sgd,
-    "csgd": _compressed_sgd,
-    "ec-sgd": _error_compensated_sgd,
+    "minibatch_sgd": _minibatch_sgd,
+    "decentralized_sgd": _ring_sgd,
+    "compressed_sgd": _compressed_sgd,
+    "error_compensated_sgd": _error_compensated_sgd,
     "ef21": _ef21,
 }
 # Number of arrays of N d float32 that a round must read or write: A, b; for DSGD the models, for
 # EC-SGD and EF21 the workers' memories.
-MOVED = {"mb-sgd": 2, "dsgd": 4, "csgd": 2, "ec-sgd": 4, "ef21": 4}
+MOVED = {
+    "minibatch_sgd": 2,
+    "decentralized_sgd": 4,
+    "compressed_sgd": 2,
+    "error_compensated_sgd": 4,
+    "ef21": 4,
+}
 
 
 def loop(name: str, problem: dsgd.Problem) -> Run | None:
     """Returns mini-batch SGD or ring DSGD in numpy: rounds -> (model, history); None for other
     methods.
     """
-    if name not in ("mb-sgd", "dsgd"):
+    if name not in ("minibatch_sgd", "decentralized_sgd"):
         return None
     A, b = np.asarray(problem.data.A), np.asarray(problem.data.b)
     average = jax.tree.map(np.asarray, problem.replicated)
     rate = np.float32(LEARNING_RATE)
 
     def step(x):
-        if name == "mb-sgd":
+        if name == "minibatch_sgd":
             return x - rate * (A * x - b).mean(axis=0)
         half = x - rate * (A * x - b)
         return (half + np.roll(half, 1, axis=0) + np.roll(half, -1, axis=0)) / np.float32(3)
 
     def run(rounds):
-        x, history = np.zeros_like(b if name == "dsgd" else b[0]), []
+        x, history = np.zeros_like(b if name == "decentralized_sgd" else b[0]), []
         for _ in range(rounds):
             x = step(x)
             middle = x.mean(axis=0) if x.ndim == 2 else x

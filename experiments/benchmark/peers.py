@@ -40,12 +40,12 @@ from experiments.shared import commands, figures, tables
 SAMPLES = 8  # samples of a worker
 MOST = 16_000_000  # maximal number of elements of all models
 AGREE = 1e-13  # maximal difference between two versions' models, relative to the largest element
-TITLES = {"dsgd": "DSGD on a ring", "mb-sgd": "mini-batch SGD"}
+TITLES = {"decentralized_sgd": "DSGD on a ring", "minibatch_sgd": "mini-batch SGD"}
 # Versions by method: those of `jobs.peers`, some of which need their own Python
 # (`environments.PEERS`).
 VERSIONS: dict[str, tuple[str, ...]] = {
-    "dsgd": ("dsgd", "scan", "numpy", "torch", "decent-bench"),
-    "mb-sgd": ("dsgd", "scan", "fedjax"),
+    "decentralized_sgd": ("dsgd", "scan", "numpy", "torch", "decent-bench"),
+    "minibatch_sgd": ("dsgd", "scan", "fedjax"),
 }
 NAMES = tuple(dict.fromkeys(name for versions in VERSIONS.values() for name in versions))
 
@@ -55,7 +55,7 @@ class Args:
     """Times the same rounds in dsgd, in hand-written code, and in other libraries."""
 
     methods: tuple[str, ...] = tuple(VERSIONS)
-    """Methods: dsgd, mb-sgd."""
+    """Methods: decentralized_sgd, minibatch_sgd."""
     versions: tuple[str, ...] = NAMES
     """Versions: dsgd, scan, numpy, torch, decent-bench, fedjax."""
     workers: tuple[commands.Count, ...] = (16, 128, 1024)
@@ -129,8 +129,8 @@ def main(args: Args) -> None:
                     )
     records.write_json(args.out / "versions.json", reported)
     sheets = (
-        {"peers": draw([row for row in rows if row.method == "dsgd"])}
-        if "dsgd" in args.methods
+        {"peers": draw([row for row in rows if row.method == "decentralized_sgd"])}
+        if "decentralized_sgd" in args.methods
         else {}
     )
     commands.finish(

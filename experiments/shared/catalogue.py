@@ -52,7 +52,8 @@ COMMANDS = {
     "compare": Command(
         SURVEY,
         "chapters 1 to 5",
-        "--methods mb-sgd local-sgd ec-sgd dsgd --steps 200 --seeds 2 --learning-rates 1 3",
+        "--methods minibatch_sgd local_sgd error_compensated_sgd decentralized_sgd --steps 200"
+        " --seeds 2 --learning-rates 1 3",
     ),
     "complexity_table": Command(SURVEY, "Tables 1.1, 1.2", "--epsilons 0.3 0.1"),
     "convergence_rates": Command(
@@ -173,15 +174,17 @@ COMMANDS = {
     "benchmark": Command(
         NO_PAPER,
         "-",
-        "rounds --methods mb-sgd dsgd --workers 16 64 --dimensions 100 10000 --seconds 0.05 "
+        "rounds --methods minibatch_sgd decentralized_sgd --workers 16 64 --dimensions 100 10000 "
+        "--seconds 0.05 "
         "--repeats 3",
     ),
 }
 
 
 METHODS = (
-    "gd sgd mb-sgd asgd csgd ec-sgd ef21 local-sgd dsgd exact-diffusion gradient-tracking sgp "
-    "choco-sgd"
+    "gradient_descent sgd minibatch_sgd asynchronous_sgd compressed_sgd error_compensated_sgd ef21 "
+    "local_sgd decentralized_sgd exact_diffusion gradient_tracking stochastic_gradient_push "
+    "choco_sgd"
 )
 SIZES = "1024 4096 16384 65536 262144 1048576"
 DOCUMENTED = {  # run -> flags after `python -m experiments.`

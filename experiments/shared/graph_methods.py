@@ -52,64 +52,64 @@ def _pulled(W: dsgd.Topology) -> dsgd.Topology:
 
 FAMILIES: dict[str, dict[str, Build]] = {
     "gossip": {
-        "dsgd": _stepping(algorithms.decentralized_sgd),
+        "decentralized_sgd": _stepping(algorithms.decentralized_sgd),
         "dgd": _stepping(algorithms.dgd),
     },
     "corrections": {
         "d2": _stepping(algorithms.d2),
         "extra": _stepping(algorithms.extra),
-        "exact-diffusion": _stepping(algorithms.exact_diffusion),
+        "exact_diffusion": _stepping(algorithms.exact_diffusion),
         "nids": algorithms.nids,
-        "pg-extra": algorithms.pg_extra,
+        "pg_extra": algorithms.pg_extra,
     },
     "tracking": {
-        "gradient-tracking": _stepping(algorithms.gradient_tracking),
-        "atc-tracking": _stepping(algorithms.atc_tracking),
-        "aug-dgm": _stepping(algorithms.aug_dgm),
-        "prox-tracking": algorithms.proximal_tracking,
+        "gradient_tracking": _stepping(algorithms.gradient_tracking),
+        "atc_tracking": _stepping(algorithms.atc_tracking),
+        "aug_dgm": _stepping(algorithms.aug_dgm),
+        "proximal_tracking": algorithms.proximal_tracking,
     },
     "local steps": {
-        "local-sgd": lambda step, W: algorithms.local_sgd(optax.sgd(step), PERIOD, W),
-        "k-gt": _stepping(algorithms.k_gt, PERIOD),
-        "led": _stepping(algorithms.local_exact_diffusion, PERIOD),
-        "prox-skip": _stepping(algorithms.prox_skip, 1 / PERIOD),
+        "local_sgd": lambda step, W: algorithms.local_sgd(optax.sgd(step), PERIOD, W),
+        "k_gt": _stepping(algorithms.k_gt, PERIOD),
+        "local_exact_diffusion": _stepping(algorithms.local_exact_diffusion, PERIOD),
+        "prox_skip": _stepping(algorithms.prox_skip, 1 / PERIOD),
     },
     "momentum": {
-        "dsgd, momentum": lambda step, W: algorithms.decentralized_sgd(
+        "decentralized_sgd, momentum": lambda step, W: algorithms.decentralized_sgd(
             optax.sgd(step, MOMENTUM), W
         ),
-        "qg-dsgdm": _stepping(algorithms.quasi_global_momentum, MOMENTUM),
+        "quasi_global_momentum": _stepping(algorithms.quasi_global_momentum, MOMENTUM),
         "decentlam": _stepping(algorithms.decentlam, MOMENTUM),
-        "momentum-tracking": _stepping(algorithms.momentum_tracking, MOMENTUM),
+        "momentum_tracking": _stepping(algorithms.momentum_tracking, MOMENTUM),
     },
     "variance reduction": {
-        "gt-svrg": _stepping(algorithms.gt_svrg, 2 * SAMPLES),
-        "gt-vr": _stepping(algorithms.gt_vr, 1 / (2 * SAMPLES)),
-        "gt-sarah": _stepping(algorithms.gt_sarah, 2 * SAMPLES),
-        "gt-hsgd": _stepping(algorithms.gt_hsgd, 0.1),
+        "gt_svrg": _stepping(algorithms.gt_svrg, 2 * SAMPLES),
+        "gt_vr": _stepping(algorithms.gt_vr, 1 / (2 * SAMPLES)),
+        "gt_sarah": _stepping(algorithms.gt_sarah, 2 * SAMPLES),
+        "gt_hsgd": _stepping(algorithms.gt_hsgd, 0.1),
         "gt-saga": _stepping(algorithms.gt_saga, SAMPLES),
-        "lt-admm-vr": _stepping(algorithms.lt_admm_vr, PERIOD),
+        "lt_admm_vr": _stepping(algorithms.lt_admm_vr, PERIOD),
     },
     "compressed": {
-        "choco-sgd": _stepping(algorithms.choco_sgd, SIGN, 0.5),
+        "choco_sgd": _stepping(algorithms.choco_sgd, SIGN, 0.5),
         "deepsqueeze": _stepping(algorithms.deepsqueeze, SIGN, 0.3),
-        "dcd-sgd": _stepping(algorithms.dcd_sgd, BYTES),
-        "ecd-sgd": _stepping(algorithms.ecd_sgd, BYTES),
+        "dcd_sgd": _stepping(algorithms.dcd_sgd, BYTES),
+        "ecd_sgd": _stepping(algorithms.ecd_sgd, BYTES),
         "lead": _stepping(algorithms.lead, FIVE_VALUES),
         "beer": _stepping(algorithms.beer, TENTH, 0.1),
-        "c-gt": _stepping(algorithms.c_gt, FIVE_VALUES, 0.2, 0.2),
+        "c_gt": _stepping(algorithms.c_gt, FIVE_VALUES, 0.2, 0.2),
         "motef": _stepping(algorithms.motef, TENTH, 0.1, 0.2),
     },
     "edges, duals": {
         "dlm": _stepping(algorithms.dlm),
-        "lt-admm": _stepping(algorithms.lt_admm, PERIOD),
-        "relay-sgd": _stepping(algorithms.relay_sgd),
+        "lt_admm": _stepping(algorithms.lt_admm, PERIOD),
+        "relay_sgd": _stepping(algorithms.relay_sgd),
         "opapc": lambda step, W: algorithms.opapc(W, 1.0, 0.5),
     },
     "directed graphs": {
-        "sgp": _stepping(algorithms.stochastic_gradient_push),
-        "push-diging": _stepping(algorithms.push_diging),
-        "push-pull": lambda step, W: algorithms.push_pull(optax.sgd(step), _pulled(W), W),
+        "stochastic_gradient_push": _stepping(algorithms.stochastic_gradient_push),
+        "push_diging": _stepping(algorithms.push_diging),
+        "push_pull": lambda step, W: algorithms.push_pull(optax.sgd(step), _pulled(W), W),
         "ab": lambda step, W: algorithms.ab(optax.sgd(step), _pulled(W), W),
     },
 }
@@ -282,12 +282,12 @@ def tabulate(families: Sequence[str], progress: bool) -> Table:
         ("method", "W", "may\nvary", "lost", "kept", "sent", "limit", "step"),
         "W, the same in all rounds unless it may vary: symmetric; lazy: symmetric with\n"
         "eigenvalues above -1/3; doubly stochastic, or only with columns that sum to 1\n"
-        "(push-pull and ab: the models' W with rows that sum to 1); a tree.\n"
+        "(push_pull and ab: the models' W with rows that sum to 1); a tree.\n"
         "lost: whether messages may be lost. kept: vectors in a worker's memory.\n"
         f"sent: vectors to each neighbour per round, on average ({PERIOD} local steps).\n"
         "limit: with exact gradients; *: also with random samples.\n"
         f"step: largest stable step size times L, equal Hessians. On a ring of {WORKERS};\n"
-        f"relay-sgd: a chain. gt-saga: {SAMPLES} samples. -: not linear, or no step size.",
+        f"relay_sgd: a chain. gt-saga: {SAMPLES} samples. -: not linear, or no step size.",
         left=2,
     )
     for family in families:

@@ -115,11 +115,15 @@ def _compressed(make: Callable[..., dsgd.Algorithm], compressor: Compressor, bot
 
 
 METHODS = {
-    "mb-sgd": Method(lambda N: algorithms.minibatch_sgd(STEP)),
-    "csgd": _compressed(algorithms.compressed_sgd, compressors.random_quantization(4), both=False),
-    "ec-sgd": _compressed(algorithms.error_compensated_sgd, compressors.sign, both=True),
+    "minibatch_sgd": Method(lambda N: algorithms.minibatch_sgd(STEP)),
+    "compressed_sgd": _compressed(
+        algorithms.compressed_sgd, compressors.random_quantization(4), both=False
+    ),
+    "error_compensated_sgd": _compressed(
+        algorithms.error_compensated_sgd, compressors.sign, both=True
+    ),
     "ef21": _compressed(algorithms.ef21, compressors.top_k(0.1), both=True),
-    "dsgd": Method(lambda N: algorithms.decentralized_sgd(STEP, topologies.ring(N))),
+    "decentralized_sgd": Method(lambda N: algorithms.decentralized_sgd(STEP, topologies.ring(N))),
 }
 
 
@@ -342,7 +346,7 @@ def _arrays(compressor: Compressor, d: int) -> int:
 def _alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:
     """Returns the seconds of one worker's gradient and step, while other processes do the same."""
     here = workers.mesh([jax.local_devices()[0]])
-    return float(np.median(_round(METHODS["mb-sgd"], problem, here, repeats, longest)[1]))
+    return float(np.median(_round(METHODS["minibatch_sgd"], problem, here, repeats, longest)[1]))
 
 
 def _round(

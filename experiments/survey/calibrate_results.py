@@ -20,7 +20,7 @@ from experiments.survey.calibrate_switch import (
     predicted,
 )
 
-PLAIN = "mb-sgd"  # the method to which others are compared
+PLAIN = "minibatch_sgd"  # the method to which others are compared
 
 
 def tabulate_collectives(result: Calibration, where: str) -> Table:

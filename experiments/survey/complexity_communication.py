@@ -20,13 +20,13 @@ from experiments.shared import tables
 
 # Names in `algorithms.ALGORITHMS`, and the printed costs of the survey.
 REGISTERED = {
-    "GD": ("gd", "-"),
+    "GD": ("gradient_descent", "-"),
     "SGD": ("sgd", "-"),
-    "mb-SGD": ("mb-sgd", "Nα + β"),
-    "CSGD": ("csgd", "Nα + βη"),
-    "EC-SGD": ("ec-sgd", "Nα + βη"),
-    "ASGD": ("asgd", "Nα + β"),
-    "DSGD": ("dsgd", "deg(α + β)"),
+    "mb-SGD": ("minibatch_sgd", "Nα + β"),
+    "CSGD": ("compressed_sgd", "Nα + βη"),
+    "EC-SGD": ("error_compensated_sgd", "Nα + βη"),
+    "ASGD": ("asynchronous_sgd", "Nα + β"),
+    "DSGD": ("decentralized_sgd", "deg(α + β)"),
 }
 
 

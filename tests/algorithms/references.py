@@ -4,9 +4,11 @@ messages and unequal work.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +34,7 @@ from algorithms import (
 from dsgd import clusters, compressors, network, problems, work
 from dsgd.compressors import whole_model
 
+FILE = Path(__file__).with_name("reference_histories.json")
 N, D, STEPS = 8, 13, 8
 SGD, MOMENTUM, ADAM = optax.sgd(0.1), optax.sgd(0.1, momentum=0.5), optax.adam(0.05)
 DRAW = np.random.default_rng(5)
@@ -155,57 +158,6 @@ CLUSTERS: dict[str, clusters.Cluster | None] = {
     "sampled-4": sampled(4),
     "noisy-partly": replace(NOISY, present=PARTLY.present),
 }
-PERIODIC, ASYNCHRONOUS = {"local-sgd", "scaffold"}, {"asgd", "ad-psgd"}
-# The third cluster of methods that are not in the turn of `registered`. Clients are drawn once for
-# each synchronization; moments have periods of their own, in which others would be drawn.
-THIRD = {
-    **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "adacomm"), "sampled-4"),
-    **dict.fromkeys(("fed-avg", "fed-prox", "fed-avgm"), "sampled-4"),
-    **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), "sampled-4"),
-    **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "mime"), "sampled-4"),
-    **dict.fromkeys(("fed-paq", "fed-comgate", "fed-ef"), "sampled-4"),
-    **dict.fromkeys(("qsparse-local-sgd", "dgc"), "changing"),
-    "cser": "lossy",
-    "scaffnew": "changing",
-    "majority-vote": "lossy",
-    "distributed-lion": "sampled",
-    "tern-grad": "blocking",
-    **dict.fromkeys(("one-bit-adam", "zero-one-adam"), "changing"),
-    **dict.fromkeys(("diana", "econtrol"), "sampled"),
-    "ef-bv": "lossy",
-    "ef21-sgdm": "changing",
-    "dist-ef-sgd": "blocking",
-    "des-loc": "lossy",
-    **dict.fromkeys(("easgd", "eamsgd"), "lossy"),
-    **dict.fromkeys(("streaming-diloco", "delayed-diloco", "eager-diloco"), "changing"),
-    "sparse-loco": "blocking",
-    "muloco": "none",
-    **dict.fromkeys(("lead", "motef"), "changing"),
-    **dict.fromkeys(("dcd-sgd", "beer"), "blocking"),
-    "ecd-sgd": "none",
-    "c-gt": "noisy",
-    "dlm": "changing",
-    **dict.fromkeys(("lt-admm", "relay-sgd"), "lossy"),
-    **dict.fromkeys(("lt-admm-vr", "opapc"), "blocking"),
-    **dict.fromkeys(("noloco", "k-gt"), "lossy"),
-    **dict.fromkeys(("led", "prox-skip"), "changing"),
-    "sparta": "sampled",
-    **dict.fromkeys(("atc-tracking", "aug-dgm", "momentum-tracking"), "lossy"),
-    **dict.fromkeys(("dgd", "qg-dsgdm", "decentlam"), "lossy"),
-    **dict.fromkeys(("push-diging", "push-pull"), "lossy"),
-    "ab": "changing",
-    **dict.fromkeys(("gt-svrg", "gt-hsgd"), "blocking"),
-    **dict.fromkeys(("gt-vr", "gt-sarah"), "changing"),
-    **dict.fromkeys(("page", "l-svrg", "vr-marina"), "blocking"),
-    "marina": "changing",
-    **dict.fromkeys(("3pc", "lag"), "lossy"),
-    "clag": "sampled",
-    "prox-gd": "sampled",
-    "prox-sgd": "lossy",
-    "nids": "changing",
-    "pg-extra": "changing",
-    "prox-tracking": "lossy",
-}
 # In their histories, also the bits that each worker sent and received, and the seconds that it
 # measured.
 WITH_MEASUREMENTS = {"pipelined", "changing", "varying", "partly"}
@@ -247,23 +199,14 @@ def case(
 
 
 def registered() -> dict[str, Run]:
-    """Each method on two clusters that have all of a clock, and on one of the others, in turn."""
-    found, in_turn = {}, [name for name in algorithms.ALGORITHMS if name not in THIRD]
-    turns = {
-        name: [
-            "none",
-            "blocking",
-            "changing",
-            "noisy",
-            "lossy",
-            "sampled-4" if name in PERIODIC else "sampled",
-        ][i % 6]
-        for i, name in enumerate(in_turn)
-    }
+    """Each method on the clusters of its recorded histories; a new one on two that have all of a
+    clock, and without a cluster.
+    """
+    recorded = [case.partition(", ") for case in json.loads(FILE.read_text())]
+    found = {}
     for name in algorithms.ALGORITHMS:
-        turn = (turns | THIRD)[name]
-        varying = ["varying"] if name in ASYNCHRONOUS else []
-        for cluster in sorted({"pipelined", "partly", turn, *varying}, key=list(CLUSTERS).index):
+        known = {cluster for each, _, cluster in recorded if each == name} & CLUSTERS.keys()
+        for cluster in sorted(known or {"none", "pipelined", "partly"}, key=list(CLUSTERS).index):
             found[f"{name}, {cluster}"] = case(
                 partial(algorithms.make, name, MOMENTUM, N), quadratic, cluster
             )
@@ -299,72 +242,75 @@ ON_QUADRATICS: Table = {
         lambda: algorithms.backup_workers_sgd(MOMENTUM, 2),
         "blocking pipelined changing noisy partly",
     ),
-    "mb-sgd, Adam": (lambda: algorithms.minibatch_sgd(ADAM), "partly"),
-    "local-sgd, Adam": (lambda: algorithms.local_sgd(ADAM, 2), "partly sampled-2"),
-    "local-sgd, every round": (
+    "minibatch_sgd, Adam": (lambda: algorithms.minibatch_sgd(ADAM), "partly"),
+    "local_sgd, Adam": (lambda: algorithms.local_sgd(ADAM, 2), "partly sampled-2"),
+    "local_sgd, every round": (
         lambda: algorithms.local_sgd(MOMENTUM, 1),
         "changing partly sampled",
     ),
-    "local-sgd on a ring": (
+    "local_sgd on a ring": (
         lambda: algorithms.local_sgd(MOMENTUM, 2, RING),
         "blocking changing partly sampled-2",
     ),
-    "local-sgd on a schedule": (
+    "local_sgd on a schedule": (
         lambda: algorithms.local_sgd(SGD, 2, PUSH),
         "blocking changing lossy",
     ),
-    "local-sgd on matchings": (lambda: algorithms.local_sgd(SGD, 2, MATCHED), "pipelined partly"),
+    "local_sgd on matchings": (lambda: algorithms.local_sgd(SGD, 2, MATCHED), "pipelined partly"),
     "scaffold, every second round": (
         lambda: algorithms.scaffold(SGD, 2),
         "changing partly sampled-2",
     ),
-    "dsgd, Adam": (lambda: algorithms.decentralized_sgd(ADAM, RING), "partly"),
-    "dsgd, averaged momenta": (
+    "decentralized_sgd, Adam": (lambda: algorithms.decentralized_sgd(ADAM, RING), "partly"),
+    "decentralized_sgd, averaged momenta": (
         lambda: algorithms.decentralized_sgd(MOMENTUM, RING, average_momentum=True),
         "changing partly",
     ),
-    "dsgd on a star": (
+    "decentralized_sgd on a star": (
         lambda: algorithms.decentralized_sgd(MOMENTUM, topologies.star(N)),
         "blocking pipelined changing partly",
     ),
-    "dsgd on a torus": (
+    "decentralized_sgd on a torus": (
         lambda: algorithms.decentralized_sgd(SGD, topologies.torus(2, 4)),
         "blocking partly",
     ),
-    "dsgd on a directed graph": (
+    "decentralized_sgd on a directed graph": (
         lambda: algorithms.decentralized_sgd(SGD, DIRECTED),
         "pipelined changing partly",
     ),
-    "dsgd on a schedule": (
+    "decentralized_sgd on a schedule": (
         lambda: algorithms.decentralized_sgd(SGD, PUSH),
         "blocking pipelined changing partly",
     ),
-    "dsgd on matchings": (
+    "decentralized_sgd on matchings": (
         lambda: algorithms.decentralized_sgd(MOMENTUM, MATCHED),
         "changing partly lossy",
     ),
-    "gradient-tracking on a schedule": (
+    "gradient_tracking on a schedule": (
         lambda: algorithms.gradient_tracking(SGD, PUSH),
         "pipelined partly",
     ),
-    "gradient-tracking on matchings": (
+    "gradient_tracking on matchings": (
         lambda: algorithms.gradient_tracking(SGD, MATCHED),
         "changing partly lossy",
     ),
-    "sgp on a ring": (lambda: algorithms.stochastic_gradient_push(MOMENTUM, RING), "partly"),
-    "sgp on a directed graph": (
+    "stochastic_gradient_push on a ring": (
+        lambda: algorithms.stochastic_gradient_push(MOMENTUM, RING),
+        "partly",
+    ),
+    "stochastic_gradient_push on a directed graph": (
         lambda: algorithms.stochastic_gradient_push(SGD, DIRECTED),
         "blocking changing partly",
     ),
-    "sgp of unequal shares": (
+    "stochastic_gradient_push of unequal shares": (
         lambda: algorithms.stochastic_gradient_push(SGD, SUMS_KEPT),
         "pipelined partly",
     ),
-    "push-diging of unequal shares": (
+    "push_diging of unequal shares": (
         lambda: algorithms.push_diging(SGD, SUMS_KEPT),
         "blocking partly",
     ),
-    "push-pull on a directed graph": (
+    "push_pull on a directed graph": (
         lambda: algorithms.push_pull(
             SGD,
             topologies.random_directed(N, 2, weights=topologies.pull),
@@ -372,7 +318,7 @@ ON_QUADRATICS: Table = {
         ),
         "pipelined partly",
     ),
-    "push-pull on two graphs": (
+    "push_pull on two graphs": (
         lambda: algorithms.push_pull(SGD, topologies.star(N, topologies.pull), PUSH),
         "changing",
     ),
@@ -384,11 +330,11 @@ ON_QUADRATICS: Table = {
         lambda: algorithms.deepsqueeze(SGD, RING, WHOLE_LOW_RANK, 0.4),
         "partly",
     ),
-    "choco-sgd, top k": (
+    "choco_sgd, top k": (
         lambda: algorithms.choco_sgd(MOMENTUM, topologies.star(N), WHOLE_TOP, 0.4),
         "blocking changing",
     ),
-    "choco-sgd, low rank": (
+    "choco_sgd, low rank": (
         lambda: algorithms.choco_sgd(SGD, RING, WHOLE_LOW_RANK, 0.4),
         "pipelined",
     ),
@@ -404,31 +350,40 @@ ON_QUADRATICS: Table = {
         lambda: algorithms.extra(SGD, topologies.complete(N)),
         "pipelined",
     ),
-    "ad-psgd on a star": (
+    "asynchronous_gossip_sgd on a star": (
         lambda: algorithms.asynchronous_gossip_sgd(MOMENTUM, topologies.star(N)),
         "pipelined noisy",
     ),
-    "csgd, biased": (lambda: compressed_sgd(SGD, WHOLE_TOP, allow_biased=True), "changing"),
-    "csgd-ring, biased": (
+    "compressed_sgd, biased": (
+        lambda: compressed_sgd(SGD, WHOLE_TOP, allow_biased=True),
+        "changing",
+    ),
+    "compressed_sgd_ring, biased": (
         lambda: compressed_sgd(SGD, whole_model(compressors.clipping(8)), "ring", True),
         "none",
     ),
-    "csgd, messages of random length": (
+    "compressed_sgd, messages of random length": (
         lambda: compressed_sgd(SGD, whole_model(compressors.random_sparsification(0.5))),
         "pipelined changing",
     ),
-    "csgd, natural": (lambda: compressed_sgd(SGD, compressors.natural), "none"),
-    "csgd, ternary": (lambda: compressed_sgd(SGD, whole_model(compressors.ternary)), "none"),
-    "csgd, random k": (lambda: compressed_sgd(SGD, compressors.random_k(0.5)), "pipelined"),
-    "csgd-ring, qsgd": (
+    "compressed_sgd, natural": (lambda: compressed_sgd(SGD, compressors.natural), "none"),
+    "compressed_sgd, ternary": (
+        lambda: compressed_sgd(SGD, whole_model(compressors.ternary)),
+        "none",
+    ),
+    "compressed_sgd, random k": (
+        lambda: compressed_sgd(SGD, compressors.random_k(0.5)),
+        "pipelined",
+    ),
+    "compressed_sgd_ring, qsgd": (
         lambda: compressed_sgd(SGD, whole_model(compressors.qsgd(4)), "ring"),
         "changing",
     ),
-    "csgd-ring, messages of random length": (
+    "compressed_sgd_ring, messages of random length": (
         lambda: compressed_sgd(SGD, whole_model(compressors.random_sparsification(0.5)), "ring"),
         "pipelined",
     ),
-    "ec-sgd, top k and buckets": (
+    "error_compensated_sgd, top k and buckets": (
         lambda: algorithms.error_compensated_sgd(
             SGD, WHOLE_TOP, whole_model(compressors.buckets(compressors.sign, 2))
         ),
@@ -452,7 +407,7 @@ ON_QUADRATICS: Table = {
         lambda: algorithms.ef21(SGD, WHOLE_TOP, WHOLE_SIGN, via=network.star),
         "changing",
     ),
-    "ef21-sgdm, double momentum": (
+    "ef21_sgdm, double momentum": (
         lambda: algorithms.ef21_sgdm(SGD, compressors.top_k(0.5), 0.3, double=True),
         "none",
     ),
@@ -466,40 +421,46 @@ ON_QUADRATICS: Table = {
         ),
         "pipelined",
     ),
-    "asgd, two servers": (
+    "asynchronous_sgd, two servers": (
         lambda: algorithms.asynchronous_sgd(MOMENTUM, servers=2),
         "pipelined varying",
     ),
-    "asgd, bounded": (lambda: algorithms.asynchronous_sgd(SGD, bound=8), "blocking pipelined"),
-    "asgd, staleness aware": (
+    "asynchronous_sgd, bounded": (
+        lambda: algorithms.asynchronous_sgd(SGD, bound=8),
+        "blocking pipelined",
+    ),
+    "asynchronous_sgd, staleness aware": (
         lambda: algorithms.asynchronous_sgd(SGD, servers=4, staleness_aware=True),
         "blocking noisy",
     ),
-    "asgd, constant delay": (
+    "asynchronous_sgd, constant delay": (
         lambda: algorithms.asynchronous_sgd(SGD, delays.constant(2)),
         "none blocking",
     ),
-    "asgd, uniform delays": (
+    "asynchronous_sgd, uniform delays": (
         lambda: algorithms.asynchronous_sgd(SGD, delays.uniform(3), servers=2),
         "none",
     ),
-    "asgd, worst delays": (
+    "asynchronous_sgd, worst delays": (
         lambda: algorithms.asynchronous_sgd(SGD, delays.worst_case(3), staleness_aware=True),
         "none",
     ),
-    "asgd, given delays": (
+    "asynchronous_sgd, given delays": (
         lambda: algorithms.asynchronous_sgd(SGD, delays.given([0, 0, 2, 0, 3])),
         "none",
     ),
 }
 
 ON_LAYERS: Table = {
-    "csgd": (lambda: compressed_sgd(SGD, compressors.random_quantization(3)), "pipelined"),
-    "csgd-ring": (
+    "compressed_sgd": (
+        lambda: compressed_sgd(SGD, compressors.random_quantization(3)),
+        "pipelined",
+    ),
+    "compressed_sgd_ring": (
         lambda: compressed_sgd(SGD, compressors.random_quantization(8), "ring"),
         "changing",
     ),
-    "ec-sgd": (
+    "error_compensated_sgd": (
         lambda: algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.sign),
         "pipelined",
     ),
@@ -512,7 +473,7 @@ ON_LAYERS: Table = {
         "partly",
     ),
     "diana": (lambda: algorithms.diana(SGD, compressors.random_k(0.5)), "sampled"),
-    "dist-ef-sgd": (
+    "dist_ef_sgd": (
         lambda: algorithms.dist_ef_sgd(
             optax.sgd(optax.linear_schedule(0.1, 0.05, 4), momentum=0.5, nesterov=True),
             compressors.buckets(compressors.sign, 4),
@@ -520,21 +481,21 @@ ON_LAYERS: Table = {
         "pipelined",
     ),
     "ef21, low rank": (lambda: algorithms.ef21(SGD, WHOLE_LOW_RANK, WHOLE_LOW_RANK), "pipelined"),
-    "tern-grad": (lambda: algorithms.tern_grad(MOMENTUM), "changing"),
-    "majority-vote": (lambda: algorithms.majority_vote(SGD), "partly"),
-    "one-bit-adam": (
+    "tern_grad": (lambda: algorithms.tern_grad(MOMENTUM), "changing"),
+    "majority_vote": (lambda: algorithms.majority_vote(SGD), "partly"),
+    "one_bit_adam": (
         lambda: algorithms.one_bit_adam(SGD, 3, beta2=0.9, epsilon=0.1),
         "pipelined",
     ),
-    "zero-one-adam": (
+    "zero_one_adam": (
         lambda: algorithms.zero_one_adam(0.1, 3, stretch=1, longest=2, epsilon=0.1),
         "changing",
     ),
     "powersgd": (lambda: algorithms.powersgd(MOMENTUM, 1), "changing partly"),
     "dion": (lambda: algorithms.dion(SGD, 0.5), "partly"),
-    "sketched-sgd": (lambda: algorithms.sketched_sgd(MOMENTUM, 0.3, 4, 3, 2, 0.5), "partly"),
-    "fetch-sgd": (lambda: algorithms.fetch_sgd(SGD, 0.3, 4, 3), "pipelined"),
-    "fetch-sgd, subtract": (lambda: algorithms.fetch_sgd(SGD, 0.3, 4, 3, 0.5, "subtract"), "none"),
+    "sketched_sgd": (lambda: algorithms.sketched_sgd(MOMENTUM, 0.3, 4, 3, 2, 0.5), "partly"),
+    "fetch_sgd": (lambda: algorithms.fetch_sgd(SGD, 0.3, 4, 3), "pipelined"),
+    "fetch_sgd, subtract": (lambda: algorithms.fetch_sgd(SGD, 0.3, 4, 3, 0.5, "subtract"), "none"),
     "demo": (lambda: algorithms.demo(SGD, 0.9, 3, 4), "pipelined"),
     "dgc, warm-up": (
         lambda: algorithms.dgc(
@@ -547,8 +508,8 @@ ON_LAYERS: Table = {
         ),
         "changing",
     ),
-    "choco-sgd": (lambda: algorithms.choco_sgd(SGD, RING, compressors.sign, 0.5), "changing"),
-    "choco-sgd, low rank": (
+    "choco_sgd": (lambda: algorithms.choco_sgd(SGD, RING, compressors.sign, 0.5), "changing"),
+    "choco_sgd, low rank": (
         lambda: algorithms.choco_sgd(SGD, RING, compressors.low_rank(1), 0.5),
         "none",
     ),
@@ -556,10 +517,13 @@ ON_LAYERS: Table = {
         lambda: algorithms.deepsqueeze(SGD, RING, compressors.top_k(0.3), 0.4),
         "partly",
     ),
-    "dsgd": (lambda: algorithms.decentralized_sgd(MOMENTUM, RING), "pipelined partly"),
-    "local-sgd": (lambda: algorithms.local_sgd(MOMENTUM, 2), "pipelined partly"),
+    "decentralized_sgd": (lambda: algorithms.decentralized_sgd(MOMENTUM, RING), "pipelined partly"),
+    "local_sgd": (lambda: algorithms.local_sgd(MOMENTUM, 2), "pipelined partly"),
     "scaffold": (lambda: algorithms.scaffold(SGD, 2), "pipelined partly"),
-    "asgd, two servers": (lambda: algorithms.asynchronous_sgd(SGD, servers=2), "pipelined"),
+    "asynchronous_sgd, two servers": (
+        lambda: algorithms.asynchronous_sgd(SGD, servers=2),
+        "pipelined",
+    ),
     "kimad": (lambda: kimad_sgd(SGD, SETS, 4.0), "blocking pipelined changing noisy partly"),
     "kimad+": (
         lambda: kimad_sgd(
@@ -593,14 +557,17 @@ ON_LAYERS: Table = {
 }
 
 ON_SPARSE: Table = {
-    "prox-gd": (lambda: algorithms.proximal_gradient(0.3), "none"),
-    "prox-sgd": (lambda: algorithms.proximal_sgd(0.1), "partly"),
+    "proximal_gradient": (lambda: algorithms.proximal_gradient(0.3), "none"),
+    "proximal_sgd": (lambda: algorithms.proximal_sgd(0.1), "partly"),
     "nids, unequal steps": (
         lambda: algorithms.nids(np.linspace(0.1, 0.3, N), RING, 1.0),
         "pipelined",
     ),
-    "pg-extra": (lambda: algorithms.pg_extra(0.1, RING), "blocking"),
-    "prox-tracking on matchings": (lambda: algorithms.proximal_tracking(0.1, MATCHED), "partly"),
+    "pg_extra": (lambda: algorithms.pg_extra(0.1, RING), "blocking"),
+    "proximal_tracking on matchings": (
+        lambda: algorithms.proximal_tracking(0.1, MATCHED),
+        "partly",
+    ),
 }
 
 ON_SAMPLES: Table = {
@@ -609,27 +576,27 @@ ON_SAMPLES: Table = {
         cluster,
     )
     for name, cluster in {
-        "mb-sgd": "partly",
+        "minibatch_sgd": "partly",
         "sgd": "noisy",
-        "ec-sgd": "noisy",
-        "local-sgd": "partly",
+        "error_compensated_sgd": "noisy",
+        "local_sgd": "partly",
         "scaffold": "noisy",
-        "dsgd": "partly",
-        "sgp": "noisy",
-        "asgd": "noisy",
-        "ad-psgd": "noisy",
+        "decentralized_sgd": "partly",
+        "stochastic_gradient_push": "noisy",
+        "asynchronous_sgd": "noisy",
+        "asynchronous_gossip_sgd": "noisy",
     }.items()
 } | {
-    "drop_compute around mb-sgd": (
+    "drop_compute around minibatch_sgd": (
         lambda: with_diagnostics(drop_compute(algorithms.minibatch_sgd(MOMENTUM), 2.0, 3)),
         "noisy changing",
     ),
-    "drop_compute around gd": (
+    "drop_compute around gradient_descent": (
         lambda: drop_compute(algorithms.gradient_descent(SGD), 2.0, 3),
         "noisy",
     ),
     "drop_compute around sgd": (lambda: drop_compute(algorithms.sgd(SGD), 2.0, 3), "noisy"),
-    "drop_compute around csgd, between": (
+    "drop_compute around compressed_sgd, between": (
         lambda: drop_compute(
             compressed_sgd(SGD, compressors.natural),
             1.6,
@@ -649,15 +616,15 @@ ON_SAMPLES: Table = {
         ),
         "noisy",
     ),
-    "drop_compute around dsgd, local": (
+    "drop_compute around decentralized_sgd, local": (
         lambda: drop_compute(algorithms.decentralized_sgd(SGD, RING), 2.0, 3, correction="local"),
         "noisy noisy-partly",
     ),
-    "drop_compute around mb-sgd-server, stochastic": (
+    "drop_compute around parameter_server_sgd, stochastic": (
         lambda: drop_compute(algorithms.parameter_server_sgd(SGD), 2.0, 3, correction="stochastic"),
         "noisy noisy-partly",
     ),
-    "drop_compute around local-sgd, by period": (
+    "drop_compute around local_sgd, by period": (
         lambda: drop_compute(algorithms.local_sgd(SGD, 2), 1.6, 1, period=2),
         "noisy noisy-partly",
     ),
@@ -665,11 +632,11 @@ ON_SAMPLES: Table = {
         lambda: drop_compute(algorithms.scaffold(SGD, 2), 1.6, 1, period=2),
         "noisy",
     ),
-    "drop_compute around mb-sgd, chosen": (
+    "drop_compute around minibatch_sgd, chosen": (
         lambda: drop_compute(algorithms.minibatch_sgd(SGD), dropcompute.auto_threshold(2), 3),
         "noisy noisy-partly",
     ),
-    "drop_compute around local-sgd, chosen": (
+    "drop_compute around local_sgd, chosen": (
         lambda: drop_compute(
             algorithms.local_sgd(SGD, 2), dropcompute.auto_threshold(1), 1, period=2
         ),
@@ -679,7 +646,7 @@ ON_SAMPLES: Table = {
         lambda: drop_compute(kimad_sgd(SGD, kimad.top_k((0.3, 1.0)), 4.0), 2.0, 3),
         "noisy",
     ),
-    "drop_compute around asgd": (
+    "drop_compute around asynchronous_sgd": (
         lambda: drop_compute(algorithms.asynchronous_sgd(SGD), 2.0, 3),
         "noisy",
     ),
@@ -703,10 +670,14 @@ def unequal() -> Any:
 
 
 WEIGHTED = {
-    "none": "sgd csgd ef21 asgd ad-psgd",
-    "partly": "gd mb-sgd mb-sgd-model dsgd local-sgd scaffold gradient-tracking sgp",
+    "none": "sgd compressed_sgd ef21 asynchronous_sgd asynchronous_gossip_sgd",
+    "partly": "gradient_descent minibatch_sgd model_averaging_sgd decentralized_sgd local_sgd "
+    "scaffold gradient_tracking stochastic_gradient_push",
 }
-NUMBERED = "gd sgd mb-sgd asgd local-sgd dsgd ad-psgd"
+NUMBERED = (
+    "gradient_descent sgd minibatch_sgd asynchronous_sgd local_sgd decentralized_sgd "
+    "asynchronous_gossip_sgd"
+)
 
 
 def not_registered() -> dict[str, Run]:
@@ -726,7 +697,7 @@ def not_registered() -> dict[str, Run]:
                 partial(algorithms.make, name, SGD, N), weighted, cluster
             )
     for name in NUMBERED.split():
-        epochs = partial(layers, "epoch") if name == "local-sgd" else partial(robust, "epoch")
+        epochs = partial(layers, "epoch") if name == "local_sgd" else partial(robust, "epoch")
         found[f"{name} in epochs, noisy"] = case(
             partial(algorithms.make, name, SGD, N), epochs, "noisy"
         )
@@ -759,23 +730,23 @@ def swept(
 
 
 SWEPT: dict[str, tuple[Callable[..., dsgd.Algorithm], dict[str, Any], str]] = {
-    "local-sgd": (
+    "local_sgd": (
         lambda period: algorithms.local_sgd(SGD, period),
         {"period": [1, 2, 4]},
         "blocking changing partly",
     ),
-    "local-sgd on a schedule": (
+    "local_sgd on a schedule": (
         lambda period: algorithms.local_sgd(SGD, period, MATCHED),
         {"period": [1, 3]},
         "pipelined partly",
     ),
     "scaffold": (lambda period: algorithms.scaffold(SGD, period), {"period": [2, 4]}, "partly"),
-    "dsgd": (
+    "decentralized_sgd": (
         lambda rate: algorithms.decentralized_sgd(optax.sgd(rate), MATCHED),
         {"rate": [0.1, 0.2]},
         "partly",
     ),
-    "choco-sgd": (
+    "choco_sgd": (
         lambda eta: algorithms.choco_sgd(SGD, RING, WHOLE_SIGN, eta),
         {"eta": [0.3, 0.6]},
         "pipelined",
@@ -785,7 +756,7 @@ SWEPT: dict[str, tuple[Callable[..., dsgd.Algorithm], dict[str, Any], str]] = {
         {"threshold": [1.6, 2.2]},
         "noisy",
     ),
-    "drop_compute around local-sgd": (
+    "drop_compute around local_sgd": (
         lambda period: drop_compute(algorithms.local_sgd(SGD, period), 1.6, 1, period=period),
         {"period": [1, 2]},
         "noisy",
@@ -836,8 +807,8 @@ def other_calls() -> dict[str, Run]:
     for name, system in SYSTEMS.items():
         found[f"{name} in epochs"] = partial(trained, system)
     rarely = {"record_every": 3, "evaluate_every": 2, "train_loss": True, "seeds": 2}
-    for name in ("local-sgd", "dsgd", "asgd"):
-        cluster = "pipelined" if name == "asgd" else "partly"
+    for name in ("local_sgd", "decentralized_sgd", "asynchronous_sgd"):
+        cluster = "pipelined" if name == "asynchronous_sgd" else "partly"
         found[f"{name} recorded every third round"] = case(
             partial(algorithms.make, name, SGD, N), quadratic, cluster, **rarely
         )

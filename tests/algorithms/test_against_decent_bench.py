@@ -62,8 +62,8 @@ def decent(tmp_path_factory):
 # Not its DLM: version 0.3.0 adds received models in place, which also changes the senders' models.
 # With a sum that does not, its iterates, one round late, are those of `algorithms.dlm`.
 METHODS = (
-    *("dsgd", "dgd", "extra", "exact-diffusion", "atc-tracking"),
-    *("nids", "k-gt", "lt-admm"),
+    *("decentralized_sgd", "dgd", "extra", "exact_diffusion", "atc_tracking"),
+    *("nids", "k_gt", "lt_admm"),
 )
 
 

@@ -115,97 +115,101 @@ def _with_reply(message: Callable[[int], int]) -> Form:
 
 # Of every worker, each way, or up and down, in a round in which it sends.
 FORMS: dict[str, Form] = {
-    "gd": all_reduce,
+    "gradient_descent": all_reduce,
     "sgd": lambda N, d: 0,
-    **dict.fromkeys(("mb-sgd", "prox-gd", "prox-sgd", "page", "l-svrg"), all_reduce),
-    "mb-sgd-model": all_reduce,
-    "mb-sgd-server": lambda N, d: d * FLOAT,
-    "csgd": _parts(quantized),
-    "csgd-ring": _parts(quantized),
-    "ec-sgd": _parts(signs),
+    **dict.fromkeys(
+        ("minibatch_sgd", "proximal_gradient", "proximal_sgd", "page", "loopless_svrg"), all_reduce
+    ),
+    "model_averaging_sgd": all_reduce,
+    "parameter_server_sgd": lambda N, d: d * FLOAT,
+    "compressed_sgd": _parts(quantized),
+    "compressed_sgd_ring": _parts(quantized),
+    "error_compensated_sgd": _parts(signs),
     "ef21": _parts(lambda p: largest(-(-p // 10), p)),
-    **dict.fromkeys(("diana", "ef-bv"), _with_reply(quantized)),
-    **dict.fromkeys(("ef21-sgdm", "econtrol"), _with_reply(lambda d: largest(-(-d // 10), d))),
-    "dist-ef-sgd": lambda N, d: signs(d),
-    **dict.fromkeys(("marina", "vr-marina"), _with_reply(lambda d: largest(-(-d // 4), d))),
-    "3pc": _with_reply(lambda d: largest(-(-d // 10), d) + largest(-(-d // 4), d)),
+    **dict.fromkeys(("diana", "ef_bv"), _with_reply(quantized)),
+    **dict.fromkeys(("ef21_sgdm", "econtrol"), _with_reply(lambda d: largest(-(-d // 10), d))),
+    "dist_ef_sgd": lambda N, d: signs(d),
+    **dict.fromkeys(("marina", "vr_marina"), _with_reply(lambda d: largest(-(-d // 4), d))),
+    "three_point": _with_reply(lambda d: largest(-(-d // 10), d) + largest(-(-d // 4), d)),
     "lag": _with_reply(lambda d: d * FLOAT),
     "clag": _with_reply(lambda d: largest(-(-d // 10), d)),
-    "asgd": lambda N, d: d * FLOAT,
-    **dict.fromkeys(("dsgd", "dgd", "qg-dsgdm", "decentlam"), _models()),
-    "dsgd-complete": lambda N, d: (N - 1) * d * FLOAT,
-    "local-sgd": all_reduce,
+    "asynchronous_sgd": lambda N, d: d * FLOAT,
+    **dict.fromkeys(("decentralized_sgd", "dgd", "quasi_global_momentum", "decentlam"), _models()),
+    "decentralized_sgd_complete": lambda N, d: (N - 1) * d * FLOAT,
+    "local_sgd": all_reduce,
     "scaffold": lambda N, d: all_reduce(N, 2 * d),
     "d2": _models(),
-    **dict.fromkeys(("extra", "pg-extra", "nids"), _models()),
-    "prox-tracking": _models(2),  # tracker and model, one after the other
-    "exact-diffusion": _models(),
+    **dict.fromkeys(("extra", "pg_extra", "nids"), _models()),
+    "proximal_tracking": _models(2),  # tracker and model, one after the other
+    "exact_diffusion": _models(),
     # model and tracker
-    **dict.fromkeys(("gradient-tracking", "atc-tracking"), _models(2)),
-    "k-gt": _models(2),  # model and change
-    **dict.fromkeys(("led", "prox-skip"), _models()),
-    **dict.fromkeys(("aug-dgm", "momentum-tracking"), _models(2)),
-    **dict.fromkeys(("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd"), _models(2)),
-    "sgp": lambda N, d: min(1, N - 1) * (d + 1) * FLOAT,  # one peer, which also receives the weight
-    "push-diging": lambda N, d: min(1, N - 1) * (2 * d + 1) * FLOAT,  # model, tracker and weight
+    **dict.fromkeys(("gradient_tracking", "atc_tracking"), _models(2)),
+    "k_gt": _models(2),  # model and change
+    **dict.fromkeys(("local_exact_diffusion", "prox_skip"), _models()),
+    **dict.fromkeys(("aug_dgm", "momentum_tracking"), _models(2)),
+    **dict.fromkeys(("gt_svrg", "gt_vr", "gt_sarah", "gt_hsgd"), _models(2)),
+    "stochastic_gradient_push": lambda N, d: (
+        min(1, N - 1) * (d + 1) * FLOAT
+    ),  # one peer, which also receives the weight
+    "push_diging": lambda N, d: min(1, N - 1) * (2 * d + 1) * FLOAT,  # model, tracker and weight
     # model and tracker, to the workers that are a power of 2 further
-    **dict.fromkeys(("push-pull", "ab"), lambda N, d: (N - 1).bit_length() * 2 * d * FLOAT),
-    **dict.fromkeys(("dlm", "lt-admm", "lt-admm-vr"), _models()),
-    "relay-sgd": lambda N, d: on_chain(N) * (d + 1) * FLOAT,  # model and count
+    **dict.fromkeys(("push_pull", "ab"), lambda N, d: (N - 1).bit_length() * 2 * d * FLOAT),
+    **dict.fromkeys(("dlm", "lt_admm", "lt_admm_vr"), _models()),
+    "relay_sgd": lambda N, d: on_chain(N) * (d + 1) * FLOAT,  # model and count
     "opapc": lambda N, d: exchanges(N) * degree(N) * d * FLOAT,
-    "choco-sgd": lambda N, d: degree(N) * signs(d),
+    "choco_sgd": lambda N, d: degree(N) * signs(d),
     "deepsqueeze": lambda N, d: degree(N) * signs(d),
-    **dict.fromkeys(("dcd-sgd", "ecd-sgd"), lambda N, d: degree(N) * ranged(d)),
+    **dict.fromkeys(("dcd_sgd", "ecd_sgd"), lambda N, d: degree(N) * ranged(d)),
     "lead": lambda N, d: degree(N) * five_values(d),
-    "c-gt": lambda N, d: degree(N) * 2 * five_values(d),  # of model and tracker
+    "c_gt": lambda N, d: degree(N) * 2 * five_values(d),  # of model and tracker
     **dict.fromkeys(("beer", "motef"), lambda N, d: degree(N) * 2 * largest(-(-d // 10), d)),
-    "ad-psgd": lambda N, d: min(1, N - 1) * d * FLOAT,
+    "asynchronous_gossip_sgd": lambda N, d: min(1, N - 1) * d * FLOAT,
     # vectors are not compressed
     "powersgd": all_reduce,
     "dion": all_reduce,
     # sketches of 5 rows, then four times as many elements as are applied
-    "sketched-sgd": lambda N, d: all_reduce(N, 5 * 32) + all_reduce(N, min(4 * -(-d // 10), d)),
-    "fetch-sgd": lambda N, d: all_reduce(N, 5 * 32),
-    **dict.fromkeys(("majority-vote", "distributed-lion"), lambda N, d: packed(1, d)),
+    "sketched_sgd": lambda N, d: all_reduce(N, 5 * 32) + all_reduce(N, min(4 * -(-d // 10), d)),
+    "fetch_sgd": lambda N, d: all_reduce(N, 5 * 32),
+    **dict.fromkeys(("majority_vote", "distributed_lion"), lambda N, d: packed(1, d)),
     # its largest magnitude to all others, and ternary digits, five in a byte
-    "tern-grad": lambda N, d: (
+    "tern_grad": lambda N, d: (
         (N - 1) * FLOAT + 8 * -(-d // 5),
         (N - 1) * FLOAT + packed((2 * N).bit_length(), d),
     ),
-    "one-bit-adam": _parts(signs),
-    "zero-one-adam": _parts(signs),
+    "one_bit_adam": _parts(signs),
+    "zero_one_adam": _parts(signs),
     "demo": lambda N, d: (N - 1) * frequencies(4, d),
-    **dict.fromkeys(("diloco", "slowmo", "post-local-sgd", "des-loc"), all_reduce),
-    **dict.fromkeys(("delayed-diloco", "eager-diloco", "scaffnew"), all_reduce),
-    **dict.fromkeys(("easgd", "eamsgd", "fed-avg", "fed-prox", "fed-avgm"), lambda N, d: d * FLOAT),
-    **dict.fromkeys(("fed-adagrad", "fed-yogi", "fed-adam"), lambda N, d: d * FLOAT),
+    **dict.fromkeys(("diloco", "slowmo", "post_local_sgd", "des_loc"), all_reduce),
+    **dict.fromkeys(("delayed_diloco", "eager_diloco", "scaffnew"), all_reduce),
+    **dict.fromkeys(("easgd", "eamsgd", "fed_avg", "fed_prox", "fed_avgm"), lambda N, d: d * FLOAT),
+    **dict.fromkeys(("fed_adagrad", "fed_yogi", "fed_adam"), lambda N, d: d * FLOAT),
     "adacomm": lambda N, d: all_reduce(N, d + 1),  # model and loss
     "mime": lambda N, d: d * FLOAT,
-    "mime-lite": lambda N, d: 2 * d * FLOAT,  # model and gradient
-    "fed-nova": lambda N, d: (d + 2) * FLOAT,  # change, its scale, and whether there is one
-    "fed-dyn": lambda N, d: (d + 1) * FLOAT,  # change, and the share of clients
-    **dict.fromkeys(("fed-paq", "fed-comgate"), _with_reply(quantized)),
-    "fed-ef": _with_reply(lambda d: largest(-(-d // 10), d)),
-    **dict.fromkeys(("dgc", "qsparse-local-sgd"), lambda N, d: (N - 1) * largest(-(-d // 10), d)),
-    "streaming-diloco": lambda N, d: (N - 1) * (packed(4, d) + FLOAT),
-    "sparse-loco": lambda N, d: (N - 1) * chunked(4, 8, d),
+    "mime_lite": lambda N, d: 2 * d * FLOAT,  # model and gradient
+    "fed_nova": lambda N, d: (d + 2) * FLOAT,  # change, its scale, and whether there is one
+    "fed_dyn": lambda N, d: (d + 1) * FLOAT,  # change, and the share of clients
+    **dict.fromkeys(("fed_paq", "fed_comgate"), _with_reply(quantized)),
+    "fed_ef": _with_reply(lambda d: largest(-(-d // 10), d)),
+    **dict.fromkeys(("dgc", "qsparse_local_sgd"), lambda N, d: (N - 1) * largest(-(-d // 10), d)),
+    "streaming_diloco": lambda N, d: (N - 1) * (packed(4, d) + FLOAT),
+    "sparse_loco": lambda N, d: (N - 1) * chunked(4, 8, d),
     "muloco": lambda N, d: (N - 1) * (packed(2, d) + 4 * FLOAT),
     "noloco": lambda N, d: min(1, N - 1) * 2 * d * FLOAT,  # to one peer
     "cser": lambda N, d: all_reduce(N, -(-d // 10)),
     "sparta": lambda N, d: all_reduce(N, -(-d // 5)),
 }
 # of all-reduces of the first rounds: their number, and whether they take the place of the messages
-FIRST: dict[str, tuple[int, bool]] = {"one-bit-adam": (3, True), "zero-one-adam": (4, False)}
+FIRST: dict[str, tuple[int, bool]] = {"one_bit_adam": (3, True), "zero_one_adam": (4, False)}
 # numbers of the rounds, modulo the period, that send messages; the others send nothing
 ROUNDS: dict[str, tuple[int, set[int]]] = {
-    **dict.fromkeys(("local-sgd", "scaffold", "diloco", "slowmo", "fed-avg"), (4, {3})),
-    **dict.fromkeys(("fed-prox", "fed-avgm", "fed-adagrad", "fed-yogi", "fed-adam"), (4, {3})),
-    **dict.fromkeys(("fed-nova", "fed-dyn", "mime-lite", "streaming-diloco"), (4, {3})),
-    **dict.fromkeys(("sparse-loco", "muloco", "delayed-diloco", "eager-diloco"), (4, {3})),
-    **dict.fromkeys(("fed-paq", "fed-comgate", "fed-ef", "qsparse-local-sgd"), (4, {3})),
-    **dict.fromkeys(("des-loc", "easgd", "eamsgd"), (2, {1})),
+    **dict.fromkeys(("local_sgd", "scaffold", "diloco", "slowmo", "fed_avg"), (4, {3})),
+    **dict.fromkeys(("fed_prox", "fed_avgm", "fed_adagrad", "fed_yogi", "fed_adam"), (4, {3})),
+    **dict.fromkeys(("fed_nova", "fed_dyn", "mime_lite", "streaming_diloco"), (4, {3})),
+    **dict.fromkeys(("sparse_loco", "muloco", "delayed_diloco", "eager_diloco"), (4, {3})),
+    **dict.fromkeys(("fed_paq", "fed_comgate", "fed_ef", "qsparse_local_sgd"), (4, {3})),
+    **dict.fromkeys(("des_loc", "easgd", "eamsgd"), (2, {1})),
     "adacomm": (4, {3}),  # the first period
-    **dict.fromkeys(("noloco", "k-gt", "led", "lt-admm", "lt-admm-vr"), (4, {3})),
+    **dict.fromkeys(("noloco", "k_gt", "local_exact_diffusion", "lt_admm", "lt_admm_vr"), (4, {3})),
     "mime": (4, {0, 3}),
     "nids": (PERIOD, {1, 2, 3}),  # nothing in the run's first round
 }
@@ -215,15 +219,15 @@ ALSO: dict[str, tuple[int, set[int], Form]] = {
 }
 # number of sending workers of N, if not all; the first round that sends is tested
 FEW: dict[str, Callable[[int], int]] = {
-    "asgd": lambda N: 1,
-    "ad-psgd": lambda N: 2,
+    "asynchronous_sgd": lambda N: 1,
+    "asynchronous_gossip_sgd": lambda N: 2,
     "noloco": lambda N: N // 2 * 2,
     # later only those whose gradients have changed
     **dict.fromkeys(("lag", "clag"), lambda N: N),
 }
-BY_CHANCE = {"scaffnew", "prox-skip"}  # one draw of each round decides whether all send
+BY_CHANCE = {"scaffnew", "prox_skip"}  # one draw of each round decides whether all send
 # One draw of each round decides whether whole gradients are sent, as in the first round.
-WHOLE_BY_CHANCE = {"marina", "vr-marina"}
+WHOLE_BY_CHANCE = {"marina", "vr_marina"}
 
 
 def expected(name: str, t: int, N: int, d: int) -> list[np.ndarray]:

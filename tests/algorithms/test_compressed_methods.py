@@ -33,8 +33,12 @@ STEP = optax.sgd(GAMMA)
 CLUSTER = clusters.Cluster(clusters.constant(1.0))
 METHODS: dict[str, Callable[[optax.GradientTransformation, dsgd.Compressor], dsgd.Algorithm]] = {
     "csgd": lambda optimizer, Q: compressed_sgd(optimizer, Q, allow_biased=True),
-    "csgd-ring": lambda optimizer, Q: compressed_sgd(optimizer, Q, via="ring", allow_biased=True),
-    "ec-sgd": lambda optimizer, Q: error_compensated_sgd(optimizer, Q, Q, allow_expanding=True),
+    "compressed_sgd_ring": lambda optimizer, Q: compressed_sgd(
+        optimizer, Q, via="ring", allow_biased=True
+    ),
+    "error_compensated_sgd": lambda optimizer, Q: error_compensated_sgd(
+        optimizer, Q, Q, allow_expanding=True
+    ),
     "ef21": lambda optimizer, Q: ef21(optimizer, Q, Q),
 }
 WITH_MEMORY = pytest.mark.parametrize(
@@ -64,14 +68,14 @@ def run(
 # size, and one with warm starts
 FEW = {
     "csgd": compressors.natural,
-    "csgd-ring": compressors.natural,
-    "ec-sgd": compressors.random_sparsification(0.4),
+    "compressed_sgd_ring": compressors.natural,
+    "error_compensated_sgd": compressors.random_sparsification(0.4),
     "ef21": compressors.low_rank(1),
 }
 
 
 # around the ring all N parts are built, including padding
-@pytest.mark.parametrize("name", smoke_cases(FEW, {"ec-sgd", "ef21"}))
+@pytest.mark.parametrize("name", smoke_cases(FEW, {"error_compensated_sgd", "ef21"}))
 def test_servers_without_elements_are_sent_padding_that_is_not_stored(name):
     """One device computes only the elements, eight devices send each other padding: values and the
     bits of every worker are the same.
@@ -89,9 +93,9 @@ def test_servers_without_elements_are_sent_padding_that_is_not_stored(name):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-12), here.state, apart.state)
     for way in ("measured_bits_up", "measured_bits_down"):
         np.testing.assert_array_equal(here.history[way], apart.history[way])
-    if name in ("ec-sgd", "ef21"):
+    if name in ("error_compensated_sgd", "ef21"):
         workers = here.state.workers
-        held = workers.worker.error if name == "ec-sgd" else workers.worker.shift
+        held = workers.worker.error if name == "error_compensated_sgd" else workers.worker.shift
         assert {layer: leaf.shape[1:] for layer, leaf in held.items()} == {
             "biases": (3, 1),
             "weights": (7, 3),
@@ -119,7 +123,7 @@ def test_a_single_worker_compresses_and_sends_nothing(method):
     g = np.random.default_rng(0).normal(size=D).astype(np.float32)
     found = run(METHODS[method](STEP, ROUNDING), jnp.asarray(g)[None], steps=1)
     once = rounding(g)
-    x = {"csgd-ring": -GAMMA * once, "ef21": rounding(-GAMMA * once)}.get(
+    x = {"compressed_sgd_ring": -GAMMA * once, "ef21": rounding(-GAMMA * once)}.get(
         method, -GAMMA * rounding(once)
     )
     server = found.state.server
@@ -147,12 +151,14 @@ def test_every_message_has_its_own_random_numbers():
     with jax.enable_x64(True):
         g = np.random.default_rng(0).normal(size=(N, 9))
         gradients = {"one": jnp.asarray(g), "other": jnp.asarray(g)}
-        memory = run(METHODS["ec-sgd"](STEP, NOISY), gradients, steps=1).state.workers
+        memory = run(
+            METHODS["error_compensated_sgd"](STEP, NOISY), gradients, steps=1
+        ).state.workers
         left_out = jax.tree.leaves((memory.worker.error, memory.server.error))
         squeezed = run(deepsqueeze(STEP, topologies.ring(N), NOISY, 0.5), gradients, steps=1)
         models = [
             run(METHODS[name](STEP, NOISY), gradients, steps=1).params
-            for name in ("csgd", "csgd-ring")
+            for name in ("csgd", "compressed_sgd_ring")
         ]
         collected = [leaf + GAMMA * g.mean(axis=0) for leaf in jax.tree.leaves(models)]
     for noise in (left_out, jax.tree.leaves(squeezed.state.workers.error), collected):

@@ -32,28 +32,28 @@ SHARES = {
     "kimad": (6 * 32 + 32 + 8) / (32 * D),
     # messages to one server that replies uncompressed: codes of 4 bits and two ends; a tenth of the
     # elements and their indices
-    **dict.fromkeys(("diana", "ef-bv"), (packed(4, D) + 64) / (64 * D) + 0.5),
+    **dict.fromkeys(("diana", "ef_bv"), (packed(4, D) + 64) / (64 * D) + 0.5),
     **dict.fromkeys(
-        ("ef21-sgdm", "econtrol"),
+        ("ef21_sgdm", "econtrol"),
         (-(-D // 10) * 32 + packed((D - 1).bit_length(), -(-D // 10))) / (64 * D) + 0.5,
     ),
-    "dist-ef-sgd": (packed(1, D) + 32) / (32 * D),
-    "fed-nova": (D + 2) / D,
-    "fed-dyn": (D + 1) / D,
-    "mime-lite": 2.0,
-    "3pc": (2 * 32 + 16 + 5 * 32 + 32 + 32 * D) / (2 * 32 * D),
-    **dict.fromkeys(("majority-vote", "distributed-lion"), 8 * -(-D // 8) / (32 * D)),
+    "dist_ef_sgd": (packed(1, D) + 32) / (32 * D),
+    "fed_nova": (D + 2) / D,
+    "fed_dyn": (D + 1) / D,
+    "mime_lite": 2.0,
+    "three_point": (2 * 32 + 16 + 5 * 32 + 32 + 32 * D) / (2 * 32 * D),
+    **dict.fromkeys(("majority_vote", "distributed_lion"), 8 * -(-D // 8) / (32 * D)),
     # of an all-gather of N numbers, and a message up and one down
-    "tern-grad": (2 * (N - 1) * 32 + 8 * -(-D // 5) + packed((2 * N).bit_length(), D))
+    "tern_grad": (2 * (N - 1) * 32 + 8 * -(-D // 5) + packed((2 * N).bit_length(), D))
     / (2 * 32 * D * N),
-    **dict.fromkeys(("fed-paq", "fed-comgate"), ((80 + 64) / (32 * D) + 1) / 2),
-    "fed-ef": ((64 + 16) / (32 * D) + 1) / 2,
+    **dict.fromkeys(("fed_paq", "fed_comgate"), ((80 + 64) / (32 * D) + 1) / 2),
+    "fed_ef": ((64 + 16) / (32 * D) + 1) / 2,
 }
 # of methods with steps of a constant size
-STEP = dict.fromkeys(("majority-vote", "distributed-lion"), 0.02)
-SIZES = {"zero-one-adam": 3}  # of the messages of a round, if the method chooses; else 2
+STEP = dict.fromkeys(("majority_vote", "distributed_lion"), 0.02)
+SIZES = {"zero_one_adam": 3}  # of the messages of a round, if the method chooses; else 2
 # differences of two gradients of a draw, which have no noise on quadratics
-CANCELS = {"mime", "gt-svrg", "gt-sarah", "lt-admm-vr"}
+CANCELS = {"mime", "gt_svrg", "gt_sarah", "lt_admm_vr"}
 # exact gradients, but coins and compressors that draw
 DRAWS = {"marina"}
 # workers send messages only if their gradients have changed
@@ -61,12 +61,19 @@ LAZY = {"lag", "clag"}
 OFFSETS = {"mime": (1, 0)}  # rounds of a period in which exchanges take place, if not in the last
 # other collectives stand for their messages
 SIMULATED = {
-    *("sgd", "mb-sgd-server", "asgd", "dsgd-complete", "ad-psgd", "kimad"),
+    *(
+        "sgd",
+        "parameter_server_sgd",
+        "asynchronous_sgd",
+        "decentralized_sgd_complete",
+        "asynchronous_gossip_sgd",
+        "kimad",
+    ),
     # clients of one server
-    *("diana", "ef-bv", "ef21-sgdm", "econtrol", "dist-ef-sgd"),
-    *("marina", "vr-marina", "3pc", "lag", "clag"),
-    *("majority-vote", "distributed-lion", "tern-grad"),
-    *("easgd", "eamsgd", "mime", "mime-lite", *(name for name in NAMES if name.startswith("fed-"))),
+    *("diana", "ef_bv", "ef21_sgdm", "econtrol", "dist_ef_sgd"),
+    *("marina", "vr_marina", "three_point", "lag", "clag"),
+    *("majority_vote", "distributed_lion", "tern_grad"),
+    *("easgd", "eamsgd", "mime", "mime_lite", *(name for name in NAMES if name.startswith("fed_"))),
 }
 CONTRACT = {
     "parameters",
@@ -205,7 +212,7 @@ def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
         sizes = np.unique(sent)
         assert len(sizes) == SIZES.get(name, 2)
         # one of two exchanges, or of one; `one-bit-adam` always has one of the two
-        assert (sizes[0] > 0) == (len(exchanges) > 1 and name != "zero-one-adam")
+        assert (sizes[0] > 0) == (len(exchanges) > 1 and name != "zero_one_adam")
         return
     if name in LAZY:  # the model always
         assert 32 * D <= sent.min() < sent.max() <= 2 * 32 * D

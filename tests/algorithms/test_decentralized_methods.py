@@ -189,7 +189,7 @@ SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
     "prox_skip, probability": lambda number: prox_skip(optax.sgd(0.1), LAZY, number),
     "nids": lambda number: nids(number, LAZY),
     "nids, coupling": lambda number: nids(0.1, LAZY, number),
-    "pg-extra": lambda number: pg_extra(number, LAZY),
+    "pg_extra": lambda number: pg_extra(number, LAZY),
     "proximal tracking": lambda number: proximal_tracking(number, LAZY),
     "push": lambda number: stochastic_gradient_push(optax.sgd(number), LAZY),
     "choco, consensus step": lambda number: choco_sgd(

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import multiprocess_cases
 import numpy as np
 import pytest
 
-from tests.algorithms.references import CASES
+from tests.algorithms.references import CASES, FILE
 
-FILE = Path(__file__).with_name("reference_histories.json")
-REFERENCES: dict[str, dict[str, Any]] = json.loads(FILE.read_text()) if FILE.exists() else {}
+REFERENCES: dict[str, dict[str, Any]] = json.loads(FILE.read_text())
 REFUSED = {"refused": [1]}
 EXACT = (
     "bits",
@@ -43,13 +41,13 @@ EXACT = (
 RELATIVE, ABSOLUTE = 2e-5, 1e-9
 BRIEFLY = {
     "Cannikin in epochs",
-    "choco-sgd, changing",
+    "choco_sgd, changing",
     "d2, lossy",
-    "drop_compute around mb-sgd on samples, noisy",
+    "drop_compute around minibatch_sgd on samples, noisy",
     "kimad on layers, pipelined",
-    "local-sgd swept, partly",
+    "local_sgd swept, partly",
     "scaffold, partly",
-    "unequal work, dsgd on samples, partly",
+    "unequal work, decentralized_sgd on samples, partly",
 }
 
 

@@ -34,15 +34,15 @@ STEP = optax.sgd(0.1)
 
 METHODS: dict[str, Callable[[dsgd.Compressor], dsgd.Algorithm]] = {
     "csgd": lambda Q: compressed_sgd(STEP, Q, allow_biased=True),
-    "csgd-ring": lambda Q: compressed_sgd(STEP, Q, via="ring", allow_biased=True),
-    "ec-sgd": lambda Q: error_compensated_sgd(STEP, Q, Q, allow_expanding=True),
+    "compressed_sgd_ring": lambda Q: compressed_sgd(STEP, Q, via="ring", allow_biased=True),
+    "error_compensated_sgd": lambda Q: error_compensated_sgd(STEP, Q, Q, allow_expanding=True),
     "ef21": lambda Q: ef21(STEP, Q, Q),
 }
 SERVERS = {"all-to-all", "all-gather"}
 COLLECTIVES = {
     "csgd": SERVERS,
-    "csgd-ring": {"collective-permute", "all-gather"},
-    "ec-sgd": SERVERS,
+    "compressed_sgd_ring": {"collective-permute", "all-gather"},
+    "error_compensated_sgd": SERVERS,
     "ef21": SERVERS,
 }
 
@@ -139,7 +139,7 @@ QUANTIZED = compressors.random_quantization(3)
 @pytest.mark.parametrize("part", [1, 2])
 def test_recorded_bits_of_the_shortest_parts_are_the_bytes_that_cross_devices(part):
     """The compiler removes nothing that is recorded, as a duplicate or as a constant."""
-    for method in ("csgd-ring", "ec-sgd"):
+    for method in ("compressed_sgd_ring", "error_compensated_sgd"):
         assert_sent(
             METHODS[method](QUANTIZED),
             vector()[:, : N * part],
@@ -155,7 +155,7 @@ def test_padded_messages_are_recorded_and_not_built_on_one_device():
     workers, elements = 100, 9
     gradients = jax.random.normal(jax.random.key(5), (workers, elements))
     program, (state, *rest) = compiled_round(
-        METHODS["ec-sgd"](compressors.natural), gradients, devices=1
+        METHODS["error_compensated_sgd"](compressors.natural), gradients, devices=1
     )
     text = program.as_text()
     assert f"[{workers},{elements}" in text
@@ -176,7 +176,7 @@ def test_indices_are_computed_only_if_they_are_sent(devices):
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["layer-wise", "whole-model"])
-@pytest.mark.parametrize("method", ["csgd-ring", "ec-sgd"])
+@pytest.mark.parametrize("method", ["compressed_sgd_ring", "error_compensated_sgd"])
 def test_layers_have_their_own_headers_unless_the_model_is_one_vector(method, whole):
     """Signs of parts of 2 and 5 elements are a byte and a scale each; in one vector of 48, parts of
     6 are a byte and a scale together.
@@ -216,7 +216,7 @@ def room() -> int:
     return 32 + 8 * code_bytes(elements, ceil(log2(LONG))) + 32 * elements
 
 
-@pytest.mark.parametrize("method", ["csgd-ring", "ef21"])
+@pytest.mark.parametrize("method", ["compressed_sgd_ring", "ef21"])
 def test_messages_of_random_size_are_sent_in_arrays_for_the_largest_and_count_the_used_bits(method):
     """All sent elements are received."""
     # with the same messages
@@ -304,11 +304,11 @@ def around_ring(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return up, down
 
 
-@pytest.mark.parametrize("method", ["csgd-ring", "ec-sgd", "whole-model"])
+@pytest.mark.parametrize("method", ["compressed_sgd_ring", "error_compensated_sgd", "whole-model"])
 def test_every_message_is_counted_where_it_leaves_and_where_it_arrives(method, any_mesh):
     build = {
-        "csgd-ring": compressed_sgd(STEP, TELLING, via="ring"),
-        "ec-sgd": error_compensated_sgd(STEP, TELLING, TELLING),
+        "compressed_sgd_ring": compressed_sgd(STEP, TELLING, via="ring"),
+        "error_compensated_sgd": error_compensated_sgd(STEP, TELLING, TELLING),
         "whole-model": compressed_sgd(STEP, compressors.whole_model(TELLING), via="ring"),
     }
     layers = numbers() if method != "whole-model" else {"weights": numbers()["weights"]}
@@ -327,7 +327,7 @@ def test_every_message_is_counted_where_it_leaves_and_where_it_arrives(method, a
 
 RING, STAR = topologies.ring(N), topologies.star(N)
 GOSSIP: dict[str, Callable[[dsgd.Topology, dsgd.Compressor], dsgd.Algorithm]] = {
-    "choco-sgd": lambda graph, C: choco_sgd(STEP, graph, C, 0.1),
+    "choco_sgd": lambda graph, C: choco_sgd(STEP, graph, C, 0.1),
     "deepsqueeze": lambda graph, C: deepsqueeze(STEP, graph, C, 0.1),
 }
 
@@ -345,7 +345,7 @@ def test_random_messages_to_neighbours_are_sent_in_arrays_for_the_largest_and_co
     )
     if any_mesh.size == N:
         assert traffic == {"collective-permute": 2 * room() / 8}
-    if method == "choco-sgd":
+    if method == "choco_sgd":
         kept = (np.asarray(state.workers.x_hat) != 0).sum(axis=1)
     else:
         sent = -0.1 * np.asarray(long_vector()[:, :LONG])
@@ -358,8 +358,8 @@ def test_random_messages_to_neighbours_are_sent_in_arrays_for_the_largest_and_co
 
 @pytest.mark.parametrize(
     ("method", "graph"),
-    [("choco-sgd", STAR), ("deepsqueeze", topologies.random_matchings(N, 3))],
-    ids=["choco-sgd", "schedule"],
+    [("choco_sgd", STAR), ("deepsqueeze", topologies.random_matchings(N, 3))],
+    ids=["choco_sgd", "schedule"],
 )
 def test_every_message_to_neighbours_is_counted_where_it_leaves_and_where_it_arrives(
     method, graph, any_mesh
@@ -370,7 +370,7 @@ def test_every_message_to_neighbours_is_counted_where_it_leaves_and_where_it_arr
         name: jnp.asarray(np.repeat(g[:, None], 3, axis=1), jnp.float32)
         for name, g in layers.items()
     }
-    build = {"choco-sgd": choco_sgd, "deepsqueeze": deepsqueeze}[method]
+    build = {"choco_sgd": choco_sgd, "deepsqueeze": deepsqueeze}[method]
     step = graph.period + 1
     _, _, up, down = sent_and_recorded(
         build(optax.sgd(-1.0), graph, TELLING, 0.5), gradients, any_mesh.size, step

@@ -27,9 +27,11 @@ N, D, B, M, STEPS = 8, 6, 3, 4, 6
 SIZES = np.array([[12, 1, 0, 7, 5, 4, 9, 10], [3, 3, 12, 1, 0, 0, 2, 8]])  # used in turn
 SGD = optax.sgd(0.05, momentum=0.5)
 METHODS = {
-    "mb-sgd": algorithms.minibatch_sgd(SGD),
-    "ec-sgd": algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.top_k(0.5)),
-    "local-sgd": algorithms.local_sgd(
+    "minibatch_sgd": algorithms.minibatch_sgd(SGD),
+    "error_compensated_sgd": algorithms.error_compensated_sgd(
+        SGD, compressors.sign, compressors.top_k(0.5)
+    ),
+    "local_sgd": algorithms.local_sgd(
         optax.sgd(0.05),
         2,
         # a worker that computes nothing makes no step; with momentum, a gradient of 0 makes one
@@ -81,7 +83,7 @@ def in_turn(state: dsgd.State, round: dsgd.Round) -> LocalWork:
     return work.local_batches(jnp.asarray(SIZES)[round.step % 2], batch_size=B, micro_batches=M)
 
 
-@pytest.mark.parametrize("name", ["ec-sgd", "local-sgd", "asgd"])
+@pytest.mark.parametrize("name", ["error_compensated_sgd", "local_sgd", "asgd"])
 def test_a_method_with_local_work_equals_one_on_the_weighted_samples(name):
     """The first method splits each worker's item into micro-batches, whose first samples are used,
     on two devices; the second, without local work, gets each sample with the resulting weight.
@@ -187,7 +189,7 @@ def test_norms_of_an_asynchronous_method_are_those_of_one_worker(mesh, key):
     )
 
 
-MB, THREE = METHODS["mb-sgd"], work.weighted(np.ones((3, 2)))
+MB, THREE = METHODS["minibatch_sgd"], work.weighted(np.ones((3, 2)))
 REFUSED = {
     "for others": (
         lambda: dsgd.compile_round(with_local_work(METHODS["dsgd"], THREE), problem(), 1),
@@ -323,7 +325,7 @@ def test_a_worker_that_computes_nothing_keeps_its_model_between_exchanges(name):
 
 LAST_ONES: dict[str, Callable[[Any], Any]] = {
     "marina": lambda gradient: gradient,
-    **dict.fromkeys(("lag", "clag", "3pc"), lambda points: points.gradient),
+    **dict.fromkeys(("lag", "clag", "three_point"), lambda points: points.gradient),
     "adacomm": lambda inner: inner.memory.loss,
 }
 
@@ -338,7 +340,7 @@ def test_a_worker_that_computes_nothing_keeps_its_last_gradient_or_loss(name):
 
 def test_a_worker_that_computes_nothing_sends_its_model_without_momentum():
     """In QG-DSGDm the momentum of the other workers moves their models."""
-    found = one_round("qg-dsgdm", LOCAL, ~IDLE, momentum=0.5)
+    found = one_round("quasi_global_momentum", LOCAL, ~IDLE, momentum=0.5)
     x, _, d = (found.before.workers[part] for part in range(3))
     (before, *_), (after, *_) = (
         jax.tree.leaves(each.workers.optimizer) for each in (found.before, found.after)
@@ -352,7 +354,7 @@ def test_a_worker_that_computes_nothing_sends_its_model_without_momentum():
 SENDS = [(name, step) for name, (_, sending) in ROUNDS.items() for step in sorted(sending)]
 
 
-@pytest.mark.parametrize(("name", "step"), [*SENDS, ("sketched-sgd", 3), ("fetch-sgd", 3)])
+@pytest.mark.parametrize(("name", "step"), [*SENDS, ("sketched_sgd", 3), ("fetch_sgd", 3)])
 def test_a_round_in_which_no_message_arrives_does_not_change_the_servers_state(name, step):
     """Unless the method refuses lost messages. SCAFFOLD's control variate is the mean of the
     workers', which it is not in a random state.

@@ -65,11 +65,46 @@ BIASED: dict[str, Callable[[], dsgd.Algorithm]] = {
 }
 # Registered methods that accept different starts; all others need a common one.
 APART = {
-    *("mb-sgd-model", "local-sgd", "des-loc", "noloco", "sparta", "dsgd", "dsgd-complete", "dgd"),
-    *("d2", "extra", "exact-diffusion", "nids", "pg-extra", "gradient-tracking", "prox-tracking"),
-    *("atc-tracking", "aug-dgm", "momentum-tracking", "k-gt", "led", "prox-skip", "dlm", "lt-admm"),
-    *("qg-dsgdm", "decentlam", "sgp", "push-diging", "push-pull", "ab", "deepsqueeze", "relay-sgd"),
-    *("gt-svrg", "gt-vr", "gt-sarah", "gt-hsgd", "lt-admm-vr"),
+    *(
+        "model_averaging_sgd",
+        "local_sgd",
+        "des_loc",
+        "noloco",
+        "sparta",
+        "decentralized_sgd",
+        "decentralized_sgd_complete",
+        "dgd",
+    ),
+    *(
+        "d2",
+        "extra",
+        "exact_diffusion",
+        "nids",
+        "pg_extra",
+        "gradient_tracking",
+        "proximal_tracking",
+    ),
+    *(
+        "atc_tracking",
+        "aug_dgm",
+        "momentum_tracking",
+        "k_gt",
+        "local_exact_diffusion",
+        "prox_skip",
+        "dlm",
+        "lt_admm",
+    ),
+    *(
+        "quasi_global_momentum",
+        "decentlam",
+        "stochastic_gradient_push",
+        "push_diging",
+        "push_pull",
+        "ab",
+        "deepsqueeze",
+        "relay_sgd",
+    ),
+    *("gt_svrg", "gt_vr", "gt_sarah", "gt_hsgd", "lt_admm_vr"),
 }
 
 
@@ -112,7 +147,9 @@ def test_a_run_starts_from_the_given_models(mesh):
     options: Any = {"steps": 3, "key": jax.random.key(0), "seeds": 2, "mesh": mesh}
     given, computed = (
         dsgd.run(
-            algorithms.with_starts(algorithms.make("dsgd", STEP, 8), models), problem, **options
+            algorithms.with_starts(algorithms.make("decentralized_sgd", STEP, 8), models),
+            problem,
+            **options,
         )
         for models in (rows, lambda params: params[None] + jnp.asarray(rows))
     )
@@ -139,6 +176,6 @@ def test_methods_with_copies_of_models_or_with_a_server_need_a_common_start():
 
 
 def test_models_of_other_shapes_are_refused():
-    method = algorithms.with_starts(algorithms.make("dsgd", STEP, 8), np.zeros((7, 3)))
+    method = algorithms.with_starts(algorithms.make("decentralized_sgd", STEP, 8), np.zeros((7, 3)))
     with pytest.raises(ValueError, match=r"^with_starts: decentralized_sgd.* expected .*\[8, 3\]"):
         method.init(jnp.zeros(3), 8)

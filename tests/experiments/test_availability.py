@@ -7,7 +7,7 @@ import scripts
 
 from experiments import availability
 
-METHODS = ("local-sgd", "sgp")
+METHODS = ("local_sgd", "stochastic_gradient_push")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_it_writes_a_history_for_each_share_and_a_figure(ran):
             assert lost["clock"] == pytest.approx(whole["clock"], rel=1e-5), (
                 "who waits for a message that is lost waits as long"
             )
-            assert (lost["bits"] < whole["bits"]) == (name == "sgp"), (
+            assert (lost["bits"] < whole["bits"]) == (name == "stochastic_gradient_push"), (
                 "lost messages are sent, and of an average only parts are lost"
             )
             assert len({whole["loss"], away["loss"], lost["loss"]}) == 3

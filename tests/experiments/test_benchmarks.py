@@ -47,7 +47,8 @@ def data(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("method", "versions"), [("dsgd", ("dsgd", "scan", "numpy")), ("mb-sgd", ("dsgd", "scan"))]
+    ("method", "versions"),
+    [("dsgd", ("dsgd", "scan", "numpy")), ("minibatch_sgd", ("dsgd", "scan"))],
 )
 def test_versions_make_the_same_iterates(method, versions, data):
     what = jobs.Job(data, rounds=12, method=method)
@@ -271,7 +272,7 @@ FEW = ("sign", "random_k(0.01)", "random_sparsification(0.01)", "low_rank(4)")
 TIMED = [  # the benchmark, its arguments, its CSV file, rows, and columns of positive numbers
     (
         rounds,
-        {"methods": ("mb-sgd",), "workers": (4,), "dimensions": (5,), "seconds": 1e-3},
+        {"methods": ("minibatch_sgd",), "workers": (4,), "dimensions": (5,), "seconds": 1e-3},
         "rounds",
         1,
         rounds.Row._fields[3:],

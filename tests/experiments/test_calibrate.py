@@ -93,11 +93,11 @@ def test_predictions_are_gradient_and_codec_and_messages():
     d = 1000
     parts = measuring.Parts(d, 0.25, 0.5, 2 * (N - 1) / N * 32 * d, 3, np.ones(3))
     messages = 2 * (N - 1) * (3 * LATENCY + 32 * d / N / BANDWIDTH)
-    assert switch.predicted("mb-sgd", parts, N, link) == pytest.approx(0.75 + messages)
-    assert switch.predicted("csgd", parts, N, link) == pytest.approx(0.75 + messages)
-    assert switch.predicted("dsgd", parts._replace(bits=2 * 32 * d), N, link) == pytest.approx(
-        0.75 + 2 * (3 * LATENCY + 32 * d / BANDWIDTH)
-    )
+    assert switch.predicted("minibatch_sgd", parts, N, link) == pytest.approx(0.75 + messages)
+    assert switch.predicted("compressed_sgd", parts, N, link) == pytest.approx(0.75 + messages)
+    assert switch.predicted(
+        "decentralized_sgd", parts._replace(bits=2 * 32 * d), N, link
+    ) == pytest.approx(0.75 + 2 * (3 * LATENCY + 32 * d / BANDWIDTH))
 
 
 def test_crossovers_lie_where_lines_meet():
@@ -191,7 +191,7 @@ def test_a_calibration_has_all_rows_in_80_columns(ran):
     }
     assert first == {
         "switch": [*measuring.COLLECTIVES, "all collectives"],
-        "crossovers": ["csgd", "ec-sgd", "ef21", "dsgd"],
+        "crossovers": ["compressed_sgd", "error_compensated_sgd", "ef21", "decentralized_sgd"],
     }
     assert [row[""] for row in scripts.rows(args.out / "predicted.csv")] == [
         "predicted",
@@ -209,7 +209,7 @@ def test_predictions_of_a_calibration_use_its_cluster(ran):
         row["method"]: {name: float(row[name]) for name in row if name != "method"}
         for row in scripts.rows(args.out / "rounds.csv")
     }
-    plain = rows["mb-sgd"]
+    plain = rows["minibatch_sgd"]
     expected = plain["compute"] + network.round_seconds(
         network.ring_all_reduce,
         2,
@@ -219,8 +219,8 @@ def test_predictions_of_a_calibration_use_its_cluster(ran):
     )
     assert plain["arrays"] == 4, "two layers' weights and biases"
     assert plain["predicted"] == pytest.approx(expected, rel=1e-4)
-    assert plain["bits"] == 8 * plain["bytes"] == rows["dsgd"]["bits"]
-    assert rows["ec-sgd"]["bits"] < rows["ef21"]["bits"] < plain["bits"]
+    assert plain["bits"] == 8 * plain["bytes"] == rows["decentralized_sgd"]["bits"]
+    assert rows["error_compensated_sgd"]["bits"] < rows["ef21"]["bits"] < plain["bits"]
     assert all(row["low"] <= row["measured"] <= row["high"] for row in rows.values())
 
 

@@ -183,13 +183,13 @@ def test_an_interrupted_command_keeps_its_results(sent, launch, tmp_path, monkey
     before = signal.getsignal(signal.SIGTERM)
 
     def tune(args, problem, cluster, name):
-        if name == "mb-sgd":
+        if name == "minibatch_sgd":
             os.kill(os.getpid(), sent)
         return tuning.Tuned(0.1, {"step": np.arange(2), "loss": np.ones((1, 2))})
 
     monkeypatch.setattr(compare, "tune", tune)
     args = compare.Args(
-        methods=("gd", "mb-sgd"),
+        methods=("gd", "minibatch_sgd"),
         workers=2,
         steps=2,
         seeds=1,

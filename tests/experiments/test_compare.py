@@ -26,7 +26,7 @@ def compared(tmp_path_factory):
         workers=4,
         steps=40,
         seeds=2,
-        methods=("mb-sgd", "csgd"),
+        methods=("minibatch_sgd", "compressed_sgd"),
         learning_rates=(1.0, 1e38),
         out=out,
         progress=False,
@@ -57,7 +57,9 @@ def test_seconds_are_those_of_the_networks_closed_form(compared):
     time.
     """
     args, _ = compared
-    last = [row for row in scripts.rows(args.out / "history.csv") if row["method"] == "mb-sgd"][-1]
+    last = [
+        row for row in scripts.rows(args.out / "history.csv") if row["method"] == "minibatch_sgd"
+    ][-1]
     each = 2 * 3 * (args.latency + 650 * 32 / args.bandwidth / 4) + args.batch_size * args.compute
     assert float(last["clock"]) == pytest.approx(args.steps * each, rel=1e-4)
 
@@ -102,10 +104,12 @@ def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
 def test_diverged_methods_are_left_out_and_a_target_not_reached_is_marked(tmp_path, monkeypatch):
     (history,) = histories(np.array([[3.0, 2.0, 1.0], [5.0, 2.0, 3.0]]))
     tuned = tuning.Tuned(0.1, history | {"test_accuracy": np.ones((2, 3))})
-    args = compare.Args(methods=("gd", "sgd"), out=tmp_path, progress=False)
-    table = compare.tabulate(args, problems.random_quadratic(2, 2), {"gd": tuned}, target=1e-9)
+    args = compare.Args(methods=("gradient_descent", "sgd"), out=tmp_path, progress=False)
+    table = compare.tabulate(
+        args, problems.random_quadratic(2, 2), {"gradient_descent": tuned}, target=1e-9
+    )
     assert [next(iter(column.cells)) for column in table.columns] == [
-        "gd",
+        "gradient_descent",
         "*0.1",
         "-",
         "-",
@@ -155,16 +159,16 @@ def test_every_method_has_its_own_look_in_the_line_style_of_its_folder():
     lines = {line.get_label(): line for line in first.lines if line.get_label() in histories}
     assert set(lines) == set(algorithms.ALGORITHMS), "each has a family"
     for name, family in {
-        "gd": "synchronous",
-        "ad-psgd": "asynchronous",
+        "gradient_descent": "synchronous",
+        "asynchronous_gossip_sgd": "asynchronous",
         "ef21": "compressed",
         "d2": "decentralized",
     }.items():
         assert lines[name].get_linestyle() == compare.FAMILIES[family]
-    assert lines["local-sgd"].is_dashed(), "of local_updates, not of synchronous"
+    assert lines["local_sgd"].is_dashed(), "of local_updates, not of synchronous"
     looks = {(line.get_color(), line.get_marker()) for line in lines.values()}
     assert len(looks) == len(lines), "colour and marker alone name a method"
-    np.testing.assert_array_equal(lines["gd"].get_ydata(), [1, 1, 0.5, 0.5])
+    np.testing.assert_array_equal(lines["gradient_descent"].get_ydata(), [1, 1, 0.5, 0.5])
     (legend,) = sheet.legends
     names = [text.get_text() for text in legend.get_texts()]
     columns = np.array(names).reshape(len(compare.FAMILIES), -1)

@@ -104,14 +104,17 @@ def under_heterogeneity(tmp_path_factory, long):
         out=out,
         progress=False,
     )
-    family = {name: graph_methods.METHODS[name] for name in ("local-sgd", "led")}
+    family = {name: graph_methods.METHODS[name] for name in ("local_sgd", "local_exact_diffusion")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(graph_methods.FAMILIES, "local steps", family)
-        patch.setitem(heterogeneity.SHOWN, "local steps", ("local-sgd", "led"))
+        patch.setitem(heterogeneity.SHOWN, "local steps", ("local_sgd", "local_exact_diffusion"))
         patch.setattr(
             heterogeneity,
             "METHODS",
-            {name: heterogeneity.METHODS[name] for name in ("dsgd", "exact-diffusion")},
+            {
+                name: heterogeneity.METHODS[name]
+                for name in ("decentralized_sgd", "exact_diffusion")
+            },
         )
         scripts.ran(heterogeneity.main, args)
     return args
@@ -122,7 +125,7 @@ def test_without_noise_only_decentralized_sgd_stalls(under_heterogeneity):
     slopes = {
         row["method"]: float(row["grad_sqnorm"]) for row in scripts.rows(args.out / "exact.csv")
     }
-    assert slopes["dsgd, 0.1"] > 1e3 * slopes["exact-diffusion, 0.1"]
+    assert slopes["decentralized_sgd, 0.1"] > 1e3 * slopes["exact_diffusion, 0.1"]
     assert {row["method"] for row in scripts.rows(args.out / "history.csv")} == set(slopes)
     for name in ("losses", "slopes"):
         assert [row["alpha"] for row in scripts.rows(args.out / f"{name}.csv")] == ["0.1"]
@@ -133,7 +136,11 @@ def test_the_methods_of_a_family_are_compared(under_heterogeneity):
     assert scripts.figures(args.out) == {"figure", "families"}
     heading, reference, local, corrected = scripts.rows(args.out / "families.csv")
     assert heading["method"] == "local steps"
-    assert [row["method"] for row in (reference, local, corrected)] == ["dsgd", "local-sgd", "led"]
+    assert [row["method"] for row in (reference, local, corrected)] == [
+        "decentralized_sgd",
+        "local_sgd",
+        "local_exact_diffusion",
+    ]
     assert float(reference["Mbit"]) == pytest.approx(4 * float(local["Mbit"]), abs=4)
     final = [float(row["|f'(mean x)|^2"]) for row in (reference, local, corrected)]
     assert final[1] > final[0] > 1e3 * final[2]
@@ -142,7 +149,16 @@ def test_the_methods_of_a_family_are_compared(under_heterogeneity):
 def test_the_properties_of_methods_are_computed(under_heterogeneity):
     """LED needs eigenvalues above -1/3; with equal Hessians it is stable up to 2 / L."""
     *_, led = scripts.rows(under_heterogeneity.out / "methods.csv")
-    assert list(led.values()) == ["led", "lazy", "no", "no", "3", "0.25", "exact", "2.00"]
+    assert list(led.values()) == [
+        "local_exact_diffusion",
+        "lazy",
+        "no",
+        "no",
+        "3",
+        "0.25",
+        "exact",
+        "2.00",
+    ]
     saga = graph_methods.traits("gt-saga")
     assert (saga.W, saga.varies, saga.lost) == ("doubly", True, False)
     assert (saga.memory, saga.sent, saga.limit) == (9, 2.0, "exact*")
@@ -150,7 +166,9 @@ def test_the_properties_of_methods_are_computed(under_heterogeneity):
 
 
 def test_the_table_of_methods_has_those_of_the_registry():
-    assert set(graph_methods.METHODS) - {"dsgd, momentum", "gt-saga"} <= set(algorithms.ALGORITHMS)
+    assert set(graph_methods.METHODS) - {"decentralized_sgd, momentum", "gt-saga"} <= set(
+        algorithms.ALGORITHMS
+    )
     shown = {name for family in heterogeneity.SHOWN.values() for name in family}
     assert shown <= set(graph_methods.METHODS)
 

@@ -8,7 +8,7 @@ import scripts
 
 from experiments import federated
 
-METHODS = ("fed-dyn", "scaffold", "scaffnew-all")
+METHODS = ("fed_dyn", "scaffold", "scaffnew-all")
 ARGS = federated.Args(
     batch_size=100,
     clients=6,
@@ -62,7 +62,7 @@ def test_sampled_clients_send_and_receive_models_and_all_clients_those_of_scaffn
         for name in METHODS
     }
     model = 2 * 32 * MODEL / 1e6  # of a client in a communication round
-    assert sent["fed-dyn"] == pytest.approx(2 * model, rel=1e-3)
+    assert sent["fed_dyn"] == pytest.approx(2 * model, rel=1e-3)
     assert sent["scaffold"] == pytest.approx(2 * 2 * model, rel=1e-3)
     averages = sent["scaffnew-all"] / (6 * model)
     assert averages == pytest.approx(averages.round(), rel=1e-3)
@@ -74,7 +74,7 @@ def test_its_table_has_a_group_for_each_way_to_count_local_steps(ran):
     table = scripts.rows(out / "costs.csv")
     assert [row["method"].partition(":")[0] for row in table] == [
         "epochs",
-        "fed-dyn",
+        "fed_dyn",
         "equal",
         "scaffold",
         "all clients",

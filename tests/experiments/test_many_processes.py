@@ -21,7 +21,7 @@ from experiments.shared import commands
 SECONDS = 300  # on a busy machine
 SMALL = [
     "--methods",
-    "mb-sgd",
+    "minibatch_sgd",
     "--workers",
     "2",
     "--steps",
@@ -90,13 +90,13 @@ def test_two_processes_find_the_same_as_one_and_only_the_first_prints(tmp_path):
     options = ("--cache", str(tmp_path / "programs"))
     (status, said, _), (other, nothing, _) = started(tmp_path / "two", *options)
     assert (status, other) == (0, 0)
-    assert "mb-sgd" in said
+    assert "minibatch_sgd" in said
     files = ["config.json", "costs.csv", "figure.png", "history.csv"]
     assert f"Written: {tmp_path}/two/{', '.join(files)}" in said.replace("\n", "")
     assert nothing == ""
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == files
     alone = {
-        "methods": ("mb-sgd",),
+        "methods": ("minibatch_sgd",),
         "workers": 2,
         "steps": 6,
         "seeds": 2,

@@ -17,7 +17,7 @@ REFUSED = {
         ({"only": ("nothing",)}, "--only nothing: expected some of compare, "),
     ],
     "asynchrony": [
-        ({"methods": ("asgd",)}, "--methods asgd: expected some of synchronous"),
+        ({"methods": ("asynchronous_sgd",)}, "--methods asgd: expected some of synchronous"),
         ({"slow": 16}, "--slow 16 of 16 workers"),
         ({"backups": 16}, "backups = 16 with 16 workers; expected at most 15"),
         ({"bound": 3}, "bound = 3 with 16 workers"),
@@ -27,14 +27,17 @@ REFUSED = {
     ],
     "benchmark.compression": [({"dimensions": (4,)}, "expected dimensions of at least 16")],
     "benchmark.peers": [
-        ({"methods": ("extra",)}, "--methods extra: expected some of dsgd, mb-sgd"),
+        ({"methods": ("extra",)}, "--methods extra: expected some of dsgd, minibatch_sgd"),
         (
             {"versions": ("jax", "scan")},
             "--versions jax: expected some of dsgd, scan, numpy, torch",
         ),
         ({"workers": (2, 16)}, "--workers 2: expected at least 3"),
         ({"workers": (1024,), "dimensions": (100_000,)}, "all sizes have more than 16,000,000"),
-        ({"versions": ("numpy",)}, "--versions numpy: mb-sgd needs some of dsgd, scan, fedjax"),
+        (
+            {"versions": ("numpy",)},
+            "--versions numpy: minibatch_sgd needs some of dsgd, scan, fedjax",
+        ),
     ],
     "benchmark.rounds": [
         ({"repeats": 0}, "--repeats 0: expected whole numbers, at least 1"),
@@ -42,7 +45,7 @@ REFUSED = {
             {"workers": (4, 4), "dimensions": (5,)},
             "2 workers for 1 dimensions: expected one dimension",
         ),
-        ({"methods": ("gd",)}, "--methods gd: expected some of mb-sgd, dsgd"),
+        ({"methods": ("gradient_descent",)}, "--methods gd: expected some of minibatch_sgd, dsgd"),
     ],
     "calibrate": [
         ({"shape_latency": 0.01}, "--shape-latency 0.01 without --shape: expected emulated links"),

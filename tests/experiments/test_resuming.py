@@ -9,7 +9,7 @@ from experiments import compare
 from experiments.shared import commands, resuming
 
 SMALL = {
-    "methods": ("mb-sgd", "dsgd"),
+    "methods": ("minibatch_sgd", "dsgd"),
     "workers": 2,
     "steps": 6,
     "seeds": 2,

@@ -153,7 +153,7 @@ MISTAKES = [
         "algorithms/local_updates/outer.py",
         "workers.where_delivered(optax.tree.sub(total, sent.decoded), y.memory)",
         "optax.tree.sub(total, sent.decoded)",
-        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[fed-ef]"),
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[fed_ef]"),
     ),
     Mistake(
         "algorithms/local_updates/sparse_loco.py",
@@ -237,7 +237,7 @@ MISTAKES = [
         "algorithms/local_updates/fed_dyn.py",
         "mean / share + h / regularization",
         "mean + h / regularization",
-        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[fed-dyn]"),
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[fed_dyn]"),
     ),
     Mistake(
         "algorithms/local_updates/mime.py",
@@ -249,7 +249,7 @@ MISTAKES = [
         "algorithms/local_updates/mime.py",
         "y.memory.known & ~at_start",
         "y.memory.known",
-        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[mime-lite]"),
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[mime_lite]"),
     ),
     Mistake(
         "algorithms/local_updates/scaffnew.py",
@@ -391,7 +391,7 @@ MISTAKES = [
         "algorithms/decentralized/exact_diffusion.py",
         "jnp.asarray(weight, c.dtype) * c",
         "-c",
-        history("exact-diffusion, pipelined"),
+        history("exact_diffusion, pipelined"),
     ),
     Mistake(
         "algorithms/decentralized/exact_diffusion.py",
@@ -516,7 +516,7 @@ MISTAKES = [
         "algorithms/methods.py",
         "before._replace(params=after.params)",
         "before",
-        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[local-sgd]"),
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[local_sgd]"),
     ),
     Mistake(
         "algorithms/local_updates/scaffold.py",
@@ -661,7 +661,7 @@ MISTAKES = [
         "algorithms/compressed/sketched_sgd.py",
         "workers.where_delivered(memories, state.workers)",
         "memories",
-        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[sketched-sgd]"),
+        of(PARTICIPATION, "a_method_continues_with_the_workers_that_participate[sketched_sgd]"),
     ),
     Mistake(
         "algorithms/compressed/sketched_sgd.py",

@@ -83,7 +83,7 @@ MISTAKES = [
         "dsgd/workers/mixing.py",
         "if topology.row_stochastic and not",
         "if topology.doubly_stochastic and not",
-        "tests/algorithms/test_participation.py -k push-pull",
+        "tests/algorithms/test_participation.py -k push_pull",
     ),
     Mistake(
         "dsgd/communication/record.py",

@@ -166,9 +166,9 @@ def three_point(folder: Path, rng: np.random.Generator) -> dict:
 
     shared = {"A": A, "b": b, "step": STEP}
     return {
-        "3pc quadratics": shared,
-        "3pc ef21": {"models": iterates(ef21, 2)},
-        "3pc v4": {"models": iterates(v4, 1, 2)},
+        "three_point quadratics": shared,
+        "three_point ef21": {"models": iterates(ef21, 2)},
+        "three_point v4": {"models": iterates(v4, 1, 2)},
     }
 
 

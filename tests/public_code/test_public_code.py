@@ -111,7 +111,7 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_iterates_are_those_of_the_authors_of_3pc(name):
-    shared, models = RESULTS["3pc quadratics"], RESULTS[f"3pc {name}"]["models"]
+    shared, models = RESULTS["three_point quadratics"], RESULTS[f"three_point {name}"]["models"]
     with jax.enable_x64(True):
         problem = problems.quadratic(shared["A"], shared["b"])
         for rounds in (1, 2, len(models)):

@@ -102,10 +102,20 @@ METHODS = {
 
 
 NAMED = (
-    *("dsgd", "dgd", "d2", "extra", "exact-diffusion", "nids", "pg-extra"),
-    *("gradient-tracking", "atc-tracking", "aug-dgm", "prox-tracking", "momentum-tracking"),
-    *("k-gt", "led", "lt-admm", "dlm", "qg-dsgdm", "decentlam", "push-diging", "push-pull", "ab"),
-    *("gt-svrg", "gt-sarah", "gt-hsgd", "lt-admm-vr", "scaffold", "fed-dyn", "mime"),
+    *("decentralized_sgd", "dgd", "d2", "extra", "exact_diffusion", "nids", "pg_extra"),
+    *("gradient_tracking", "atc_tracking", "aug_dgm", "proximal_tracking", "momentum_tracking"),
+    *(
+        "k_gt",
+        "local_exact_diffusion",
+        "lt_admm",
+        "dlm",
+        "quasi_global_momentum",
+        "decentlam",
+        "push_diging",
+        "push_pull",
+        "ab",
+    ),
+    *("gt_svrg", "gt_sarah", "gt_hsgd", "lt_admm_vr", "scaffold", "fed_dyn", "mime"),
 )
 
 
@@ -113,7 +123,7 @@ def method(name: str) -> Callable[[float], dsgd.Algorithm]:
     return METHODS.get(name) or (lambda step: algorithms.make(name, optax.sgd(step), N))
 
 
-@pytest.mark.parametrize("name", smoke_cases((*METHODS, *NAMED), {*METHODS, "lt-admm"}))
+@pytest.mark.parametrize("name", smoke_cases((*METHODS, *NAMED), {*METHODS, "lt_admm"}))
 def test_runs_converge_below_the_stable_step_and_diverge_above_it(name):
     steps = stable_step(method(name), different()) * np.array([0.9, 1.1])
     found = dsgd.sweep(method(name), different(), steps=800, key=jax.random.key(0), step=steps)

@@ -50,7 +50,7 @@ class Job:
     rounds: int
     seconds: float = 0.0
     save: str = ""
-    method: str = "dsgd"
+    method: str = "decentralized_sgd"
     learning_rate: float = 1.0
 
     def load(self) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +84,7 @@ def dsgd_run(what: Job) -> Run:
     def run(rounds: int) -> jax.Array:
         result = dsgd.run(method, problem, steps=rounds, key=key, record_every=RARELY, mesh=mesh)
         return jax.block_until_ready(
-            result.state.workers.params if what.method != "mb-sgd" else result.params
+            result.state.workers.params if what.method != "minibatch_sgd" else result.params
         )
 
     return run
@@ -110,7 +110,9 @@ def scan(what: Job) -> Run:
         error = jax.nn.sigmoid(inputs.reshape(N * m, d) @ x) - targets.reshape(N * m)
         return x - rate / N * (error @ inputs.reshape(N * m, d))
 
-    one_round, shape = {"dsgd": (ring, (N, d)), "mb-sgd": (mean, (d,))}[what.method]
+    one_round, shape = {"decentralized_sgd": (ring, (N, d)), "minibatch_sgd": (mean, (d,))}[
+        what.method
+    ]
 
     @jax.jit
     def many(rounds, inputs, targets):
@@ -182,14 +184,14 @@ def decent_bench(what: Job) -> Run:
     # its weights are Metropolis weights, 1/3
     network = P2PNetwork(nx.cycle_graph(len(agents)), agents)
     methods = {
-        "dsgd": p2p.ATC,
+        "decentralized_sgd": p2p.ATC,
         "dgd": p2p.DGD,
         "extra": p2p.EXTRA,
-        "exact-diffusion": p2p.ED,
-        "atc-tracking": p2p.ATC_Tracking,
+        "exact_diffusion": p2p.ED,
+        "atc_tracking": p2p.ATC_Tracking,
         "nids": p2p.NIDS,
-        "k-gt": partial(p2p.KGT, num_local_steps=4, aux_step_size=1.0),
-        "lt-admm": partial(p2p.LT_ADMM, num_local_steps=4, aux_step_size=0.05, penalty=0.5),
+        "k_gt": partial(p2p.KGT, num_local_steps=4, aux_step_size=1.0),
+        "lt_admm": partial(p2p.LT_ADMM, num_local_steps=4, aux_step_size=0.05, penalty=0.5),
     }
     method = methods[what.method](step_size=what.learning_rate)
     steps = getattr(method, "num_local_steps", 1)

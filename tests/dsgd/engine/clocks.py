@@ -19,7 +19,7 @@ from tests.dsgd import by_hand
 N, VECTOR = 4, 96.0  # bits of a model
 OPTIMIZER = optax.sgd(0.05)
 METHODS = {
-    "mb-sgd": algorithms.minibatch_sgd(OPTIMIZER),
+    "minibatch_sgd": algorithms.minibatch_sgd(OPTIMIZER),
     "server": algorithms.parameter_server_sgd(OPTIMIZER),
     "servers": by_hand.method(lambda gradient, round: round.mean(gradient, network.multi_server)),
     "star": by_hand.method(lambda gradient, round: round.mean(gradient, network.star)),
@@ -176,7 +176,7 @@ def exchange(name, finish, cluster, t, bits=VECTOR):
         return among_all(
             finish, cluster, bits, 2 * (N - 1) if cluster.convention == "blocking" else 2
         )
-    if name == "mb-sgd" or (name == "local" and t % 3 == 2):
+    if name == "minibatch_sgd" or (name == "local" and t % 3 == 2):
         return among_all(finish, cluster, bits)
     if name == "ring":
         return to_neighbours(finish, cluster, topologies.ring(N).links[0], bits)

@@ -67,7 +67,7 @@ def expected(name, of, steps):
 @pytest.mark.parametrize(
     ("name", "of", "every"),
     [
-        ("mb-sgd", "unequal", 1),
+        ("minibatch_sgd", "unequal", 1),
         ("local schedule", "unequal", 5),
         ("schedule", "unequal, blocking", 1),
         ("server", "unequal, blocking", 1),

@@ -95,7 +95,7 @@ def test_pieces_of_a_batch_take_as_long_as_the_batch(sized):
     whole = pieces.sum(axis=2, keepdims=True)
     apart, single_batch = (
         run(
-            working(algorithms.with_diagnostics(METHODS["mb-sgd"]), samples),
+            working(algorithms.with_diagnostics(METHODS["minibatch_sgd"]), samples),
             sized,
             replace(WORKING, overlap=OVERLAP, single_batch=True),
             steps=3,
@@ -110,7 +110,7 @@ def test_pieces_of_a_batch_take_as_long_as_the_batch(sized):
     np.testing.assert_allclose(apart["measured_first"][2:], [FIRST * P] * 2, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mb-sgd", "server", "local schedule"])
+@pytest.mark.parametrize("name", ["minibatch_sgd", "server", "local schedule"])
 def test_overlapping_messages_start_with_the_first_bucket_and_the_last_follows_the_gradient(
     name, sized
 ):

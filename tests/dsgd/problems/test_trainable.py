@@ -42,7 +42,7 @@ def test_frozen_and_integer_leaves_stay_and_the_rest_runs_as_without_them(mesh, 
     alone = regression(
         lambda key: {"w": jnp.zeros(3)}, lambda params, x: predict({**start, **params}, x)
     )
-    method = algorithms.make("choco-sgd", optax.sgd(0.05), 3)
+    method = algorithms.make("choco_sgd", optax.sgd(0.05), 3)
     found, expected = (
         dsgd.run(method, each, steps=4, key=key, mesh=mesh) for each in (problem, alone)
     )
@@ -109,7 +109,7 @@ def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_average
 
     problem = regression(init, lambda p, x: x @ (p["w"] + p["frozen"]))
     masked = optax.masked(optax.set_to_zero(), {"w": False, "frozen": True})
-    method = algorithms.make("local-sgd", optax.chain(optax.adam(0.1), masked), 3)
+    method = algorithms.make("local_sgd", optax.chain(optax.adam(0.1), masked), 3)
     found: Any = dsgd.run(method, problem, steps=4, key=key, mesh=mesh).params
     np.testing.assert_array_equal(found["frozen"], problem.init(loop.split(key)[0])["frozen"])
     assert np.abs(found["w"]).min() > 0.01

@@ -233,7 +233,7 @@ def test_a_run_warns_if_the_optimizers_of_the_workers_cancel_their_weights():
         dsgd.compile_round(algorithms.make("dsgd", adam, N), means(), 1)
     with pytest.warns(UserWarning, match="easgd.*: the problem has weights"):
         dsgd.compile_round(algorithms.easgd(adam), means(), 1)
-    for name, optimizer in (("dsgd", momentum), ("local-sgd", adam)):
+    for name, optimizer in (("dsgd", momentum), ("local_sgd", adam)):
         dsgd.compile_round(algorithms.make(name, optimizer, N), means(), 1)
 
 

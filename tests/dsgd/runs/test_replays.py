@@ -19,7 +19,7 @@ from tests.algorithms.test_reference_histories import REFERENCES, RELATIVE, brie
 N, STEPS, CLUSTERS = references.N, references.STEPS, references.CLUSTERS
 KEY = jax.random.key(1)
 # Their iterates, or their own clocks, depend on the cluster.
-ON_EACH_CLUSTER = {"asgd", "ad-psgd"}
+ON_EACH_CLUSTER = {"asynchronous_sgd", "asynchronous_gossip_sgd"}
 KINDS = ("blocking", "pipelined", "changing", "noisy")
 SGD = algorithms.minibatch_sgd(optax.sgd(0.1))
 BLOCKING, CHANGING = CLUSTERS["blocking"], CLUSTERS["changing"]
@@ -69,7 +69,7 @@ def test_one_run_has_the_recorded_seconds_of_runs_on_two_clusters(name):
 
 def test_participation_of_the_run_is_that_of_the_replay():
     """The clock of another network is that of the run there; other participation is refused."""
-    method = algorithms.make("local-sgd", references.MOMENTUM, N)
+    method = algorithms.make("local_sgd", references.MOMENTUM, N)
     for kind in ("sampled-4", "lossy"):
         result = taped(method, cluster=CLUSTERS[kind])
         slower = replace(CLUSTERS[kind], up=clusters.constant(50.0), convention="pipelined")
@@ -125,7 +125,7 @@ def test_a_sweep_on_many_clusters_is_each_run_on_each_cluster():
 
 
 def test_a_run_that_continues_has_the_draws_of_its_rounds():
-    method = algorithms.make("mb-sgd", references.MOMENTUM, N)
+    method = algorithms.make("minibatch_sgd", references.MOMENTUM, N)
     whole, first = dsgd.replay(taped(method), CHANGING), taped(method, steps=3)
     np.testing.assert_allclose(dsgd.replay(first, CHANGING, rounds=2), whole[2], 1e-6)
     second = taped(method, steps=STEPS - 3, start=first)
@@ -139,7 +139,7 @@ def test_a_run_that_continues_has_the_draws_of_its_rounds():
 
 
 def test_the_tape_is_the_same_on_several_devices():
-    method = algorithms.make("dsgd", references.MOMENTUM, N)
+    method = algorithms.make("decentralized_sgd", references.MOMENTUM, N)
     one, four = taped(method), taped(method, mesh=4)
     np.testing.assert_array_equal(dsgd.replay(one, CHANGING), dsgd.replay(four, CHANGING))
     assert sorted(one.history) == sorted(

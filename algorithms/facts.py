@@ -1,0 +1,187 @@
+"""What is true of each method, stated once, above its function. The registry, the reference, and
+the choice of methods by name follow from it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
+
+import optax
+
+from algorithms import optimizers
+from dsgd import checks
+from dsgd.base import Algorithm
+from dsgd.graphs.topology import Topology
+
+Build = Callable[..., Algorithm]
+Exact = Literal["", "any data", "any data and samples"]
+Need = Literal[
+    "all workers",
+    "columns of W sum to 1",
+    "contractive compressor",
+    "doubly stochastic W",
+    "eigenvalues of W above -1/3",
+    "exact gradients",
+    "one W",
+    "some exact gradients",
+    "symmetric W",
+    "tree",
+    "unbiased compressor",
+]
+_STEPS = ("step_size", "step_sizes", "learning_rate")  # of methods without an optimizer
+F = TypeVar("F", bound=Build)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of a method.
+
+    Args:
+        function: returns the method.
+        sends: what a worker sends, to whom, and when if not in every round.
+        exact: for which data and gradients the limit is the optimum of the mean objective: with
+            exact gradients, or also with samples.
+        needs: conditions on the arguments, the problem and the cluster.
+        regularizer: whether it makes proximal steps of the problem's regularizer.
+        paper: source, for tables; the docstring has the title.
+        page: page of docs/ about it.
+        aliases: other names, such as the survey's short name.
+        graph: N -> topology of the default instance; None: the method has no topology.
+        settings: the other arguments of the default instance; None: there is none, since they
+            depend on the problem.
+        variants: other instances, by the end of their names: settings that differ.
+    """
+
+    function: Build
+    sends: str
+    exact: Exact
+    needs: Sequence[Need]
+    regularizer: bool
+    paper: str
+    page: str
+    aliases: Sequence[str]
+    graph: Callable[[int], Topology] | None
+    settings: Mapping[str, Any] | None
+    variants: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """The name of the function, also in flags and tables."""
+        return self.function.__name__
+
+    @property
+    def family(self) -> str:
+        """The folder of the method's file."""
+        return self.function.__module__.split(".")[1]
+
+    def instance(
+        self,
+        optimizer: optax.GradientTransformation,
+        workers: int | Topology,
+        **changes: Any,
+    ) -> Algorithm:
+        """Returns the method with its default arguments.
+
+        Args:
+            optimizer: the local step; a method with a step size receives that of the optimizer.
+            workers: N, or the topology of a method on graphs.
+            changes: other values of `settings` and `graph`.
+        """
+        settings = {**(self.settings or {}), **changes}
+        make = settings.pop("graph", self.graph)
+        for parameter in inspect.signature(self.function).parameters.values():
+            if parameter.name == "optimizer":
+                settings["optimizer"] = optimizer
+            elif parameter.name in _STEPS:
+                settings[parameter.name] = optimizers.step_size(optimizer)
+            elif parameter.annotation in ("Topology", Topology):
+                assert make is not None
+                settings[parameter.name] = make(workers) if isinstance(workers, int) else workers
+        return self.function(**settings)
+
+
+METHODS: dict[str, Facts] = {}
+"""The facts of each method, by the name of its function."""
+
+
+def method(
+    *,
+    sends: str,
+    paper: str,
+    exact: Exact = "",
+    needs: Sequence[Need] = (),
+    regularizer: bool = False,
+    page: str = "",
+    aliases: Sequence[str] = (),
+    graph: Callable[[int], Topology] | None = None,
+    settings: Mapping[str, Any] | None = MappingProxyType({}),
+    variants: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Callable[[F], F]:
+    """Returns a decorator that registers a method, and leaves its function as it is.
+
+    Args:
+        sends, paper, exact, needs, regularizer, page, aliases, graph, settings, variants: see
+            `Facts`.
+    """
+
+    def register(function: F) -> F:
+        METHODS[function.__name__] = Facts(
+            function,
+            sends,
+            exact,
+            needs,
+            regularizer,
+            paper,
+            page,
+            aliases,
+            graph,
+            settings,
+            variants,
+        )
+        return function
+
+    return register
+
+
+def instances() -> dict[str, Callable[[optax.GradientTransformation, int], Algorithm]]:
+    """Returns the function (optimizer, N) -> method of each default instance and variant."""
+    found: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] = {}
+    for facts in METHODS.values():
+        if facts.settings is not None:
+            found[facts.name] = facts.instance
+            for end, changes in facts.variants.items():
+                found[f"{facts.name}_{end}"] = partial(facts.instance, **changes)
+    return found
+
+
+def of(name: str) -> Facts:
+    """Returns the facts of the method of an entry of the registry, which may be a variant."""
+    return next(
+        facts
+        for facts in METHODS.values()
+        if name in (facts.name, *(f"{facts.name}_{end}" for end in facts.variants))
+    )
+
+
+def full_name(name: str) -> str:
+    """Returns the name in the registry for a name, also with hyphens, or an alias.
+
+    Raises:
+        ValueError: if no method has this name.
+    """
+    spelled, known = name.replace("-", "_"), instances()
+    if spelled in known:
+        return spelled
+    for facts in METHODS.values():
+        for alias in facts.aliases:
+            full = facts.name + spelled.removeprefix(alias)
+            if spelled.startswith(alias) and full in known:
+                return full
+    raise ValueError(
+        f"make: unknown method {checks.shown(name)}; expected one of {', '.join(known)}"
+    )

@@ -1,0 +1,72 @@
+"""What is true of a method is stated once: names, imports and reference follow from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+import topologies
+from algorithms import __main__ as listing
+from algorithms.facts import METHODS, full_name
+
+SGD, N = optax.sgd(0.1), 8
+
+
+def test_imports_and_reference_are_those_of_the_facts():
+    old = [path.name for path, text in listing.written().items() if path.read_text() != text]
+    assert not old, "run python -m algorithms --write"
+
+
+def test_each_public_function_of_a_family_that_returns_a_method_has_facts():
+    assert {name for names in listing.declared().values() for name in names} == METHODS.keys()
+    for name, facts in METHODS.items():
+        assert getattr(algorithms, name) is facts.function
+        assert name in algorithms.__all__
+        assert (listing.REFERENCE.parent / facts.page.partition("#")[0]).exists()
+
+
+def test_names_are_those_of_functions():
+    assert algorithms.make("fed-avg", SGD, N).name == algorithms.fed_avg(SGD, 4).name
+    for name, full in (
+        ("ef21", "ef21"),
+        ("mb-sgd", "minibatch_sgd"),
+        ("mb-sgd-model", "model_averaging_sgd"),
+        ("dsgd-complete", "decentralized_sgd_complete"),
+        ("3pc", "three_point"),
+    ):
+        assert full_name(name) == full
+    with pytest.raises(ValueError, match=r"unknown method 'fedavg'; expected one of .*fed_avg"):
+        algorithms.make("fedavg", SGD, N)
+    aliases = [alias for facts in METHODS.values() for alias in facts.aliases]
+    assert len({*aliases, *algorithms.ALGORITHMS}) == len(aliases) + len(algorithms.ALGORITHMS)
+
+
+def test_default_instances_have_the_settings_stated():
+    assert algorithms.make("fed_dyn", SGD, N).name == algorithms.fed_dyn(SGD, 4, 1.0).name
+    assert METHODS["noloco"].instance(SGD, N).name == "noloco(4, random_matchings(8, 3, 0))"
+    assert METHODS["noloco"].instance(SGD, N, period=7).name.startswith("noloco(7, ")
+
+
+ON_GRAPHS = [facts for facts in METHODS.values() if facts.graph is not None]
+
+
+@pytest.mark.parametrize("facts", ON_GRAPHS, ids=lambda facts: facts.name)
+def test_methods_accept_the_graphs_that_their_needs_allow(facts):
+    def accepts(topology):
+        try:
+            return bool(facts.instance(SGD, topology))
+        except ValueError:
+            return False
+
+    needs = set(facts.needs)
+    assert accepts(topologies.chain(N, topologies.lazy))
+    assert accepts(topologies.exponential(N)) == needs.isdisjoint({"symmetric W", "tree"})
+    assert accepts(topologies.random_matchings(N)) == needs.isdisjoint({"one W", "tree"})
+    assert accepts(topologies.ring(N, topologies.lazy)) == ("tree" not in needs)
+    assert accepts(topologies.random_directed(N, 2)) == ("columns of W sum to 1" in needs)
+    edge = topologies.from_matrix(1.3 * topologies.ring(N).W - 0.3 * np.eye(N))
+    if "tree" not in needs:
+        assert edge.smallest_eigenvalue < -1 / 3
+        assert accepts(edge) == ("eigenvalues of W above -1/3" not in needs)
