@@ -4,7 +4,10 @@ on a network.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import topologies
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
@@ -17,43 +20,95 @@ from algorithms.decentralized.decentralized_sgd import decentralized_sgd
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.lead import lead
 from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
+from algorithms.facts import METHODS
 from algorithms.local_updates.diloco import diloco
 from algorithms.local_updates.local_sgd import local_sgd
 from algorithms.local_updates.scaffold import scaffold
 from algorithms.local_updates.sparse_loco import qsparse_local_sgd
 from algorithms.synchronous.minibatch_sgd import minibatch_sgd
-from dsgd import Candidate, compressors
+from dsgd import Algorithm, Candidate, compressors
 from dsgd.compressors import whole_model
+from dsgd.graphs.topology import Topology
 
 _PERIODS = {"H": (4, 16, 64)}
-_SIGN, _CODES = whole_model(compressors.sign), whole_model(compressors.random_quantization(4))
+
+
+def candidate(function: Callable[..., Algorithm], title: str = "", **changes: Any) -> Candidate:
+    """Returns the candidate of a registered method: its default instance, with several periods if
+    it has a period.
+
+    Args:
+        function: of a method, such as `algorithms.diloco`.
+        title: its name in tables and figures; "": that of the function.
+        changes: other values of its settings, and of `graph`.
+
+    Raises:
+        ValueError: if the method has no default instance, or takes a step size in place of an
+            optimizer.
+    """
+    facts = METHODS[function.__name__]
+    if facts.settings is None:
+        raise ValueError(
+            f"candidate: {facts.name} has no default instance; expected dsgd.Candidate with its "
+            "arguments"
+        )
+    first, *others = inspect.signature(function).parameters.values()
+    if first.name != "optimizer":
+        raise ValueError(
+            f"candidate: {facts.name} takes {first.name} in place of an optimizer; expected a "
+            "method that takes an optimizer, of which the learning rate is tuned"
+        )
+    settings: dict[str, Any] = {"graph": facts.graph, **(facts.settings or {}), **changes}
+    arguments, keywords, grids = [], {}, {}
+    for parameter in others:
+        if parameter.annotation in ("Topology", Topology):
+            value = settings["graph"]
+        elif parameter.name == "period" and "period" in settings:
+            value, grids = "H", _PERIODS
+        elif parameter.name in settings:
+            value = settings[parameter.name]
+        else:
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            keywords[parameter.name] = value
+        else:
+            arguments.append(value)
+    called = partial(function, **keywords) if keywords else function
+    updates = facts.family == "asynchronous"
+    return Candidate(title or facts.name, called, tuple(arguments), grids, updates)
+
+
+_SIGN = whole_model(compressors.sign)
 _TENTH, _SHARE, _HUNDREDTH = (whole_model(compressors.top_k(k)) for k in (0.1, 0.03, 0.01))
 _LAZY_RING = partial(topologies.ring, weights=topologies.lazy)
+_compensated = partial(candidate, error_compensated_sgd, "EC-SGD")
+_sparse = partial(candidate, qsparse_local_sgd, "Qsparse-local-SGD")
+_gossip = partial(candidate, decentralized_sgd, "decentralized SGD")
 
 SYNCHRONOUS = (
-    Candidate("mini-batch SGD", minibatch_sgd),
-    Candidate("local SGD", local_sgd, ("H",), _PERIODS),
-    Candidate("DiLoCo", diloco, ("H",), _PERIODS),
-    Candidate("SCAFFOLD", scaffold, ("H",), _PERIODS),
-    Candidate("compressed SGD", compressed_sgd, (_CODES,)),
-    Candidate("EC-SGD", error_compensated_sgd, (_SIGN, _SIGN)),
-    Candidate("EC-SGD", error_compensated_sgd, (_TENTH, _TENTH)),
-    Candidate("EC-SGD", error_compensated_sgd, (_SHARE, _SHARE)),
-    Candidate("EF21", ef21, (_TENTH, _TENTH)),
-    Candidate("Qsparse-local-SGD", qsparse_local_sgd, ("H", _SIGN), _PERIODS),
-    Candidate("Qsparse-local-SGD", qsparse_local_sgd, ("H", _HUNDREDTH), _PERIODS),
-    Candidate("decentralized SGD", decentralized_sgd, (topologies.ring,)),
-    Candidate("decentralized SGD", decentralized_sgd, (topologies.one_peer_exponential,)),
-    Candidate("exact diffusion", exact_diffusion, (_LAZY_RING,)),
-    Candidate("LED", local_exact_diffusion, (_LAZY_RING, "H"), _PERIODS),
-    Candidate("CHOCO-SGD", choco_sgd, (topologies.ring, _SIGN, 0.5)),
-    Candidate("LEAD", lead, (topologies.ring, whole_model(compressors.qsgd(2, "linf")))),
+    candidate(minibatch_sgd, "mini-batch SGD"),
+    candidate(local_sgd, "local SGD"),
+    candidate(diloco, "DiLoCo"),
+    candidate(scaffold, "SCAFFOLD"),
+    candidate(compressed_sgd, "compressed SGD"),
+    _compensated(),
+    _compensated(up=_TENTH, down=_TENTH),
+    _compensated(up=_SHARE, down=_SHARE),
+    candidate(ef21, "EF21"),
+    _sparse(compressor=_SIGN),
+    _sparse(compressor=_HUNDREDTH),
+    _gossip(),
+    _gossip(graph=topologies.one_peer_exponential),
+    candidate(exact_diffusion, "exact diffusion", graph=_LAZY_RING),
+    candidate(local_exact_diffusion, "LED"),
+    candidate(choco_sgd, "CHOCO-SGD"),
+    candidate(lead, "LEAD", compressor=whole_model(compressors.qsgd(2, "linf"))),
 )
 """The baseline, mini-batch SGD, first. The iterates of these methods do not depend on the clock."""
 
 ASYNCHRONOUS = (
-    Candidate("asynchronous SGD", asynchronous_sgd, updates=True),
-    Candidate("AD-PSGD", asynchronous_gossip_sgd, (topologies.complete,), updates=True),
+    candidate(asynchronous_sgd, "asynchronous SGD"),
+    candidate(asynchronous_gossip_sgd, "AD-PSGD", graph=topologies.complete),
 )
 """Methods with iterates that depend on the cluster."""
 

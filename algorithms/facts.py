@@ -100,8 +100,9 @@ class Facts:
             elif parameter.name in _STEPS:
                 settings[parameter.name] = optimizers.step_size(optimizer)
             elif parameter.annotation in ("Topology", Topology):
-                assert make is not None
-                settings[parameter.name] = make(workers) if isinstance(workers, int) else workers
+                settings[parameter.name] = (
+                    make(workers) if isinstance(workers, int) and make else workers
+                )
         return self.function(**settings)
 
 

@@ -39,18 +39,10 @@ from experiments.shared import (
 Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
 
 METHODS: dict[str, Build] = {
-    "decentralized_sgd": lambda learning_rate, W: algorithms.decentralized_sgd(
-        optax.sgd(learning_rate), W
+    **graph_methods.builders(
+        *("decentralized_sgd", "extra", "gradient_tracking", "exact_diffusion", "minibatch_sgd")
     ),
     "d2": lambda learning_rate, W: algorithms.d2(optax.sgd(learning_rate), for_d2(W)),
-    "extra": lambda learning_rate, W: algorithms.extra(optax.sgd(learning_rate), W),
-    "gradient_tracking": lambda learning_rate, W: algorithms.gradient_tracking(
-        optax.sgd(learning_rate), W
-    ),
-    "exact_diffusion": lambda learning_rate, W: algorithms.exact_diffusion(
-        optax.sgd(learning_rate), W
-    ),
-    "minibatch_sgd": lambda learning_rate, W: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
 }
 GRAPHS: dict[str, Callable[[int], dsgd.Topology]] = {
     "ring": topologies.ring,
@@ -69,7 +61,7 @@ SHOWN = {  # family -> methods in its panel
         "decentlam",
         "momentum_tracking",
     ),
-    "variance reduction": ("aug_dgm", "gt_svrg", "gt_sarah", "gt-saga"),
+    "variance reduction": ("aug_dgm", "gt_svrg", "gt_sarah", "gt_saga"),
     "compressed": ("choco_sgd", "lead", "beer"),
     "edges, duals": ("dlm", "lt_admm", "relay_sgd"),
 }
@@ -238,7 +230,7 @@ def build_shown(
     rate = args.exact_learning_rate
     if case.family == "momentum" and case.method != REFERENCE:
         rate *= 1 - graph_methods.MOMENTUM
-    if case.method == "gt-saga":
+    if case.method == "gt_saga":
         assert problem.max_local_samples is not None
         return algorithms.gt_saga(optax.sgd(rate), graph, problem.max_local_samples)
     fitted = {"d2": for_d2, "local_exact_diffusion": for_d2, "relay_sgd": topologies.spanning_tree}

@@ -33,6 +33,8 @@ import optax
 import algorithms
 import dsgd
 import topologies
+from algorithms import facts
+from algorithms.candidates import candidate
 from dsgd import Candidate, clusters, compressors
 from dsgd.runs.sweeps import default_metric
 from experiments.planning import ranking, verification
@@ -82,7 +84,7 @@ class Args(commands.Model, commands.Switch, commands.Common):
     megabits: commands.Positive | None = None
     """Budget of megabits that a worker sends and receives, instead of a target."""
     methods: tuple[str, ...] | None = None
-    """Names of candidates; by default all."""
+    """Names of candidates, or of registered methods: dgd; by default all candidates."""
     periods: tuple[commands.Count, ...] | None = None
     """Candidate numbers of local steps between two exchanges."""
     compressors: tuple[str, ...] | None = None
@@ -198,9 +200,9 @@ def chosen(args: Args, problem: dsgd.Problem, candidates: Sequence[Candidate]) -
     """Returns the candidates of the flags: those with these names, with the given periods,
     compressors and topologies.
     """
-    names = [each.method for each in candidates]
-    commands.require_known("--methods", args.methods or (), names)
-    found = [each for each in candidates if args.methods is None or each.method in args.methods]
+    found = list(candidates)
+    if args.methods is not None:
+        found = [each for name in args.methods for each in named(name, candidates)]
     if args.periods is not None:
         found = [with_periods(each, args.periods) for each in found]
     if args.compressors is not None:
@@ -212,6 +214,21 @@ def chosen(args: Args, problem: dsgd.Problem, candidates: Sequence[Candidate]) -
         makers = [TOPOLOGIES[name] for name in args.topologies]
         found = [each.replaced(topology=maker) for each in found for maker in makers]
     return accepted(list({str(each): each for each in found}.values()), problem)
+
+
+def named(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Returns the candidates with this name; or the default instance of the registered method with
+    this name.
+    """
+    if found := [each for each in candidates if each.method == name]:
+        return found
+    registered = facts.METHODS.get(name.replace("-", "_"))
+    if registered is None:
+        known = ", ".join(dict.fromkeys(each.method for each in candidates))
+        raise ValueError(
+            f"--methods {name}: expected some of {known}, or a name that python -m algorithms lists"
+        )
+    return [candidate(registered.function)]
 
 
 def accepted(candidates: Sequence[Candidate], problem: dsgd.Problem) -> list[Candidate]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import optax
 
 import topologies
@@ -19,7 +21,7 @@ from dsgd.graphs.topology import Topology
     needs=("symmetric W", "one W", "eigenvalues of W above -1/3", "all workers"),
     paper="Tang et al., 2018",
     page="how_to/decentralized.md",
-    graph=lambda N: topologies.ring(N, topologies.lazy),
+    graph=partial(topologies.ring, weights=topologies.lazy),
 )
 @checks.arguments
 def d2(

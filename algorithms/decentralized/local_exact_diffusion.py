@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import optax
 from jax.core import Tracer
 
@@ -20,7 +22,7 @@ from dsgd.base import Period, Real
     paper="LED: Alghunaim, 2024",
     page="how_to/decentralized.md#local-steps",
     aliases=("led",),
-    graph=lambda N: topologies.ring(N, topologies.lazy),
+    graph=partial(topologies.ring, weights=topologies.lazy),
     settings={"period": 4},
 )
 @checks.arguments

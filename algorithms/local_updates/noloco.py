@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +35,7 @@ class Slow(NamedTuple):
     sends="changes and slow models every H-th round, to one random partner",
     paper="NoLoCo: Kolehmainen et al., 2025",
     page="reference/topologies.md",
-    graph=lambda N: topologies.random_matchings(N, 3),
+    graph=partial(topologies.random_matchings, period=3),
     settings={"period": 4},
 )
 @checks.arguments

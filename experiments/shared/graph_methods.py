@@ -18,27 +18,28 @@ import algorithms
 import dsgd
 import theory_checks
 import topologies
-from dsgd import clusters, compressors, problems
+from algorithms import facts
+from dsgd import clusters, problems
 from experiments.shared import tables
 
 Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
 """(step size, topology) -> method."""
 
 PERIOD = 4  # local steps per message
-MOMENTUM = 0.9
+MOMENTUM = 0.9  # the default of methods with momentum
 SAMPLES = 4  # of each worker
 WORKERS, ELEMENTS, ROUNDS, STEP = 8, 256, 4_000, 0.02
 EXACT = 1e-8  # largest squared gradient of an exact method, as a share of that at the start
 
-SIGN = compressors.whole_model(compressors.sign)
-FIVE_VALUES = compressors.whole_model(compressors.buckets(compressors.qsgd(2, "linf"), 512))
-TENTH = compressors.whole_model(compressors.top_k(0.1))
-BYTES = compressors.whole_model(compressors.random_quantization(8))
+
+def builder(name: str, **changes: Any) -> Build:
+    """Returns the builder of a method with SGD and its default settings, apart from `changes`."""
+    return lambda step, W: facts.METHODS[name].instance(optax.sgd(step), W, **changes)
 
 
-def _stepping(factory: Callable[..., dsgd.Algorithm], *more: Any, **others: Any) -> Build:
-    """Returns the builder of a method with SGD as its optimizer and these other arguments."""
-    return lambda step, W: factory(optax.sgd(step), W, *more, **others)
+def builders(*names: str) -> dict[str, Build]:
+    """Returns the builders of methods with their default settings."""
+    return {name: builder(name) for name in names}
 
 
 def _pulled(W: dsgd.Topology) -> dsgd.Topology:
@@ -51,64 +52,37 @@ def _pulled(W: dsgd.Topology) -> dsgd.Topology:
 
 
 FAMILIES: dict[str, dict[str, Build]] = {
-    "gossip": {
-        "decentralized_sgd": _stepping(algorithms.decentralized_sgd),
-        "dgd": _stepping(algorithms.dgd),
-    },
-    "corrections": {
-        "d2": _stepping(algorithms.d2),
-        "extra": _stepping(algorithms.extra),
-        "exact_diffusion": _stepping(algorithms.exact_diffusion),
-        "nids": algorithms.nids,
-        "pg_extra": algorithms.pg_extra,
-    },
-    "tracking": {
-        "gradient_tracking": _stepping(algorithms.gradient_tracking),
-        "atc_tracking": _stepping(algorithms.atc_tracking),
-        "aug_dgm": _stepping(algorithms.aug_dgm),
-        "proximal_tracking": algorithms.proximal_tracking,
-    },
+    "gossip": builders("decentralized_sgd", "dgd"),
+    "corrections": builders("d2", "extra", "exact_diffusion", "nids", "pg_extra"),
+    "tracking": builders("gradient_tracking", "atc_tracking", "aug_dgm", "proximal_tracking"),
     "local steps": {
         "local_sgd": lambda step, W: algorithms.local_sgd(optax.sgd(step), PERIOD, W),
-        "k_gt": _stepping(algorithms.k_gt, PERIOD),
-        "local_exact_diffusion": _stepping(algorithms.local_exact_diffusion, PERIOD),
-        "prox_skip": _stepping(algorithms.prox_skip, 1 / PERIOD),
+        **builders("k_gt", "local_exact_diffusion"),
+        "prox_skip": builder("prox_skip", probability=1 / PERIOD),
     },
     "momentum": {
         "decentralized_sgd, momentum": lambda step, W: algorithms.decentralized_sgd(
             optax.sgd(step, MOMENTUM), W
         ),
-        "quasi_global_momentum": _stepping(algorithms.quasi_global_momentum, MOMENTUM),
-        "decentlam": _stepping(algorithms.decentlam, MOMENTUM),
-        "momentum_tracking": _stepping(algorithms.momentum_tracking, MOMENTUM),
+        **builders("quasi_global_momentum", "decentlam", "momentum_tracking"),
     },
     "variance reduction": {
-        "gt_svrg": _stepping(algorithms.gt_svrg, 2 * SAMPLES),
-        "gt_vr": _stepping(algorithms.gt_vr, 1 / (2 * SAMPLES)),
-        "gt_sarah": _stepping(algorithms.gt_sarah, 2 * SAMPLES),
-        "gt_hsgd": _stepping(algorithms.gt_hsgd, 0.1),
-        "gt-saga": _stepping(algorithms.gt_saga, SAMPLES),
-        "lt_admm_vr": _stepping(algorithms.lt_admm_vr, PERIOD),
+        "gt_svrg": builder("gt_svrg", period=2 * SAMPLES),
+        "gt_vr": builder("gt_vr", probability=1 / (2 * SAMPLES)),
+        "gt_sarah": builder("gt_sarah", period=2 * SAMPLES),
+        **builders("gt_hsgd"),
+        "gt_saga": builder("gt_saga", samples=SAMPLES),
+        **builders("lt_admm_vr"),
     },
-    "compressed": {
-        "choco_sgd": _stepping(algorithms.choco_sgd, SIGN, 0.5),
-        "deepsqueeze": _stepping(algorithms.deepsqueeze, SIGN, 0.3),
-        "dcd_sgd": _stepping(algorithms.dcd_sgd, BYTES),
-        "ecd_sgd": _stepping(algorithms.ecd_sgd, BYTES),
-        "lead": _stepping(algorithms.lead, FIVE_VALUES),
-        "beer": _stepping(algorithms.beer, TENTH, 0.1),
-        "c_gt": _stepping(algorithms.c_gt, FIVE_VALUES, 0.2, 0.2),
-        "motef": _stepping(algorithms.motef, TENTH, 0.1, 0.2),
-    },
+    "compressed": builders(
+        *("choco_sgd", "deepsqueeze", "dcd_sgd", "ecd_sgd", "lead", "beer", "c_gt", "motef")
+    ),
     "edges, duals": {
-        "dlm": _stepping(algorithms.dlm),
-        "lt_admm": _stepping(algorithms.lt_admm, PERIOD),
-        "relay_sgd": _stepping(algorithms.relay_sgd),
-        "opapc": lambda step, W: algorithms.opapc(W, 1.0, 0.5),
+        **builders("dlm", "lt_admm", "relay_sgd"),
+        "opapc": builder("opapc", strong_convexity=0.5),
     },
     "directed graphs": {
-        "stochastic_gradient_push": _stepping(algorithms.stochastic_gradient_push),
-        "push_diging": _stepping(algorithms.push_diging),
+        **builders("stochastic_gradient_push", "push_diging"),
         "push_pull": lambda step, W: algorithms.push_pull(optax.sgd(step), _pulled(W), W),
         "ab": lambda step, W: algorithms.ab(optax.sgd(step), _pulled(W), W),
     },
@@ -287,7 +261,7 @@ def tabulate(families: Sequence[str], progress: bool) -> Table:
         f"sent: vectors to each neighbour per round, on average ({PERIOD} local steps).\n"
         "limit: with exact gradients; *: also with random samples.\n"
         f"step: largest stable step size times L, equal Hessians. On a ring of {WORKERS};\n"
-        f"relay_sgd: a chain. gt-saga: {SAMPLES} samples. -: not linear, or no step size.",
+        f"relay_sgd: a chain. gt_saga: {SAMPLES} samples. -: not linear, or no step size.",
         left=2,
     )
     for family in families:

@@ -159,14 +159,14 @@ def test_the_properties_of_methods_are_computed(under_heterogeneity):
         "exact",
         "2.00",
     ]
-    saga = graph_methods.traits("gt-saga")
+    saga = graph_methods.traits("gt_saga")
     assert (saga.W, saga.varies, saga.lost) == ("doubly", True, False)
     assert (saga.memory, saga.sent, saga.limit) == (9, 2.0, "exact*")
     assert saga.step is None
 
 
 def test_the_table_of_methods_has_those_of_the_registry():
-    assert set(graph_methods.METHODS) - {"decentralized_sgd, momentum", "gt-saga"} <= set(
+    assert set(graph_methods.METHODS) - {"decentralized_sgd, momentum", "gt_saga"} <= set(
         algorithms.ALGORITHMS
     )
     shown = {name for family in heterogeneity.SHOWN.values() for name in family}

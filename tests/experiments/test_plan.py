@@ -133,10 +133,22 @@ def test_settings_replace_those_of_the_candidates(capsys):
     assert "Left out: LEAD, ring, sign (lead: the compressor" in said
 
 
+def test_registered_methods_are_candidates_with_their_default_settings():
+    args = dataclasses.replace(ARGS, methods=("k-gt", "gt_svrg"), topologies=("complete",))
+    found = {each.method: each for each in command.make_task(args).candidates}
+    assert (
+        found["k_gt"].expression("opt", 4, {"H": 5})
+        == "algorithms.k_gt(opt, topologies.complete(4), 5)"
+    )
+    assert found["gt_svrg"].swept == {"H": (4, 16, 64)}
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ({"methods": ("SGD",)}, "--methods SGD: expected some of mini-batch SGD"),
+        ({"methods": ("nids",)}, "nids takes step_sizes in place of an optimizer"),
+        ({"methods": ("saga",)}, "saga has no default instance"),
         ({"compressors": ("gzip",)}, "--compressors gzip: expected some of identity"),
         ({"topologies": ("mesh",)}, "--topologies mesh: expected some of chain"),
         ({"metric": "test_accuracy"}, "--metric test_accuracy: expected --target, --seconds"),
