@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import optax
 import pytest
@@ -70,3 +76,90 @@ def test_methods_accept_the_graphs_that_their_needs_allow(facts):
     if "tree" not in needs:
         assert edge.smallest_eigenvalue < -1 / 3
         assert accepts(edge) == ("eigenvalues of W above -1/3" not in needs)
+
+
+ROOT = Path(__file__).parents[2]
+NEW = '''"""Damped gossip: an example of a new method."""
+
+from __future__ import annotations
+
+import optax
+
+import topologies
+from algorithms import gossip, methods, optimizers
+from algorithms.facts import method
+from dsgd import Algorithm, Topology, checks
+
+
+@method(
+    sends="models, to neighbours",
+    needs=("doubly stochastic W",),
+    paper="Nobody, 2026",
+    page="how_to/own_method.md",
+    aliases=("damped",),
+    graph=topologies.ring,
+    settings={"damping": 0.25},
+)
+@checks.arguments
+def damped_gossip(
+    optimizer: optax.GradientTransformation, topology: Topology, damping: float
+) -> Algorithm:
+    """Decentralized SGD with W replaced by c W + (1 - c) I."""
+    gossip.require_topology("damped_gossip", topology)
+
+    def update(x, gradients, round):
+        half = optimizers.local_step(optimizer, x, gradients, round)
+        mixed = round.mix(half.params, topology)
+        params = optax.tree.add(
+            optax.tree.scale(damping, mixed), optax.tree.scale(1 - damping, half.params)
+        )
+        return half._replace(params=params)
+
+    return methods.local_models(
+        f"damped_gossip({topology.name}, {damping})", optimizer, update, topology=topology
+    )
+'''
+USE = """
+import optax, algorithms, dsgd
+from dsgd import problems
+from algorithms.candidates import candidate
+
+method = algorithms.make("damped", optax.sgd(0.1), 5)
+problem = problems.random_quadratic(5, 3, noise=0.3)
+assert method.name == algorithms.make("damped-gossip", optax.sgd(0.1), 5).name
+assert "damped_gossip" in algorithms.__all__ and "damped_gossip" in algorithms.ALGORITHMS
+print(candidate(algorithms.damped_gossip).expression("opt", 5, {}))
+print(dsgd.check(method, problem).holds)
+"""
+
+
+@pytest.mark.long
+def test_a_new_file_is_registered_documented_planned_and_satisfies_the_contract(tmp_path):
+    """Only the file is written by hand; the command does the rest."""
+    for folder in ("algorithms", "docs/reference"):
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("generated")
+        )
+    (tmp_path / "algorithms/decentralized/damped_gossip.py").write_text(NEW)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+
+    def python(*arguments):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    python("-m", "algorithms", "--write")
+    for page, words in (
+        ("methods.md", "| `algorithms.damped_gossip`, `damped` | models, to neighbours |"),
+        ("api/algorithms.rst", "   algorithms.damped_gossip\n"),
+    ):
+        assert words in (tmp_path / "docs/reference" / page).read_text()
+    assert python("-c", USE).splitlines()[-2:] == [
+        "algorithms.damped_gossip(opt, topologies.ring(5), 0.25)",
+        "True",
+    ]
