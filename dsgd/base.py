@@ -33,6 +33,11 @@ _SAMPLES = 0x73616D70  # folded into a round's key for chosen samples, far from 
 _COMMON = 0x636F6D6D  # folded into an exchange's key for `Common.key`, far from workers' ids
 
 
+def _by_name(value: Any) -> str:
+    """Returns a short `repr`, which signatures and containers show."""
+    return f"{type(value).__name__}({value.name})"
+
+
 class State(NamedTuple):
     """State that a method carries from round to round.
 
@@ -249,6 +254,9 @@ class Pattern(NamedTuple):
     messages: Callable | None = None
     clock: Callable | None = None
 
+    def __repr__(self) -> str:
+        return _by_name(self)
+
 
 class Algorithm(NamedTuple):
     """A distributed first-order method: it queries gradients, communicates, and updates its state.
@@ -278,6 +286,9 @@ class Algorithm(NamedTuple):
     update: Callable
     model: Callable
     absent: Callable | None = None
+
+    def __repr__(self) -> str:
+        return _by_name(self)
 
 
 class Encoded(NamedTuple):
@@ -349,6 +360,9 @@ class Compressor(NamedTuple):
     name: str
     omega: Callable | None = None
     delta: Callable | None = None
+
+    def __repr__(self) -> str:
+        return _by_name(self)
 
     @property
     def unbiased(self) -> bool:
@@ -528,6 +542,9 @@ class Regularizer(sameness.Compared):
     prox: Callable
     name: str
 
+    def __repr__(self) -> str:
+        return _by_name(self)
+
 
 class Problem(NamedTuple):
     r"""A distributed problem $\min_x f(x) = \frac1N \sum_n w_n f_n(x)$, in which worker n accesses
@@ -564,6 +581,9 @@ class Problem(NamedTuple):
     constants: Constants = Constants()
     name: str = "problem"
     regularizer: Regularizer | None = None
+
+    def __repr__(self) -> str:
+        return _by_name(self)
 
     @property
     def workers(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -22,6 +23,20 @@ def test_all_names_exist_and_have_docstrings(package):
     for name in package.__all__:
         member = getattr(package, name)
         assert member.__doc__, name
+
+
+def test_values_show_their_names():
+    method = algorithms.nids(0.1, topologies.ring(4))
+    for value, shown in (
+        (method, "Algorithm(nids(ring(4)))"),
+        (dsgd.network.star, "OneServer(star)"),
+        (dsgd.compressors.top_k(0.1), "Compressor(top_k(0.1))"),
+        (dsgd.problems.l1(0.5), "Regularizer(l1(0.5))"),
+        (dsgd.clusters.constant(1.5), "Quantity(constant(1.5))"),
+        (dsgd.problems.random_quadratic(2, 3), "Problem(quadratic(2 workers, d = 3))"),
+    ):
+        assert repr(value) == shown
+    assert "= NServers(multi_server)" in str(inspect.signature(algorithms.ef21))
 
 
 def test_the_protocol_has_few_fields():

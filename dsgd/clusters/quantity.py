@@ -52,6 +52,9 @@ class Quantity:
         | None
     ) = None
 
+    def __repr__(self) -> str:
+        return f"Quantity({self.name})"
+
     def require_scalars(self) -> None:
         """Raises ValueError if a function of the quantity does not return a float scalar."""
         key, time = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.float32)
