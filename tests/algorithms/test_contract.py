@@ -293,5 +293,7 @@ def test_cpu_only_operations_do_not_lower_for_other_platforms():
 
 
 def test_an_unknown_method_is_refused_with_the_known_names():
-    with pytest.raises(ValueError, match=r"unknown method 'foo'; expected one of gd, sgd, .*dsgd"):
+    with pytest.raises(
+        ValueError, match=r"unknown method 'foo'; expected one of .*decentralized_sgd, .*, sgd"
+    ):
         algorithms.make("foo", optax.sgd(0.1), 4)

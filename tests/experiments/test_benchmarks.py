@@ -48,7 +48,7 @@ def data(tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "versions"),
-    [("dsgd", ("dsgd", "scan", "numpy")), ("minibatch_sgd", ("dsgd", "scan"))],
+    [("decentralized_sgd", ("dsgd", "scan", "numpy")), ("minibatch_sgd", ("dsgd", "scan"))],
 )
 def test_versions_make_the_same_iterates(method, versions, data):
     what = jobs.Job(data, rounds=12, method=method)
@@ -57,16 +57,16 @@ def test_versions_make_the_same_iterates(method, versions, data):
     for models in others:
         assert models.dtype == np.float64
         np.testing.assert_allclose(models, first, rtol=0, atol=peers.AGREE * np.abs(first).max())
-    assert first.shape == ((5, 7) if method == "dsgd" else (7,))
+    assert first.shape == ((5, 7) if method == "decentralized_sgd" else (7,))
 
 
 def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
     """Only the numpy version: the others are processes like it."""
-    monkeypatch.setitem(peers.VERSIONS, "dsgd", ("numpy",))
+    monkeypatch.setitem(peers.VERSIONS, "decentralized_sgd", ("numpy",))
     monkeypatch.setattr(peers, "MOST", 80)
     peers.main(
         peers.Args(
-            methods=("dsgd",),
+            methods=("decentralized_sgd",),
             workers=(3,),
             dimensions=(5, 30),
             rounds=2,
@@ -111,7 +111,7 @@ def fake(monkeypatch, models: dict[str, float], late: str = "") -> None:
 
 def test_versions_that_differ_are_reported(tmp_path, monkeypatch):
     args = peers.Args(
-        methods=("dsgd",),
+        methods=("decentralized_sgd",),
         versions=("dsgd", "numpy"),
         workers=(3,),
         dimensions=(2,),
@@ -138,7 +138,7 @@ def test_versions_that_are_too_slow_or_unavailable_are_reported(tmp_path, monkey
     versions = ("dsgd", "scan", "numpy", "torch")
     peers.main(
         peers.Args(
-            methods=("dsgd",),
+            methods=("decentralized_sgd",),
             versions=versions,
             workers=(3,),
             dimensions=(2,),
@@ -161,7 +161,9 @@ def test_another_python_finds_the_jobs_and_nothing_else(tmp_path, data, monkeypa
     (path := tmp_path / "path").mkdir()
     other = Path(sys.executable).with_name("another")
     args = peers.Args(versions=("torch",), out=tmp_path)
-    version = peers.versions(args, "dsgd", {"torch": other}, environments.path_for(path))["torch"]
+    version = peers.versions(
+        args, "decentralized_sgd", {"torch": other}, environments.path_for(path)
+    )["torch"]
     assert version.command[0] == str(other)
     (tmp_path / "json.py").write_text("raise ImportError('of the folder that one is in')")
     monkeypatch.chdir(tmp_path)
@@ -199,11 +201,11 @@ def test_hand_written_compressed_sgd_reaches_the_same_loss(mesh, key):
     elements would have no noise.)
     """
     problem = problems.random_quadratic(4, 24, diagonal=True, seed=2)
-    method = algorithms.make("csgd", optax.sgd(by_hand.LEARNING_RATE), 4)
+    method = algorithms.make("compressed_sgd", optax.sgd(by_hand.LEARNING_RATE), 4)
     ours = dsgd.run(method, problem, steps=2_000, key=key, mesh=mesh).history["grad_sqnorm"][
         -1_500:
     ]
-    theirs = np.asarray(by_hand.scan("csgd", problem)(2_000)[1][1])[-1_500:]
+    theirs = np.asarray(by_hand.scan("compressed_sgd", problem)(2_000)[1][1])[-1_500:]
     batches = np.array([ours.reshape(15, 100).mean(axis=1), theirs.reshape(15, 100).mean(axis=1)])
     error = np.sqrt(batches.var(axis=1, ddof=1).sum() / 15)
     assert abs(np.diff(batches.mean(axis=1))[0]) < 4 * error
@@ -353,10 +355,10 @@ def test_the_benchmark_of_rounds_shows_each_number_in_its_unit():
         bytes_per_second=32e9,
     )
     cells = [next(iter(column.cells)) for column in rounds.tabulate([row]).columns]
-    assert cells == ["dsgd", "16 x 1,000", "8.0", "0.500", "32", "2.50", "5.00", "0.50"]
+    assert cells == ["dsgd", "16 x 1,000", "8.0", "32", "2.50", "5.00", "0.50"]
 
 
-@pytest.mark.parametrize("name", [name for name in by_hand.SCANS if name != "csgd"])
+@pytest.mark.parametrize("name", [name for name in by_hand.SCANS if name != "compressed_sgd"])
 def test_the_benchmarks_versions_compute_the_same(name, mesh, key):
     """After the same rounds, f, |f'|^2 and the consensus distance are equal; parts have different
     lengths.

@@ -202,7 +202,7 @@ def test_an_interrupted_command_keeps_its_results(sent, launch, tmp_path, monkey
         130,
         [f"Interrupted: what was done until then is in {tmp_path}."],
     )
-    assert {row["method"] for row in scripts.rows(tmp_path / "history.csv")} == {"gd"}
+    assert {row["method"] for row in scripts.rows(tmp_path / "history.csv")} == {"gradient_descent"}
     assert not (tmp_path / "figure.png").exists()
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -17,7 +17,7 @@ REFUSED = {
         ({"only": ("nothing",)}, "--only nothing: expected some of compare, "),
     ],
     "asynchrony": [
-        ({"methods": ("asynchronous_sgd",)}, "--methods asgd: expected some of synchronous"),
+        ({"methods": ("SGD",)}, "--methods SGD: expected some of synchronous"),
         ({"slow": 16}, "--slow 16 of 16 workers"),
         ({"backups": 16}, "backups = 16 with 16 workers; expected at most 15"),
         ({"bound": 3}, "bound = 3 with 16 workers"),
@@ -27,7 +27,10 @@ REFUSED = {
     ],
     "benchmark.compression": [({"dimensions": (4,)}, "expected dimensions of at least 16")],
     "benchmark.peers": [
-        ({"methods": ("extra",)}, "--methods extra: expected some of dsgd, minibatch_sgd"),
+        (
+            {"methods": ("extra",)},
+            "--methods extra: expected some of decentralized_sgd, minibatch_sgd",
+        ),
         (
             {"versions": ("jax", "scan")},
             "--versions jax: expected some of dsgd, scan, numpy, torch",
@@ -45,7 +48,10 @@ REFUSED = {
             {"workers": (4, 4), "dimensions": (5,)},
             "2 workers for 1 dimensions: expected one dimension",
         ),
-        ({"methods": ("gradient_descent",)}, "--methods gd: expected some of minibatch_sgd, dsgd"),
+        (
+            {"methods": ("gradient_descent",)},
+            "--methods gradient_descent: expected some of minibatch_sgd, decentralized_sgd",
+        ),
     ],
     "calibrate": [
         ({"shape_latency": 0.01}, "--shape-latency 0.01 without --shape: expected emulated links"),
@@ -80,7 +86,10 @@ REFUSED = {
         ({"total": 63}, "--total 63: expected at least 64"),
     ],
     "compare": [
-        ({"methods": ("sgd", "adagrad")}, "make: unknown method 'adagrad'; expected one of gd,"),
+        (
+            {"methods": ("sgd", "adagrad")},
+            "make: unknown method 'adagrad'; expected one of asynchronous_sgd,",
+        ),
         ({"data": "iris"}, "logistic_regression: data = 'iris'; expected one of digits"),
         ({"partition": "random"}, "logistic_regression: partition = 'random'; expected one of iid"),
         (
