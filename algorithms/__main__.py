@@ -31,7 +31,8 @@ _LINE = 100
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m algorithms", description=__doc__.partition("\n")[0])
+    summary, _, _ = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser("python -m algorithms", description=summary)
     parser.add_argument("--write", action="store_true", help="write imports and reference")
     if parser.parse_args().write:
         for path, text in written().items():
