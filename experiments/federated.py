@@ -160,10 +160,10 @@ def build(clients: Clients) -> dict[str, Case]:
         "fed_nova": epochs(algorithms.fed_nova),
         "fed_dyn": epochs(algorithms.fed_dyn, regularization=(0.03, 0.1, 0.3)),
         "fed_adam": epochs(algorithms.fed_adam, step=(0.01, 0.03, 0.1)),
-        "fed-avg-equal": equal_steps(algorithms.fed_avg),
+        "fed_avg_equal": equal_steps(algorithms.fed_avg),
         "scaffold": equal_steps(algorithms.scaffold, via=network.star),
         "mime": Case(mime, equal, EQUAL, {"momentum": (0.0, 0.9)}),
-        "fed-avg-all": epochs(algorithms.fed_avg, group=ALL),
+        "fed_avg_all": epochs(algorithms.fed_avg, group=ALL),
         "scaffnew-all": equal_steps(algorithms.scaffnew, 1 / equal, group=ALL, via=network.star),
     }
 

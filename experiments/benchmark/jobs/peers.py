@@ -25,7 +25,7 @@ import numpy as np
 
 from experiments.benchmark import timing
 
-# number of rounds from the start -> the models, `[N, d]`; for mb-sgd the model, `[d]`
+# number of rounds from the start -> the models, `[N, d]`; for minibatch_sgd the model, `[d]`
 Run = Callable[[int], Any]
 RESULT = "result"  # line that a version prints when the first result is available
 # rounds between two records of dsgd, or snapshots of decent-bench: only the last round has one
