@@ -37,7 +37,7 @@ class Args:
     """Runs all experiments, and puts their results on one page."""
 
     quick: bool = False
-    """Run with small budgets: a quarter of an hour on two cores instead of hours. The costs of each
+    """Run with small budgets: about half an hour on two cores instead of hours. The costs of each
     are in costs.csv.
     """
     docs: bool = False

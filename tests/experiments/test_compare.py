@@ -53,8 +53,8 @@ def test_it_writes_its_config_history_figure_and_table(compared):
 
 
 def test_seconds_are_those_of_the_networks_closed_form(compared):
-    """minibatch_sgd: 2(N-1)(l + r/N) per round, where r is the model over the bandwidth, plus the compute
-    time.
+    """minibatch_sgd: 2(N-1)(l + r/N) per round, where r is the model over the bandwidth, plus the
+    compute time.
     """
     args, _ = compared
     last = [
