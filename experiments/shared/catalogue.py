@@ -59,7 +59,7 @@ COMMANDS = {
     "convergence_rates": Command(
         SURVEY,
         "the theorems of chapters 1 to 5",
-        "--steps 32 64 128 256 --longest-run 64 --run-workers 4 --staleness 0 3 15 "
+        "--steps 32 64 128 256 --longest-run 64 --run-workers 4 8 --staleness 0 3 15 "
         "--fixed-steps 128 --seeds 8",
     ),
     "switch_timelines": Command(SURVEY, "Figures 1.3 to 1.7, 3.2 to 3.5, 4.1, 4.2, 5.2, 5.3", ""),
@@ -123,7 +123,7 @@ COMMANDS = {
         "Figures 5, 10 to 12, Table 1",
         "--workers 16 --steps 60 --seeds 2 --communications 0 --drop-rates 0 0.1"
         " --corrected-workers 32 --corrected-rates 0 0.2 --local-workers 16 --local-steps 64 "
-        "--periods 4 16",
+        "--periods 1 16",
     ),
     "dropcompute_processes": Command(
         DROPCOMPUTE, "Figure 2", "--batch-size 64 --steps 30 --rounds 8 --width 512"
