@@ -59,7 +59,7 @@ COMMANDS = {
     "convergence_rates": Command(
         SURVEY,
         "the theorems of chapters 1 to 5",
-        "--steps 32 64 128 256 --longest-run 64 --run-workers 4 8 --staleness 0 3 15 "
+        "--steps 32 64 128 256 --longest-run 64 --run-workers 4 8 --staleness 0 3 15 31 "
         "--fixed-steps 128 --seeds 8",
     ),
     "switch_timelines": Command(SURVEY, "Figures 1.3 to 1.7, 3.2 to 3.5, 4.1, 4.2, 5.2, 5.3", ""),
