@@ -372,7 +372,7 @@ MISTAKES = [
         "algorithms/asynchronous/asynchronous_sgd.py",
         "maximum(1, staleness)",
         "maximum(1, 1 + staleness)",
-        history("asgd, staleness aware, blocking"),
+        history("asynchronous_sgd, staleness aware, blocking"),
     ),
     # Starts, rounding, warm starts, push-sum weights.
     Mistake(

@@ -162,7 +162,7 @@ MISTAKES = [
         "experiments/benchmark/by_hand.py",
         "return (half + jnp.roll(half, 1, axis=0) + jnp.roll(half, -1, axis=0)) / 3",
         "return (half + jnp.roll(half, 1, axis=0) + jnp.roll(half, 1, axis=0)) / 3",
-        f"{BENCHMARK_TESTS}::test_the_benchmarks_versions_compute_the_same[dsgd]",
+        f"{BENCHMARK_TESTS}::test_the_benchmarks_versions_compute_the_same[decentralized_sgd]",
     ),
     Mistake(
         "experiments/benchmark/mixing.py",
