@@ -35,14 +35,14 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m algorithms", description=summary)
     parser.add_argument("--write", action="store_true", help="write imports and reference")
     if parser.parse_args().write:
-        for path, text in written().items():
+        for path, text in texts().items():
             with records.replacing(path) as temporary:
                 temporary.write_text(text, encoding="utf-8")
     else:
-        Console().print(listed())
+        Console().print(tabulate())
 
 
-def listed() -> Table:
+def tabulate() -> Table:
     """Returns the table of the methods for a terminal."""
     table = Table(Column("method", no_wrap=True), "sends", "exact for any", title="algorithms")
     for facts in METHODS.values():
@@ -50,23 +50,23 @@ def listed() -> Table:
     return table
 
 
-def written() -> dict[Path, str]:
+def texts() -> dict[Path, str]:
     """Returns the texts of the files that follow from the methods' facts."""
-    found = declared()
+    found = find_methods()
     for module in found:
         importlib.import_module(module)  # a new file is not imported by `algorithms` yet
-    texts = {INIT: imports(INIT.read_text(encoding="utf-8"), found)}
+    result = {INIT: imports(INIT.read_text(encoding="utf-8"), found)}
     for path, body in ((TABLE, markdown), (LIST, summary)):
         pattern = r"(?<=methods: )([\w ]+)( -->\n|\n)(.*?)(?=<!-- end -->|\.\. end\n)"
 
         def fill(match: re.Match[str], body=body) -> str:
-            return f"{match[1]}{match[2]}\n{body(of(match[1].split()))}\n"
+            return f"{match[1]}{match[2]}\n{body(select(match[1].split()))}\n"
 
-        texts[path] = re.sub(pattern, fill, path.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return texts
+        result[path] = re.sub(pattern, fill, path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return result
 
 
-def declared() -> dict[str, list[str]]:
+def find_methods() -> dict[str, list[str]]:
     """Returns the names of the functions below `@method(...)`, by module, read from the files."""
     found: dict[str, list[str]] = {}
     for path in sorted(HERE.rglob("*.py")):
@@ -136,7 +136,7 @@ def _import(module: str, names: list[str]) -> str:
     return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
 
 
-def of(families: list[str]) -> Iterator[Facts]:
+def select(families: list[str]) -> Iterator[Facts]:
     """Yields the facts of the methods in these folders, in the order of the files."""
     for facts in sorted(METHODS.values(), key=lambda facts: facts.function.__module__):
         if facts.family in families:

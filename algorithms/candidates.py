@@ -56,7 +56,7 @@ def candidate(function: Callable[..., Algorithm], title: str = "", **changes: An
     if first.name != "optimizer":
         raise ValueError(
             f"candidate: {facts.name} takes {first.name} in place of an optimizer; expected a "
-            "method that takes an optimizer, of which the learning rate is tuned"
+            "method with an optimizer, since its learning rate is tuned"
         )
     settings: dict[str, Any] = {"graph": facts.graph, **(facts.settings or {}), **changes}
     arguments, keywords, grids = [], {}, {}

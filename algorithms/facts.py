@@ -160,7 +160,7 @@ def instances() -> dict[str, Callable[[optax.GradientTransformation, int], Algor
     return found
 
 
-def of(name: str) -> Facts:
+def find(name: str) -> Facts:
     """Returns the facts of the method of an entry of the registry, which may be a variant."""
     return next(
         facts

@@ -33,7 +33,7 @@ _SAMPLES = 0x73616D70  # folded into a round's key for chosen samples, far from 
 _COMMON = 0x636F6D6D  # folded into an exchange's key for `Common.key`, far from workers' ids
 
 
-def _by_name(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     """Returns a short `repr`, which signatures and containers show."""
     return f"{type(value).__name__}({value.name})"
 
@@ -255,7 +255,7 @@ class Pattern(NamedTuple):
     clock: Callable | None = None
 
     def __repr__(self) -> str:
-        return _by_name(self)
+        return _short_repr(self)
 
 
 class Algorithm(NamedTuple):
@@ -288,7 +288,7 @@ class Algorithm(NamedTuple):
     absent: Callable | None = None
 
     def __repr__(self) -> str:
-        return _by_name(self)
+        return _short_repr(self)
 
 
 class Encoded(NamedTuple):
@@ -362,7 +362,7 @@ class Compressor(NamedTuple):
     delta: Callable | None = None
 
     def __repr__(self) -> str:
-        return _by_name(self)
+        return _short_repr(self)
 
     @property
     def unbiased(self) -> bool:
@@ -543,7 +543,7 @@ class Regularizer(sameness.Compared):
     name: str
 
     def __repr__(self) -> str:
-        return _by_name(self)
+        return _short_repr(self)
 
 
 class Problem(NamedTuple):
@@ -583,7 +583,7 @@ class Problem(NamedTuple):
     regularizer: Regularizer | None = None
 
     def __repr__(self) -> str:
-        return _by_name(self)
+        return _short_repr(self)
 
     @property
     def workers(self) -> int:

@@ -209,7 +209,7 @@ def draw(
 
 def family(name: str) -> str:
     """Returns the folder of `algorithms` that contains a registered method."""
-    return facts.of(name).family
+    return facts.find(name).family
 
 
 def name_families(sheet: Figure, panel: Axes, families: dict[str, str]) -> None:

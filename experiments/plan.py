@@ -202,7 +202,7 @@ def chosen(args: Args, problem: dsgd.Problem, candidates: Sequence[Candidate]) -
     """
     found = list(candidates)
     if args.methods is not None:
-        found = [each for name in args.methods for each in named(name, candidates)]
+        found = [each for name in args.methods for each in find(name, candidates)]
     if args.periods is not None:
         found = [with_periods(each, args.periods) for each in found]
     if args.compressors is not None:
@@ -216,7 +216,7 @@ def chosen(args: Args, problem: dsgd.Problem, candidates: Sequence[Candidate]) -
     return accepted(list({str(each): each for each in found}.values()), problem)
 
 
-def named(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
+def find(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Returns the candidates with this name; or the default instance of the registered method with
     this name.
     """

@@ -62,7 +62,7 @@ def total(
     return lax.scan(add, zeros, jnp.arange(pieces))[0]
 
 
-def positive(function: Callable, weights: Callable[[PyTree], jax.Array]) -> Callable:
+def skip_zero_weights(function: Callable, weights: Callable[[PyTree], jax.Array]) -> Callable:
     """Returns a function for `total` that repeats other rows in place of those of weight 0, so that
     values there that are not finite have no effect: 0 times infinity is NaN, also in a gradient.
 
@@ -71,7 +71,7 @@ def positive(function: Callable, weights: Callable[[PyTree], jax.Array]) -> Call
         weights: piece of the rows -> weights `[its rows]`.
     """
 
-    def of_positive(params, rows, counted):
+    def of_others(params, rows, counted):
         counted = counted & (weights(rows) > 0)
         other = jnp.argmax(counted)
 
@@ -82,7 +82,7 @@ def positive(function: Callable, weights: Callable[[PyTree], jax.Array]) -> Call
         sums = function(params, jax.tree.map(select, rows), counted)
         return jax.tree.map(lambda leaf: jnp.where(jnp.any(counted), leaf, 0), sums)
 
-    return of_positive
+    return of_others
 
 
 def fitting(

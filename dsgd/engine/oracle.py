@@ -478,7 +478,7 @@ def mean_loss(
     rows = (data, factors)
     both = jax.value_and_grad(block)
     if weights is not None and 0 in weights:
-        both = accumulate.positive(both, lambda rows: rows[1])
+        both = accumulate.skip_zero_weights(both, lambda rows: rows[1])
     both = jax.jit(both, inline=True)  # traced once if all workers fit
     return workers.mean_over_devices(
         accumulate.total(both, params, rows, accumulate.fitting(both, params, rows))

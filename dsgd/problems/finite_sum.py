@@ -168,7 +168,7 @@ class LossAndMetrics(sameness.Compared):
         rows = _rows(block if self.of_worker is None else _spaced(block, self.of_worker), _shares)
         of_piece = self.loss.with_slope
         if 0 in (workers.weights() or ()):
-            of_piece = accumulate.positive(of_piece, lambda piece: piece.weights)
+            of_piece = accumulate.skip_zero_weights(of_piece, lambda piece: piece.weights)
         summed = accumulate.total(of_piece, params, rows, self.chunk_size)
         value, slope = workers.mean_over_devices(summed)
         if self.loss.l2:

@@ -57,9 +57,9 @@ def refusal_of_loss(loss: Function, outputs: PyTree, targets: PyTree) -> str:
     unequal = targets.shape[1:] != outputs.shape[1:]
     if unequal and _mixes_samples(loss, outputs, targets):
         return (
-            f"outputs {_shown(outputs)} and targets {_shown(targets)}, for which the loss of a "
+            f"outputs {_shape(outputs)} and targets {_shape(targets)}, for which the loss of a "
             "sample depends on targets of other samples; expected equal shapes, such as "
-            f"{_shown(outputs)}; reshape the targets"
+            f"{_shape(outputs)}; reshape the targets"
         )
     if why := refusal(loss, outputs, targets):
         return why
@@ -70,7 +70,7 @@ def refusal_of_loss(loss: Function, outputs: PyTree, targets: PyTree) -> str:
     ):
         K = outputs.shape[-1]
         return (
-            f"targets {_shown(targets)} from {labels[0]} to {labels[-1]}, by which the loss "
+            f"targets {_shape(targets)} from {labels[0]} to {labels[-1]}, by which the loss "
             f"multiplies a function of all {K} outputs; expected probabilities of classes, such "
             f"as np.eye({K})[targets[..., 0]], or a loss of integer labels with targets[..., 0]"
         )
@@ -124,13 +124,13 @@ def _are_classes(outputs: jax.ShapeDtypeStruct, targets: np.ndarray) -> bool:
     )
 
 
-def _shown(array: jax.ShapeDtypeStruct | np.ndarray) -> str:
+def _shape(array: jax.ShapeDtypeStruct | np.ndarray) -> str:
     return f"[{', '.join(['m', *map(str, array.shape[1:])])}]"
 
 
 def _mixes_samples(loss: Function, outputs: jax.ShapeDtypeStruct, targets: np.ndarray) -> bool:
     """Whether a sample's loss changes with another sample."""
-    at = np.unique([targets.argmin(), targets.argmax()]) // max(1, targets[0].size)
+    at = np.unique(np.array([targets.argmin(), targets.argmax()]) // max(1, targets[0].size))
     if len(at) < 2:
         return False
     drawn = np.random.default_rng(0).uniform(-1, 1, (2, *outputs.shape[1:]))
@@ -138,7 +138,7 @@ def _mixes_samples(loss: Function, outputs: jax.ShapeDtypeStruct, targets: np.nd
     alone = [_values(loss, drawn[k : k + 1], [np.asarray(targets[at[k]])]) for k in (0, 1)]
     if not len(both) or not all(map(len, alone)) or not np.isfinite([both, *alone]).all():
         return False
-    return not np.allclose(both, np.mean(alone), rtol=1e-4)
+    return not np.allclose(both, np.mean(alone), rtol=1e-4, atol=1e-5)
 
 
 def _are_factors(

@@ -17,19 +17,19 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import __main__ as listing
-from algorithms.facts import METHODS, full_name, of
+from algorithms.facts import METHODS, find, full_name
 from dsgd import clusters, problems
 
 SGD, N = optax.sgd(0.1), 8
 
 
 def test_imports_and_reference_are_those_of_the_facts():
-    old = [path.name for path, text in listing.written().items() if path.read_text() != text]
+    old = [path.name for path, text in listing.texts().items() if path.read_text() != text]
     assert not old, "run python -m algorithms --write"
 
 
 def test_each_public_function_of_a_family_that_returns_a_method_has_facts():
-    assert {name for names in listing.declared().values() for name in names} == METHODS.keys()
+    assert {name for names in listing.find_methods().values() for name in names} == METHODS.keys()
     for name, facts in METHODS.items():
         assert getattr(algorithms, name) is facts.function
         assert name in algorithms.__all__
@@ -94,7 +94,7 @@ def test_exact_methods_reach_the_optimum_of_different_data_and_others_do_not(nam
     random = np.random.default_rng(0)
     slopes, targets = random.uniform(0.4, 1.6, (N, 40)), 2 * random.normal(size=(N, 40))
     cluster = clusters.Cluster(clusters.constant(1.0), up=clusters.constant(1e6), latency=1e-3)
-    waits = of(name).family != "asynchronous"
+    waits = find(name).family != "asynchronous"
     with jax.enable_x64(True):
         history = dsgd.run(
             algorithms.make(name, optax.sgd(0.02), N),
@@ -106,7 +106,7 @@ def test_exact_methods_reach_the_optimum_of_different_data_and_others_do_not(nam
             mesh=1,
         ).history
     first, last = history["grad_sqnorm"]
-    assert last < 1e-12 * first if of(name).exact else last > 1e-9 * first
+    assert last < 1e-12 * first if find(name).exact else last > 1e-9 * first
 
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +166,7 @@ print(dsgd.check(method, problem).holds)
 
 @pytest.mark.long
 def test_a_new_file_is_registered_documented_planned_and_satisfies_the_contract(tmp_path):
-    """Only the file is written by hand; the command does the rest."""
+    """Only the method's file is added; the command does the rest."""
     for folder in ("algorithms", "docs/reference"):
         shutil.copytree(
             ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("generated")

@@ -898,7 +898,7 @@ def test_a_worker_that_does_not_participate_has_no_work():
         x = x - GAMMA * g
 
 
-REFUSED = [name for name in algorithms.ALGORITHMS if "all workers" in facts.of(name).needs]
+REFUSED = [name for name in algorithms.ALGORITHMS if "all workers" in facts.find(name).needs]
 
 
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)

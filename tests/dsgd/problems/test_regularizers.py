@@ -181,7 +181,7 @@ def test_methods_that_do_not_use_the_regularizer_are_refused():
     problem = problems.regularized(quadratic(), problems.l1(0.1))
     for name in algorithms.ALGORITHMS.keys() - {"dist_ef_sgd"}:
         method = algorithms.make(name, optax.sgd(0.1), 4)
-        if facts.of(name).regularizer:
+        if facts.find(name).regularizer:
             assert dsgd.exchanges(method, problem)
             continue
         with pytest.raises(
