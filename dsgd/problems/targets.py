@@ -50,6 +50,10 @@ def refusal_of_loss(loss: Function, outputs: PyTree, targets: PyTree) -> str:
     invalid if the loss of a sample depends on targets of other samples, if it is the same for all
     outputs, or if no label asks for another output than the others: 0 and 1, or 1 and 2, in a hinge
     loss.
+
+    Args:
+        loss: (outputs, targets) -> `[m, ...]`.
+        outputs, targets: see `refusal`.
     """
     if not _is_checked(outputs, targets) or _are_classes(outputs, targets):
         return ""
@@ -74,7 +78,22 @@ def refusal_of_loss(loss: Function, outputs: PyTree, targets: PyTree) -> str:
             f"multiplies a function of all {K} outputs; expected probabilities of classes, such "
             f"as np.eye({K})[targets[..., 0]], or a loss of integer labels with targets[..., 0]"
         )
-    rows = [np.full(targets.shape[1:], label, labels.dtype) for label in labels[:_LABELS]]
+    return _refusal_of_labels(loss, outputs, targets.shape[1:], labels)
+
+
+def _refusal_of_labels(
+    loss: Function, outputs: jax.ShapeDtypeStruct, shape: tuple[int, ...], labels: np.ndarray
+) -> str:
+    """Returns the reason why a loss does not distinguish labels, found with equal elements of the
+    outputs; "" if it does.
+
+    Args:
+        loss: (outputs, targets) -> `[m, ...]`.
+        outputs: shape and type of the model's outputs.
+        shape: of a sample's target.
+        labels: the different elements of the targets, increasing.
+    """
+    rows = [np.full(shape, label, labels.dtype) for label in labels[:_LABELS]]
     points = np.broadcast_to(
         _POINTS.reshape(-1, *[1] * (outputs.ndim - 1)), (len(_POINTS), *outputs.shape[1:])
     )
