@@ -364,7 +364,7 @@ MACHINERY = [
         OUTCOMES,
     ),
     Mistake(
-        "theory_checks/recursions/graphs.py",
+        "theory_checks/machinery/mixing_matrices.py",
         "np.maximum(degrees",
         "np.minimum(degrees",
         holds("EXTRA, every round"),

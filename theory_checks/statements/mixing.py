@@ -26,11 +26,10 @@ import numpy as np
 
 import topologies
 from dsgd import workers
-from dsgd.graphs.topology import Topology
-from theory_checks.machinery import instances
+from dsgd.mixing_matrices.topology import Topology
+from theory_checks.machinery import instances, mixing_matrices
 from theory_checks.machinery.rounds import on_one_device
 from theory_checks.machinery.statement import Draws, Outcome, Statement
-from theory_checks.recursions import graphs
 
 
 def _ring(n: int) -> float:
@@ -70,7 +69,7 @@ def directed_ring(n: int, own: float) -> np.ndarray:
     rest to the next one. It is not symmetric and, unless `own` is 1/2, not a shift of its
     transpose.
     """
-    return own * np.eye(n) + (1 - own) * graphs.around(n, 1)
+    return own * np.eye(n) + (1 - own) * mixing_matrices.around(n, 1)
 
 
 def negative() -> list[Outcome]:

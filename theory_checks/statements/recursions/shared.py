@@ -19,7 +19,8 @@ from theory_checks.machinery.cases import Case, Inputs, Symbols, on_workers
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws
 from theory_checks.machinery.trajectories import D, N, Trajectory
-from theory_checks.recursions import asynchronous, graphs
+from theory_checks.machinery import mixing_matrices as graphs
+from theory_checks.recursions import asynchronous
 from theory_checks.recursions.shared import Matrices
 
 DOUBLE = 64  # bits of a number

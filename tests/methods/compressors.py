@@ -1,0 +1,135 @@
+"""Deterministic compressors, as the project's and in numpy, and vectors in parts for N servers.
+
+Workers and servers hold parts: each layer of a vector is split into N equal parts, padded with
+zeros, and server n holds the n-th part of every layer. Each part is compressed separately,
+including its padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+import numpy as np
+
+from dsgd import compressors
+from dsgd.base import Compressor
+from theory_checks.machinery import trajectories
+from theory_checks.machinery.trajectories import Trajectory
+
+Q = Callable[[np.ndarray], np.ndarray]  # vector [d] -> decoded message
+
+HALF, SHORT = compressors.top_k(0.5), compressors.clipping(3)
+SIGN: Compressor = compressors.sign
+HALF_OF_ALL, SHORT_OF_ALL = compressors.whole_model(HALF), compressors.whole_model(SHORT)
+
+
+def unbiased(compressor: Compressor) -> Compressor:
+    """Returns a compressor that is stated to be unbiased, so that methods that need one accept it.
+    The recursions hold for any map.
+    """
+    return compressor._replace(delta=None, omega=lambda d: 1.0)
+
+
+def largest(x: np.ndarray, k: int) -> np.ndarray:
+    """Returns x with all but the k largest elements set to 0; of equal elements, the first are
+    kept.
+    """
+    places = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[:k]
+    return np.array([x[i] if i in places else 0.0 for i in range(len(x))])
+
+
+def largest_half(x: np.ndarray) -> np.ndarray:
+    """Keeps half of the elements, rounded up (`compressors.top_k(0.5)`)."""
+    return largest(x, -(-len(x) // 2))
+
+
+def mean_size_times_sign(x: np.ndarray) -> np.ndarray:
+    """Returns signs times the mean magnitude (`compressors.sign`)."""
+    return np.mean(np.abs(x)) * np.where(x < 0, -1, 1)
+
+
+def clipped(x: np.ndarray) -> np.ndarray:
+    """Keeps the sign, 8 bits of exponent and 3 of mantissa (`compressors.clipping(3)`)."""
+    return (x.astype(np.float32).view(np.uint32) >> 20 << 20).view(np.float32).astype(float)
+
+
+def quantize(x: np.ndarray, bits: int, rng: np.random.Generator) -> np.ndarray:
+    """Rounds at random to 2^bits equidistant knobs from min(x) to max(x).
+
+    Source: Liu and Zhang, (3.3).
+    """
+    knobs = np.linspace(x.min(), x.max(), 2**bits)
+    sent = []
+    for element in x:
+        lower = max((knob for knob in knobs if knob <= element), default=knobs[0])
+        upper = min((knob for knob in knobs if knob >= element), default=knobs[-1])
+        share = 0 if upper == lower else (element - lower) / (upper - lower)
+        sent.append(upper if rng.uniform() < share else lower)
+    return np.array(sent)
+
+
+def shard(x: np.ndarray, N: int) -> np.ndarray:
+    """Splits a vector into N equal parts, the last padded with zeros: `[d]` to `[N, part]`."""
+    return np.pad(x, (0, -len(x) % N)).reshape(N, -1)
+
+
+def unshard(parts: np.ndarray, d: int) -> np.ndarray:
+    """Joins the parts of a vector: `[..., N, part]` to `[..., d]`."""
+    return parts.reshape(*parts.shape[:-2], -1)[..., :d]
+
+
+class Parts:
+    """Partition of a vector over N servers: each server holds a part of every layer, concatenated.
+
+    Args:
+        layers: number of elements of each layer; a single layer if the model is compressed as one
+            vector.
+        N: number of servers.
+    """
+
+    def __init__(self, layers: Sequence[int], N: int) -> None:
+        self.layers: tuple[int, ...] = tuple(layers)
+        self.N: int = N
+        self._ends = np.cumsum(self.layers)[:-1]
+        self._part_ends = np.cumsum([-(-size // N) for size in self.layers])[:-1]
+
+    def shard(self, x: np.ndarray) -> np.ndarray:
+        """Splits a vector: `[d]` to `[N, part]`."""
+        return np.concatenate([shard(layer, self.N) for layer in np.split(x, self._ends)], axis=1)
+
+    def unshard(self, parts: np.ndarray) -> np.ndarray:
+        """Joins the parts: `[..., N, part]` to `[..., d]`."""
+        each = np.split(parts, self._part_ends, axis=-1)
+        return np.concatenate(
+            [unshard(part, size) for part, size in zip(each, self.layers, strict=True)], axis=-1
+        )
+
+    def each(self, q: Q) -> Q:
+        """Returns the compressor of a part that compresses each of its layers separately."""
+        return lambda part: np.concatenate([q(piece) for piece in np.split(part, self._part_ends)])
+
+
+def in_parts(path: str, whole: bool = False) -> Callable[[Trajectory], np.ndarray]:
+    """Returns the function from a trajectory to vectors whose parts the state has at this path.
+
+    Args:
+        path: of the parts, `[..., N, part]`. Those that contain only padding, which are not stored,
+            are zeros.
+        whole: whether the model is cut as one vector, and not each layer.
+    """
+
+    def join(found: Trajectory) -> np.ndarray:
+        parts = attrgetter(path)(found.states)
+        leaves = [
+            np.asarray(leaf) for leaf in (parts.values() if isinstance(parts, dict) else [parts])
+        ]
+        N = trajectories.N
+        each = [
+            np.pad(leaf, [*[(0, 0)] * (leaf.ndim - 2), (0, N - leaf.shape[-2]), (0, 0)])
+            for leaf in leaves
+        ]
+        cutting = Parts((trajectories.D,) if whole else trajectories.LAYERS, N)
+        return cutting.unshard(np.concatenate(each, axis=-1))
+
+    return join

@@ -1,0 +1,63 @@
+"""Decentralized SGD: Liu and Zhang, (5.2); with averaged momenta: Yu, Jin and Yang, 2019."""
+
+import numpy as np
+
+from algorithms import decentralized_sgd
+from dsgd import Algorithm
+from tests.methods.bits import FLOAT, Bits, on_ring
+from tests.methods.given import Case, Given, Rounds, Setting
+
+APART, BETA = True, 0.9
+
+
+def recursion(given: Given) -> Rounds:
+    X, step = given.X, given.step()
+    for t in given.rounds:
+        X = given.W(t) @ (X + step(given.G(t, X), given.present(t)))
+        yield {"params": X} | given.to_neighbours(t, given.model)
+
+
+def with_averaged_momenta(given: Given) -> Rounds:
+    X, u = given.X, np.zeros_like(given.X)
+    for t in given.rounds:
+        u = np.where(given.present(t), BETA * u + given.G(t, X), u)
+        X, u = given.W(t) @ (X - given.gamma * given.present(t) * u), given.W(t) @ u
+        yield {"params": X, "momentum": u} | given.to_neighbours(t, 2 * given.model)
+
+
+def method(given: Setting) -> Algorithm:
+    return decentralized_sgd(given.optimizer, given.graph)
+
+
+def averaged(given: Setting) -> Algorithm:
+    return decentralized_sgd(given.optimizer, given.graph, average_momentum=True)
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return on_ring(N, d)
+
+
+def bits_complete(t: int, N: int, d: int) -> Bits:
+    return (N - 1) * d * FLOAT
+
+
+CASES = {
+    "": Case(method, recursion, "exponential", "momentum"),
+    "schedule": Case(method, recursion, "one peer"),
+    "some": Case(method, recursion, "complete", "momentum", some=True),
+    "averaged momenta": Case(
+        averaged,
+        with_averaged_momenta,
+        "one peer",
+        "momentum",
+        symbols={"momentum": "workers.optimizer.trace"},
+    ),
+    "averaged momenta, some": Case(
+        averaged,
+        with_averaged_momenta,
+        "ring",
+        "momentum",
+        some=True,
+        symbols={"momentum": "workers.optimizer.trace"},
+    ),
+}

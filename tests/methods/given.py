@@ -1,0 +1,506 @@
+"""What a recursion in numpy is given, and how its rounds are compared with those of a method.
+
+A file `tests/methods/<function>.py` states what must hold for a method of `algorithms`,
+independently of the method's file:
+
+- `recursion(given)`: the paper's rounds in numpy. Models are the rows of X `[N, d]`, so that gossip
+  is W @ X. (The papers have a column for each worker.) Its t-th item maps the name of each symbol
+  to its value after round t.
+- `CASES`: what is compared with it. A case with `some` has workers that are absent in some rounds,
+  and messages that are lost; in all others all workers take part.
+- `bits(t, N, d)`: what each worker sends in round t of the registered instance.
+- `APART`: whether workers may start from different models (no if the file does not say).
+
+`test_methods.py` collects these files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dsgd
+from dsgd import clusters, problems
+from dsgd.base import Algorithm, Regularizer
+from tests.methods import graphs, steps
+from tests.methods.steps import Step
+from theory_checks.machinery import trajectories
+from theory_checks.machinery.rounds import Instance
+from theory_checks.machinery.statement import Draws
+from theory_checks.machinery.trajectories import LAYERS, ROUNDS, Trajectory
+
+Symbols = dict[str, Any]  # arrays of one round, or `[T, ...]` of all rounds
+Rounds = Iterator[Symbols]
+# (t, models [N, d]) -> gradients of all workers in round t at their own models [N, d]
+Gradients = Callable[[int, np.ndarray], np.ndarray]
+Q = Callable[[np.ndarray], np.ndarray]  # vector [d] -> decoded message
+
+GAMMA, WORD = 0.1, 32  # the step size with absent workers, and the bits of their numbers
+OPTIMIZERS: dict[
+    str, tuple[Callable[..., optax.GradientTransformation], Callable[[float], Step]]
+] = {
+    "plain": (optax.sgd, steps.plain),
+    "momentum": (lambda gamma: optax.sgd(gamma, momentum=0.9), steps.momentum),
+    "adam": (optax.adam, steps.adam),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is made from.
+
+    Args:
+        N: number of workers.
+        gamma: step size, which may be traced.
+        optimizer: the local step.
+        graphs: topologies that the case names.
+        more: additional numbers of the case.
+    """
+
+    N: int
+    gamma: Any
+    optimizer: optax.GradientTransformation
+    graphs: Sequence[dsgd.Topology]
+    more: Any = ()
+
+    @property
+    def graph(self) -> dsgd.Topology:
+        """The case's only graph."""
+        (graph,) = self.graphs
+        return graph
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A method and its recursion.
+
+    Args:
+        make: returns the method.
+        recursion: yields the paper's rounds.
+        graph: name of the graph, or names, in `graphs.py`; they also exist for absent workers.
+        optimizer: a key of `OPTIMIZERS`.
+        some: whether workers are absent and messages are lost.
+        symbols: where the method has a symbol: a path in its state, "workers.error", or (trajectory
+            or result) -> values. If it is not given, x is the model of the server, and other
+            symbols have the names of the state's fields.
+        more: draws -> additional numbers.
+        place: instance -> the cluster, or, of absent workers, the cluster -> another; None: as it
+            is.
+        length: number of rounds, if none are absent.
+        regularizer: of the problem; None: none.
+    """
+
+    make: Callable[[Setting], Algorithm]
+    recursion: Callable[[Given], Rounds]
+    graph: str | tuple[str, ...] = ()
+    optimizer: str = "plain"
+    some: bool = False
+    symbols: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
+    more: Callable[[Draws], Any] = lambda draws: ()
+    place: Callable[[Any], Any] | None = None
+    length: int = ROUNDS
+    regularizer: Regularizer | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the graphs."""
+        return (self.graph,) if isinstance(self.graph, str) else self.graph
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a recursion is given.
+
+    Args:
+        gamma: step size.
+        X: the start, `[N, d]`.
+        G: gradients of all workers.
+        exact: gradients of all workers without noise.
+        losses: losses of all workers with noise, (t, X) -> `[N]`.
+        optimizer: a key of `OPTIMIZERS`.
+        length: number of rounds.
+        layers: number of elements of each layer.
+        word: bits of a number.
+        here: who participates, bool `[T, N]`.
+        arrives: whose messages to all others, or to a server, arrive, bool `[T, N]`.
+        links: on which links messages arrive, bool `[T, N, N]`.
+        graphs: adjacency and W of each graph.
+        more: additional numbers of the case.
+        found: the method's own rounds, for values that are random in them; None: with absent
+            workers.
+    """
+
+    gamma: float
+    X: np.ndarray
+    G: Gradients
+    exact: Gradients
+    losses: Gradients
+    optimizer: str
+    length: int
+    layers: Sequence[int]
+    word: int
+    here: np.ndarray
+    arrives: np.ndarray
+    links: np.ndarray
+    graphs: Sequence[graphs.Matrices]
+    more: Any = ()
+    found: Any = None
+
+    @property
+    def N(self) -> int:
+        """Number of workers."""
+        return len(self.X)
+
+    @property
+    def d(self) -> int:
+        """Number of elements of a model."""
+        return self.X.shape[1]
+
+    @property
+    def x(self) -> np.ndarray:
+        """The common start, `[d]`."""
+        return self.X[0]
+
+    @property
+    def rounds(self) -> range:
+        """The numbers of the rounds, from 0."""
+        return range(self.length)
+
+    @property
+    def model(self) -> int:
+        """Bits of a model."""
+        return self.word * self.d
+
+    def step(self) -> Step:
+        """Returns a step, (g, who participates) -> change, with empty memory."""
+        return OPTIMIZERS[self.optimizer][1](self.gamma)
+
+    def at(self, t: int, x: np.ndarray) -> np.ndarray:
+        """Returns the gradients of all workers at the same model x `[d]`: `[N, d]`."""
+        return self.G(t, np.tile(x, (self.N, 1)))
+
+    def present(self, t: int) -> np.ndarray:
+        """Returns who participates in round t, bool `[N, 1]`."""
+        return self.here[t][:, None]
+
+    def counted(self, t: int) -> np.ndarray:
+        """Returns who participates in round t, and is heard by all or by the server, bool `[N]`."""
+        return self.here[t] & self.arrives[t]
+
+    def each(self, q: Q, rows: np.ndarray) -> np.ndarray:
+        """Compresses each layer of each row, `[N, d]`."""
+        ends = np.cumsum(self.layers)[:-1]
+        return np.array([np.concatenate([q(part) for part in np.split(x, ends)]) for x in rows])
+
+    def W(self, t: int, turn: int | None = None, graph: int = 0) -> np.ndarray:
+        """Returns W of round t, whose rows sum to 1: a worker gives the weight of a model that does
+        not arrive to its own.
+
+        Args:
+            t: the round.
+            turn: number of the exchange, which selects W in a schedule; None: t.
+            graph: number of the graph.
+        """
+        W = self._heard(t, turn, graph)
+        return W + np.diag(1 - W.sum(axis=1))
+
+    def P(self, t: int, turn: int | None = None, graph: int = 0) -> np.ndarray:
+        """Returns W of round t, whose columns sum to 1: a sender keeps what does not arrive."""
+        W = self._heard(t, turn, graph)
+        return W + np.diag(1 - W.sum(axis=0))
+
+    def adjacency(self, turn: int = 0, graph: int = 0) -> np.ndarray:
+        """Returns who sends to whom, bool `[receiver, sender]`."""
+        W = self.graphs[graph](turn)
+        return (W != 0) & ~np.eye(self.N, dtype=bool)
+
+    def sends(self, t: int, turn: int | None = None, graph: int = 0) -> np.ndarray:
+        """Returns on which links messages are sent, bool `[receiver, sender]`."""
+        both = self.here[t] & self.here[t][:, None]
+        return self.adjacency(t if turn is None else turn, graph) & both
+
+    def hears(self, t: int, turn: int | None = None, graph: int = 0) -> np.ndarray:
+        """Returns on which links messages arrive, bool `[receiver, sender]`."""
+        return self.sends(t, turn, graph) & self.links[t]
+
+    def _heard(self, t: int, turn: int | None, graph: int) -> np.ndarray:
+        W = self.graphs[graph](t if turn is None else turn)
+        return np.where(self.hears(t, turn, graph), W, 0.0)
+
+    def to_neighbours(
+        self, t: int, message: float, turn: int | None = None, graph: int = 0
+    ) -> Symbols:
+        """Returns the bits of a message to each neighbour."""
+        up = message * self.sends(t, turn, graph).sum(axis=0)
+        down = message * self.hears(t, turn, graph).sum(axis=1)
+        return {"bits up": up, "bits down": down}
+
+    def all_reduce(self, t: int, bits: float) -> Symbols:
+        """Returns the bits of an all-reduce of vectors of these bits."""
+        m = self.here[t].sum()
+        each = self.here[t] * (round(2 * (m - 1) / m * bits) if m else 0)
+        return {"bits up": each, "bits down": each}
+
+    def to_server(self, t: int, up: float, down: float) -> Symbols:
+        """Returns the bits of a message to one server, and of its reply."""
+        return {"bits up": up * self.here[t], "bits down": down * self.here[t]}
+
+    def nothing(self) -> Symbols:
+        """Returns the bits of a round without messages."""
+        return {"bits up": np.zeros(self.N), "bits down": np.zeros(self.N)}
+
+
+def add(*bits: Symbols) -> Symbols:
+    """Returns the sum of bits of several exchanges of a round."""
+    return {key: sum(each[key] for each in bits) for key in ("bits up", "bits down")}
+
+
+def quadratic(A: np.ndarray, b: np.ndarray, noise: Any = 0.0) -> Gradients:
+    r"""Returns the gradients $g_n(x) = A_n x - b_n + \xi_t^{(n)}$.
+
+    Args:
+        A: `[N, d, d]`.
+        b: `[N, d]`.
+        noise: xi, `[T, N, d]`; 0: no noise.
+    """
+
+    def gradients(t, X):
+        return np.einsum("nij,nj->ni", A, X) - b + (noise[t] if np.ndim(noise) else noise)
+
+    return gradients
+
+
+def quadratic_losses(A: np.ndarray, b: np.ndarray, noise: Any = 0.0) -> Gradients:
+    """Returns the losses with the gradients of `quadratic`, (t, X `[N, d]`) -> `[N]`; they are 0 at
+    x = 0.
+    """
+
+    def losses(t, X):
+        linear = b - (noise[t] if np.ndim(noise) else noise)
+        return np.einsum("ni,ni->n", X, np.einsum("nij,nj->ni", A, X) / 2 - linear)
+
+    return losses
+
+
+# --- All workers take part: six workers, in float64, with noise; all rounds are compared.
+
+
+class Rng:
+    """Draws of an instance, the same in each run."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self.rng.integers(low, high + 1))
+
+    def real(self, low: float, high: float) -> float:
+        return float(self.rng.uniform(low, high))
+
+    def choice(self, options: Any) -> Any:
+        return options[self.integer(0, len(options) - 1)]
+
+
+@cache
+def _build(case: Case) -> trajectories.Build:
+    """Returns a function from an instance to the case's method. It is the same object in each call,
+    so that the method is compiled once.
+    """
+
+    def build(of: Instance) -> Algorithm:
+        optimizer = OPTIMIZERS[case.optimizer][0](of.learning_rate)
+        on = [graphs.topology(name, trajectories.N) for name in case.names]
+        return case.make(Setting(trajectories.N, of.learning_rate, optimizer, on, of.more))
+
+    return build
+
+
+def run(case: Case, draws: Draws) -> tuple[Instance, Trajectory]:
+    """Returns an instance of the case, and its rounds."""
+    of = trajectories.instance(draws, case.more(draws))
+    options: Any = {"place": case.place, "length": case.length, "regularizer": case.regularizer}
+    return of, trajectories.run(_build(case), of, seed=draws.integer(0, 2**31 - 1), **options)
+
+
+def given(case: Case, of: Instance, found: Trajectory) -> Given:
+    """Returns what the case's recursion is given."""
+    A, b, x, gamma = (np.asarray(leaf) for leaf in (of.A, of.b, of.start, of.learning_rate))
+    N, T = trajectories.N, case.length
+    return Given(
+        float(gamma),
+        np.tile(x, (N, 1)),
+        quadratic(A, b, found.noise),
+        quadratic(A, b),
+        quadratic_losses(A, b, found.noise),
+        case.optimizer,
+        T,
+        LAYERS,
+        64,
+        *(np.ones(shape, bool) for shape in ((T, N), (T, N), (T, N, N))),
+        [graphs.matrices(name, N) for name in case.names],
+        of.more,
+        found,
+    )
+
+
+def compare(case: Case, draws: Draws) -> None:
+    """Compares method and recursion on a random instance, each symbol in every round."""
+    of, found = run(case, draws)
+    expected = list(islice(case.recursion(given(case, of, found)), case.length))
+    papers = {symbol: np.stack([symbols[symbol] for symbols in expected]) for symbol in expected[0]}
+    bits = {"bits up": found.sent, "bits down": found.received}
+    for symbol, values in papers.items():
+        got = bits[symbol] if symbol in bits else seen(case, found, found.states, symbol, values)
+        assert_equal(symbol, np.asarray(got)[-case.length :], values)
+    assert_equal("model to take home", found.home, home(papers))
+
+
+def home(papers: Symbols) -> np.ndarray:
+    """Returns x, or the mean of the local models (in push-sum: their sum divided by the sum of the
+    weights), `[T, d]`.
+    """
+    if "x" in papers:
+        return papers["x"]
+    X, weight = papers["params"], papers.get("weight", np.ones(papers["params"].shape[:2]))
+    return X.sum(axis=1) / weight.sum(axis=1, keepdims=True)
+
+
+def assert_equal(symbol: str, got: np.ndarray, expected: np.ndarray) -> None:
+    """Compares two arrays `[T, ...]` up to rounding relative to the largest value until the
+    respective round.
+    """
+    assert got.shape == expected.shape, symbol
+    deviation, size = (
+        np.abs(values).reshape(len(expected), -1).max(axis=1)
+        for values in (np.asarray(got, float) - expected, expected)
+    )
+    scale = np.maximum(1.0, np.maximum.accumulate(size))
+    np.testing.assert_array_less(deviation / scale, 1e-9, err_msg=symbol)
+
+
+def seen(case: Case, found: Any, states: Any, symbol: str, like: np.ndarray) -> np.ndarray:
+    """Returns a symbol of the method in the form of the paper's.
+
+    Args:
+        case: says where the symbol is.
+        found: trajectory, or result of a run.
+        states: of each round, or the last.
+        symbol: its name.
+        like: the paper's values.
+    """
+    where = case.symbols.get(symbol, symbol)
+    value = where(found) if callable(where) else _look_up(found, states, where)
+    leaves = jax.tree.leaves(value)
+    if (
+        like.ndim
+        and len(leaves)
+        and like.shape[-1] == sum(int(np.prod(np.shape(leaf)[like.ndim - 1 :])) for leaf in leaves)
+    ):
+        return trajectories.rows(value, like.ndim - 1)
+    return np.asarray(value)
+
+
+def _look_up(found: Any, states: Any, path: str) -> Any:
+    """Returns a part of a state, "server.params", or a metric, "metrics.period"."""
+    if path == "x":
+        path = "server.params"
+    start, *names = path.split(".")
+    if start == "metrics":
+        return found.metrics[names[0]]
+    if not names and start not in ("workers", "server"):
+        owner = next(
+            (each for each in (states.workers, states.server) if hasattr(each, start)), states
+        )
+        return _get(owner, start)
+    value = getattr(states, start)
+    for name in names:
+        value = _get(value, name)
+    return value
+
+
+def _get(value: Any, name: str) -> Any:
+    if hasattr(value, name) and not callable(getattr(value, name)):
+        return getattr(value, name)
+    return optax.tree.get(value, name)
+
+
+# --- Some workers are absent: eight workers, in float32; the last round and all bits are compared.
+
+SOME, ELEMENTS, T = 8, 4, 12
+DRAW = np.random.default_rng(3)
+HERE = DRAW.random((T, SOME)) < 0.6
+HERE[4:6] = False  # no worker participates, also in a round in which local methods average
+ARRIVES = DRAW.random((T, SOME * SOME)) < 0.7
+ARRIVES[8, :SOME] = False  # the message of every worker is lost
+HERE[10:], ARRIVES[10:] = True, True
+NUMBERS = SOME * np.minimum.outer(*[np.arange(SOME)] * 2) + np.maximum.outer(*[np.arange(SOME)] * 2)
+START = DRAW.normal(size=ELEMENTS)
+# A round takes a second, so that masks are recordings by the clock.
+CLUSTER = clusters.Cluster(
+    clusters.constant(1.0),
+    present=clusters.trace(HERE.T.astype(float), 1.0),
+    delivered=clusters.Quantity(
+        lambda key, clock, number: jnp.asarray(ARRIVES, jnp.float32)[jnp.int32(clock), number],
+        "given by the clock",
+        positive=False,
+    ),
+)
+
+
+@cache
+def problem() -> dsgd.Problem:
+    """Returns quadratics without noise that start at `START`."""
+    plain = problems.random_quadratic(SOME, ELEMENTS, heterogeneity=2.0, seed=1)
+    return plain._replace(init=lambda key: jnp.asarray(START, jnp.float32))
+
+
+def compare_some(case: Case) -> dsgd.Result:
+    """Compares method and recursion with absent workers: the last round, and the bits of all
+    rounds. On two devices, so that some neighbours of a worker are on its own, and some on the
+    other.
+    """
+    optimizer = OPTIMIZERS[case.optimizer][0](GAMMA)
+    on = [graphs.topology(name, SOME) for name in case.names]
+    method = case.make(Setting(SOME, GAMMA, optimizer, on))
+    cluster = CLUSTER if case.place is None else case.place(CLUSTER)
+    options: Any = {"steps": T, "key": jax.random.key(0), "cluster": cluster, "mesh": 2}
+    result = dsgd.run(method, problem(), **options)
+    A, b = (np.asarray(leaf, float) for leaf in problem().data[:2])
+    rounds = list(
+        case.recursion(
+            Given(
+                GAMMA,
+                np.tile(np.asarray(START, np.float32).astype(float), (SOME, 1)),
+                *[quadratic(A, b)] * 2,
+                quadratic_losses(A, b),
+                case.optimizer,
+                T,
+                (ELEMENTS,),
+                WORD,
+                HERE,
+                ARRIVES[:, :SOME],
+                ARRIVES[:, NUMBERS],
+                [graphs.matrices(name, SOME) for name in case.names],
+            )
+        )
+    )
+    assert len(rounds) == T
+    for symbol, values in rounds[-1].items():
+        if not symbol.startswith("bits"):
+            got = seen(case, result, result.state, symbol, np.asarray(values))
+            np.testing.assert_allclose(got, values, rtol=2e-5, atol=4e-6, err_msg=symbol)
+    last = {symbol: np.asarray(values)[None] for symbol, values in rounds[-1].items()}
+    np.testing.assert_allclose(result.params, home(last)[0], rtol=2e-5, atol=4e-6)
+    total = sum(np.sum(each["bits up"] + each["bits down"]) for each in rounds)
+    assert result.history["bits"][-1] * SOME == total
+    np.testing.assert_allclose(result.history["present"][1:], HERE.mean(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(result.history["clock"], np.arange(T + 1))
+    return result

@@ -1,0 +1,116 @@
+"""Every method, compared with what its file in this folder says: recursion, bits, starts."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import algorithms
+from algorithms import facts
+from dsgd.base import Query, Round
+from dsgd.communication import communicate
+from dsgd.wire import counts
+from tests.methods import given
+from theory_checks.machinery.rounds import on_one_device
+
+SHARED = {"bits", "compressors", "given", "graphs", "steps"}
+PERIOD = 4  # of the registered instances
+FILES: dict[str, ModuleType] = {
+    path.stem: importlib.import_module(f"tests.methods.{path.stem}")
+    for path in sorted(Path(__file__).parent.glob("[a-z]*.py"))
+    if path.stem not in SHARED and not path.stem.startswith("test_")
+}
+CASES = {
+    f"{name}, {title}" if title else name: case
+    for name, file in FILES.items()
+    for title, case in getattr(file, "CASES", {}).items()
+}
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.some])
+def test_rounds_are_those_of_the_paper(name):
+    given.compare(CASES[name], given.Rng())
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.some])
+def test_a_method_continues_with_the_workers_that_participate(name):
+    given.compare_some(CASES[name])
+
+
+def test_each_method_has_a_file_and_each_file_a_method():
+    """And each file a case, whose method is that of the file."""
+    assert FILES.keys() == facts.METHODS.keys()
+
+
+# --- Bits of a round.
+
+
+@cache
+def one_round(name: str, N: int, d: int) -> Any:
+    """Returns the compiled function t -> bits up and down of round t from the first state."""
+
+    def bits(t):
+        method = algorithms.make(name, optax.sgd(0.1), N)
+        state = method.init(jnp.ones(d, jnp.float32), N)
+        this = Round(t, N, jax.random.key(0))
+
+        def ones(query):
+            asked = N if query.workers is None else query.workers.shape[0]
+            gradients = jnp.ones((asked, d), jnp.float32)
+            return (jnp.ones(asked), gradients) if query.loss else gradients
+
+        query = method.query(state, this)
+        gradients = jax.tree.map(ones, query, is_leaf=lambda node: isinstance(node, Query))
+        bits = communicate(method, state, gradients, this, jax.random.key(1))[1].statistics(N).bits
+        return bits.up, bits.down
+
+    return jax.jit(on_one_device(bits))
+
+
+@pytest.mark.parametrize(
+    ("N", "d"),
+    [
+        (6, 5),
+        pytest.param(2, 5, marks=pytest.mark.long),
+        pytest.param(5, 300, marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+def test_bits_of_a_round_are_the_closed_forms(name, N, d):
+    """In each round of a period. With fewer elements than workers some parts are only padding."""
+    own = facts.find(name)
+    file = FILES[own.name]
+    form = getattr(file, f"bits{name.removeprefix(own.name)}", file.bits)
+    for t in range(PERIOD):
+        expected = form(t, N, d)
+        if expected is None:
+            continue
+        found = [
+            np.sort(counts.to_int(np.asarray(each))) for each in one_round(name, N, d)(jnp.int32(t))
+        ]
+        each = expected if isinstance(expected, list) else [expected]
+        ways = [one if isinstance(one, tuple) else (one, one) for one in each]
+        possible = [[np.sort(np.broadcast_to(way, N)) for way in both] for both in ways]
+        assert any(np.array_equal(found, both) for both in possible), (found, possible)
+
+
+# --- Starts.
+
+
+@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
+def test_methods_accept_different_starts_if_their_files_say_so(name):
+    method = algorithms.make(name, optax.sgd(0.1), 8)
+    if getattr(FILES[facts.find(name).name], "APART", False):
+        algorithms.with_starts(method, np.zeros((8, 3)))
+    else:
+        with pytest.raises(ValueError, match="must start from the same model"):
+            algorithms.with_starts(method, np.zeros((8, 3)))
