@@ -94,18 +94,21 @@ def tabulate_rounds(result: Calibration, where: str) -> Table:
     """Tabulates predicted and measured milliseconds of a round, by model size."""
     table = tables.table(
         f"{where}: ms of a round",
-        ("model", "", *METHODS, "fastest"),
+        ("model", "method", "predicted", "measured"),
         "predicted: measured gradient and codec, messages on the common switch,\nwith a latency "
-        "for each array of a message. measured: medians.",
+        "for each array of a message. measured: medians.\n*: the fastest.",
         left=2,
     )
     by_method = {name: seconds_of(result, name) for name in METHODS}
     for i, size in enumerate(by_method[PLAIN][0]):
-        for words, column in (("predicted", 1), ("measured", 2)):
-            times = {name: found[column][i] for name, found in by_method.items()}
-            fastest = min(times, key=times.__getitem__)
-            cells = (short(1e3 * seconds) for seconds in times.values())
-            table.add_row(size_of(size), words, *cells, fastest, end_section=column == 2)
+        fastest = [min(found[column][i] for found in by_method.values()) for column in (1, 2)]
+        for name, (_, *times) in by_method.items():
+            cells = (
+                short(1e3 * seconds[i]) + ("*" if seconds[i] == least else "")
+                for seconds, least in zip(times, fastest, strict=True)
+            )
+            first = size_of(size) if name == PLAIN else ""
+            table.add_row(first, name, *cells, end_section=name == list(METHODS)[-1])
     return table
 
 
