@@ -1,4 +1,4 @@
-"""Selection of the test cases that run without --long."""
+"""Selection of the test cases that run without --long and --exhaustive."""
 
 from __future__ import annotations
 
@@ -7,11 +7,28 @@ from typing import Any
 
 import pytest
 
+EVERY = 6  # of the cases that --long adds, one in so many
+
 
 def smoke_cases(cases: Collection[str], kept: Set[str]) -> list[Any]:
-    """Returns all cases for `parametrize`, of which those that are not kept run only with --long;
-    raises a ValueError if a kept case does not exist.
+    """Returns all cases for `parametrize`. Those that are kept always run; of the others, every
+    sixth runs with --long, and the rest with --exhaustive: they are of the same kinds.
+
+    Raises:
+        ValueError: if a kept case does not exist.
     """
     if unknown := kept - set(cases):
         raise ValueError(f"smoke_cases: {sorted(unknown)} are no cases; need names of them")
-    return [pytest.param(case, marks=() if case in kept else pytest.mark.long) for case in cases]
+    others = [case for case in cases if case not in kept]
+    often = {*others[::EVERY]}
+    return [
+        pytest.param(
+            case,
+            marks=()
+            if case in kept
+            else pytest.mark.long
+            if case in often
+            else pytest.mark.exhaustive,
+        )
+        for case in cases
+    ]

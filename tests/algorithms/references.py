@@ -1,5 +1,5 @@
-"""The runs whose histories are recorded: all methods, on clusters, with partial participation, lost
-messages and unequal work.
+"""The runs whose histories are recorded: one method of each exchange, and methods with their own
+clock, on clusters, with partial participation, lost messages and unequal work.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import multiprocess_cases
 import numpy as np
 import optax
 
@@ -27,12 +28,10 @@ from algorithms import (
     dropcompute,
     kimad,
     kimad_sgd,
-    memories,
     with_diagnostics,
     with_local_work,
 )
-from dsgd import clusters, compressors, network, problems, work
-from dsgd.compressors import whole_model
+from dsgd import clusters, compressors, problems, work
 
 FILE = Path(__file__).with_name("reference_histories.json")
 N, D, STEPS = 8, 13, 8
@@ -47,11 +46,6 @@ Run = Callable[[int], dict[str, np.ndarray]]
 @cache
 def quadratic() -> dsgd.Problem:
     return problems.random_quadratic(N, D, heterogeneity=1.0, noise=0.5, seed=3)
-
-
-@cache
-def sparse() -> dsgd.Problem:
-    return problems.regularized(quadratic(), problems.l1(0.1))
 
 
 @cache
@@ -164,6 +158,17 @@ WITH_MEASUREMENTS = {"pipelined", "changing", "varying", "partly"}
 
 # --- Registered methods.
 
+# whose messages are sent in some rounds, before and after the steps, arrive later, or are drawn
+OTHERS = (
+    "local_sgd",
+    "scaffold",
+    "mime",
+    "delayed_diloco",
+    "streaming_diloco",
+    "marina",
+    "tern_grad",
+)
+
 
 def results(history: Mapping[str, Any], params: Any) -> dict[str, np.ndarray]:
     parameters = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
@@ -199,14 +204,12 @@ def case(
 
 
 def registered() -> dict[str, Run]:
-    """Each method on the clusters of its recorded histories; a new one on two that have all of a
-    clock, and without a cluster.
-    """
+    """Returns one method of each exchange, and `OTHERS`, on the clusters of their histories."""
     recorded = [case.partition(", ") for case in json.loads(FILE.read_text())]
     found = {}
-    for name in algorithms.ALGORITHMS:
+    for name in dict.fromkeys((*filter(None, multiprocess_cases.METHODS.values()), *OTHERS)):
         known = {cluster for each, _, cluster in recorded if each == name} & CLUSTERS.keys()
-        for cluster in sorted(known or {"none", "pipelined", "partly"}, key=list(CLUSTERS).index):
+        for cluster in sorted(known or {"pipelined", "partly"}, key=list(CLUSTERS).index):
             found[f"{name}, {cluster}"] = case(
                 partial(algorithms.make, name, MOMENTUM, N), quadratic, cluster
             )
@@ -242,30 +245,12 @@ ON_QUADRATICS: Table = {
         lambda: algorithms.backup_workers_sgd(MOMENTUM, 2),
         "blocking pipelined changing noisy partly",
     ),
-    "minibatch_sgd, Adam": (lambda: algorithms.minibatch_sgd(ADAM), "partly"),
     "local_sgd, Adam": (lambda: algorithms.local_sgd(ADAM, 2), "partly sampled-2"),
-    "local_sgd, every round": (
-        lambda: algorithms.local_sgd(MOMENTUM, 1),
-        "changing partly sampled",
-    ),
     "local_sgd on a ring": (
         lambda: algorithms.local_sgd(MOMENTUM, 2, RING),
         "blocking changing partly sampled-2",
     ),
-    "local_sgd on a schedule": (
-        lambda: algorithms.local_sgd(SGD, 2, PUSH),
-        "blocking changing lossy",
-    ),
     "local_sgd on matchings": (lambda: algorithms.local_sgd(SGD, 2, MATCHED), "pipelined partly"),
-    "scaffold, every second round": (
-        lambda: algorithms.scaffold(SGD, 2),
-        "changing partly sampled-2",
-    ),
-    "decentralized_sgd, Adam": (lambda: algorithms.decentralized_sgd(ADAM, RING), "partly"),
-    "decentralized_sgd, averaged momenta": (
-        lambda: algorithms.decentralized_sgd(MOMENTUM, RING, average_momentum=True),
-        "changing partly",
-    ),
     "decentralized_sgd on a star": (
         lambda: algorithms.decentralized_sgd(MOMENTUM, topologies.star(N)),
         "blocking pipelined changing partly",
@@ -286,29 +271,9 @@ ON_QUADRATICS: Table = {
         lambda: algorithms.decentralized_sgd(MOMENTUM, MATCHED),
         "changing partly lossy",
     ),
-    "gradient_tracking on a schedule": (
-        lambda: algorithms.gradient_tracking(SGD, PUSH),
-        "pipelined partly",
-    ),
-    "gradient_tracking on matchings": (
-        lambda: algorithms.gradient_tracking(SGD, MATCHED),
-        "changing partly lossy",
-    ),
-    "stochastic_gradient_push on a ring": (
-        lambda: algorithms.stochastic_gradient_push(MOMENTUM, RING),
-        "partly",
-    ),
-    "stochastic_gradient_push on a directed graph": (
-        lambda: algorithms.stochastic_gradient_push(SGD, DIRECTED),
-        "blocking changing partly",
-    ),
     "stochastic_gradient_push of unequal shares": (
         lambda: algorithms.stochastic_gradient_push(SGD, SUMS_KEPT),
         "pipelined partly",
-    ),
-    "push_diging of unequal shares": (
-        lambda: algorithms.push_diging(SGD, SUMS_KEPT),
-        "blocking partly",
     ),
     "push_pull on a directed graph": (
         lambda: algorithms.push_pull(
@@ -318,208 +283,15 @@ ON_QUADRATICS: Table = {
         ),
         "pipelined partly",
     ),
-    "push_pull on two graphs": (
-        lambda: algorithms.push_pull(SGD, topologies.star(N, topologies.pull), PUSH),
-        "changing",
-    ),
-    "deepsqueeze on matchings": (
-        lambda: algorithms.deepsqueeze(SGD, MATCHED, WHOLE_TOP, 0.4),
-        "changing partly",
-    ),
-    "deepsqueeze, low rank": (
-        lambda: algorithms.deepsqueeze(SGD, RING, WHOLE_LOW_RANK, 0.4),
-        "partly",
-    ),
-    "choco_sgd, top k": (
-        lambda: algorithms.choco_sgd(MOMENTUM, topologies.star(N), WHOLE_TOP, 0.4),
-        "blocking changing",
-    ),
-    "choco_sgd, low rank": (
-        lambda: algorithms.choco_sgd(SGD, RING, WHOLE_LOW_RANK, 0.4),
-        "pipelined",
-    ),
-    "beer, low rank": (
-        lambda: algorithms.beer(MOMENTUM, topologies.star(N), WHOLE_LOW_RANK, 0.2),
-        "pipelined",
-    ),
-    "d2 on a torus": (
-        lambda: algorithms.d2(SGD, topologies.torus(2, 4, topologies.lazy)),
-        "changing",
-    ),
-    "extra on a complete graph": (
-        lambda: algorithms.extra(SGD, topologies.complete(N)),
-        "pipelined",
-    ),
-    "asynchronous_gossip_sgd on a star": (
-        lambda: algorithms.asynchronous_gossip_sgd(MOMENTUM, topologies.star(N)),
-        "pipelined noisy",
-    ),
-    "compressed_sgd, biased": (
-        lambda: compressed_sgd(SGD, WHOLE_TOP, allow_biased=True),
-        "changing",
-    ),
-    "compressed_sgd_ring, biased": (
-        lambda: compressed_sgd(SGD, whole_model(compressors.clipping(8)), "ring", True),
-        "none",
-    ),
-    "compressed_sgd, messages of random length": (
-        lambda: compressed_sgd(SGD, whole_model(compressors.random_sparsification(0.5))),
-        "pipelined changing",
-    ),
-    "compressed_sgd, natural": (lambda: compressed_sgd(SGD, compressors.natural), "none"),
-    "compressed_sgd, ternary": (
-        lambda: compressed_sgd(SGD, whole_model(compressors.ternary)),
-        "none",
-    ),
-    "compressed_sgd, random k": (
-        lambda: compressed_sgd(SGD, compressors.random_k(0.5)),
-        "pipelined",
-    ),
-    "compressed_sgd_ring, qsgd": (
-        lambda: compressed_sgd(SGD, whole_model(compressors.qsgd(4)), "ring"),
-        "changing",
-    ),
-    "compressed_sgd_ring, messages of random length": (
-        lambda: compressed_sgd(SGD, whole_model(compressors.random_sparsification(0.5)), "ring"),
-        "pipelined",
-    ),
-    "error_compensated_sgd, top k and buckets": (
-        lambda: algorithms.error_compensated_sgd(
-            SGD, WHOLE_TOP, whole_model(compressors.buckets(compressors.sign, 2))
-        ),
-        "changing",
-    ),
-    "ef21, top k and identity": (
-        lambda: algorithms.ef21(SGD, compressors.top_k(0.5), compressors.identity),
-        "changing",
-    ),
-    "ef21, contraction": (
-        lambda: algorithms.ef21(
-            SGD, *[whole_model(compressors.contraction(compressors.random_quantization(3)))] * 2
-        ),
-        "none",
-    ),
-    "ef21, one server": (
-        lambda: algorithms.ef21(MOMENTUM, WHOLE_TOP, None, via=network.parameter_server),
-        "pipelined partly",
-    ),
-    "ef21, one server, both ways": (
-        lambda: algorithms.ef21(SGD, WHOLE_TOP, WHOLE_SIGN, via=network.star),
-        "changing",
-    ),
-    "ef21_sgdm, double momentum": (
-        lambda: algorithms.ef21_sgdm(SGD, compressors.top_k(0.5), 0.3, double=True),
-        "none",
-    ),
-    "error feedback, all memories": (
-        lambda: algorithms.error_feedback(
-            SGD,
-            memories.Up(compressors.top_k(0.5), error=0.2, shift=0.8, gain=0.9, decay=0.9),
-            memories.Down(compressors.sign),
-            vector=memories.momentum(0.5),
-            via=network.multi_server,
-        ),
-        "pipelined",
-    ),
-    "asynchronous_sgd, two servers": (
-        lambda: algorithms.asynchronous_sgd(MOMENTUM, servers=2),
-        "pipelined varying",
-    ),
-    "asynchronous_sgd, bounded": (
-        lambda: algorithms.asynchronous_sgd(SGD, bound=8),
-        "blocking pipelined",
-    ),
-    "asynchronous_sgd, staleness aware": (
-        lambda: algorithms.asynchronous_sgd(SGD, servers=4, staleness_aware=True),
-        "blocking noisy",
-    ),
-    "asynchronous_sgd, constant delay": (
-        lambda: algorithms.asynchronous_sgd(SGD, delays.constant(2)),
-        "none blocking",
-    ),
-    "asynchronous_sgd, uniform delays": (
-        lambda: algorithms.asynchronous_sgd(SGD, delays.uniform(3), servers=2),
-        "none",
-    ),
     "asynchronous_sgd, worst delays": (
         lambda: algorithms.asynchronous_sgd(SGD, delays.worst_case(3), staleness_aware=True),
-        "none",
-    ),
-    "asynchronous_sgd, given delays": (
-        lambda: algorithms.asynchronous_sgd(SGD, delays.given([0, 0, 2, 0, 3])),
         "none",
     ),
 }
 
 ON_LAYERS: Table = {
-    "compressed_sgd": (
-        lambda: compressed_sgd(SGD, compressors.random_quantization(3)),
-        "pipelined",
-    ),
-    "compressed_sgd_ring": (
-        lambda: compressed_sgd(SGD, compressors.random_quantization(8), "ring"),
-        "changing",
-    ),
-    "error_compensated_sgd": (
-        lambda: algorithms.error_compensated_sgd(SGD, compressors.sign, compressors.sign),
-        "pipelined",
-    ),
-    "ef21": (
-        lambda: algorithms.ef21(SGD, compressors.top_k(0.3), compressors.top_k(0.5)),
-        "changing",
-    ),
-    "ef21, one server": (
-        lambda: algorithms.ef21(SGD, compressors.low_rank(1), None, via=network.star),
-        "partly",
-    ),
-    "diana": (lambda: algorithms.diana(SGD, compressors.random_k(0.5)), "sampled"),
-    "dist_ef_sgd": (
-        lambda: algorithms.dist_ef_sgd(
-            optax.sgd(optax.linear_schedule(0.1, 0.05, 4), momentum=0.5, nesterov=True),
-            compressors.buckets(compressors.sign, 4),
-        ),
-        "pipelined",
-    ),
-    "ef21, low rank": (lambda: algorithms.ef21(SGD, WHOLE_LOW_RANK, WHOLE_LOW_RANK), "pipelined"),
-    "tern_grad": (lambda: algorithms.tern_grad(MOMENTUM), "changing"),
-    "majority_vote": (lambda: algorithms.majority_vote(SGD), "partly"),
-    "one_bit_adam": (
-        lambda: algorithms.one_bit_adam(SGD, 3, beta2=0.9, epsilon=0.1),
-        "pipelined",
-    ),
-    "zero_one_adam": (
-        lambda: algorithms.zero_one_adam(0.1, 3, stretch=1, longest=2, epsilon=0.1),
-        "changing",
-    ),
     "powersgd": (lambda: algorithms.powersgd(MOMENTUM, 1), "changing partly"),
-    "dion": (lambda: algorithms.dion(SGD, 0.5), "partly"),
-    "sketched_sgd": (lambda: algorithms.sketched_sgd(MOMENTUM, 0.3, 4, 3, 2, 0.5), "partly"),
-    "fetch_sgd": (lambda: algorithms.fetch_sgd(SGD, 0.3, 4, 3), "pipelined"),
-    "fetch_sgd, subtract": (lambda: algorithms.fetch_sgd(SGD, 0.3, 4, 3, 0.5, "subtract"), "none"),
-    "demo": (lambda: algorithms.demo(SGD, 0.9, 3, 4), "pipelined"),
-    "dgc, warm-up": (
-        lambda: algorithms.dgc(
-            SGD,
-            compressors.top_k(0.1),
-            nesterov=True,
-            clip=1.0,
-            warm_up=[compressors.top_k(0.4)],
-            stage=3,
-        ),
-        "changing",
-    ),
-    "choco_sgd": (lambda: algorithms.choco_sgd(SGD, RING, compressors.sign, 0.5), "changing"),
-    "choco_sgd, low rank": (
-        lambda: algorithms.choco_sgd(SGD, RING, compressors.low_rank(1), 0.5),
-        "none",
-    ),
-    "deepsqueeze": (
-        lambda: algorithms.deepsqueeze(SGD, RING, compressors.top_k(0.3), 0.4),
-        "partly",
-    ),
-    "decentralized_sgd": (lambda: algorithms.decentralized_sgd(MOMENTUM, RING), "pipelined partly"),
     "local_sgd": (lambda: algorithms.local_sgd(MOMENTUM, 2), "pipelined partly"),
-    "scaffold": (lambda: algorithms.scaffold(SGD, 2), "pipelined partly"),
     "asynchronous_sgd, two servers": (
         lambda: algorithms.asynchronous_sgd(SGD, servers=2),
         "pipelined",
@@ -553,20 +325,6 @@ ON_LAYERS: Table = {
             SGD, SETS, 2.5, computation=[0.5] * N, congestion=0.4, monitor=kimad.oracle
         ),
         "pipelined varying",
-    ),
-}
-
-ON_SPARSE: Table = {
-    "proximal_gradient": (lambda: algorithms.proximal_gradient(0.3), "none"),
-    "proximal_sgd": (lambda: algorithms.proximal_sgd(0.1), "partly"),
-    "nids, unequal steps": (
-        lambda: algorithms.nids(np.linspace(0.1, 0.3, N), RING, 1.0),
-        "pipelined",
-    ),
-    "pg_extra": (lambda: algorithms.pg_extra(0.1, RING), "blocking"),
-    "proximal_tracking on matchings": (
-        lambda: algorithms.proximal_tracking(0.1, MATCHED),
-        "partly",
     ),
 }
 
@@ -686,7 +444,6 @@ def not_registered() -> dict[str, Run]:
         ("", ON_QUADRATICS, quadratic),
         (" on layers", ON_LAYERS, layers),
         (" on samples", ON_SAMPLES, robust),
-        (" with l1", ON_SPARSE, sparse),
     ):
         for name, (method, on) in table.items():
             for cluster in on.split():

@@ -1,4 +1,4 @@
-"""Every method's history, on clusters and with partial participation, compared with a recorded one.
+"""Histories on clusters and with partial participation, compared with recorded ones.
 
 `reference_histories.json` has the history and the final parameters of each case in `references.py`.
 To replace some, delete them, give the reason in the commit message, and run `python -m
@@ -19,6 +19,7 @@ from typing import Any
 import multiprocess_cases
 import numpy as np
 import pytest
+from budgets import smoke_cases
 
 from tests.algorithms.references import CASES, FILE
 
@@ -40,9 +41,6 @@ EXACT = (
 # the second tolerance is for differences between equal models, which are rounding errors
 RELATIVE, ABSOLUTE = 2e-5, 1e-9
 BRIEFLY = {
-    "Cannikin in epochs",
-    "choco_sgd, changing",
-    "d2, lossy",
     "drop_compute around minibatch_sgd on samples, noisy",
     "kimad on layers, pipelined",
     "local_sgd swept, partly",
@@ -60,19 +58,13 @@ def outcome(name: str, devices: int = 1) -> dict[str, np.ndarray]:
 
 
 def brief(name: str) -> bool:
-    """Returns whether it runs without --exhaustive: one method of each exchange on a cluster, with
-    partial participation if supported.
+    """Returns whether it always runs: one method of each exchange on a cluster, with partial
+    participation if supported.
     """
     method, _, cluster = name.rpartition(", ")
     if method not in multiprocess_cases.METHODS.values():
         return name in BRIEFLY
     return cluster == ("pipelined" if REFERENCES.get(f"{method}, partly") == REFUSED else "partly")
-
-
-def marked(names: list[str]) -> list[Any]:
-    return [
-        pytest.param(name, marks=() if brief(name) else pytest.mark.exhaustive) for name in names
-    ]
 
 
 def is_exact(key: str) -> bool:
@@ -93,7 +85,7 @@ def assert_same(found: Mapping[str, np.ndarray], reference: Mapping[str, Any]) -
             )
 
 
-@pytest.mark.parametrize("name", marked(list(CASES)))
+@pytest.mark.parametrize("name", smoke_cases(CASES, {name for name in CASES if brief(name)}))
 def test_a_history_is_the_recorded_one(name):
     assert_same(outcome(name), REFERENCES[name])
 
