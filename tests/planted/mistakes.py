@@ -1,10 +1,5 @@
-"""A test of the tests: mistakes are planted in the source one at a time, and each must be found by
-the tests that it names.
-
-A file `test_<area>.py` in this folder has the mistakes of one area:
-
-    def test_mistakes_are_found(stride):
-        assert mistakes.survivors(MISTAKES[::stride]) == []
+"""A test of the tests: mistakes (`test_mistakes.py`) are planted in the source one at a time, and
+each must be found by the tests that it names.
 
 One process imports the libraries once and is forked for each mistake, before JAX starts its
 threads. The forked process imports the project with one file's text changed and runs the tests;
