@@ -24,15 +24,16 @@ from dsgd import checks, clusters, compressors, network
 
 @pytest.fixture(scope="module")
 def drawn(request, tmp_path_factory) -> dict[str, Any]:
-    """Runs in a temporary folder, where a checkpoint may be written: a twelfth of the calls, all of
-    them with --long.
+    """Runs in a temporary folder, where a checkpoint may be written: a twelfth of the calls, a
+    quarter with --long, and all of them with --exhaustive.
     """
     root = Path(__file__).parents[1]
     script = (
         "import runpy, sys; sys.path[:0] = sys.argv[1:]; "
         "runpy.run_module('bad_calls', run_name='__main__')"
     )
-    every = 1 if request.config.getoption("--long") else 12
+    asked = request.config.getoption
+    every = 1 if asked("--exhaustive") else 4 if asked("--long") else 12
     command = [sys.executable, "-c", script, str(root), str(root / "tests"), str(every)]
     done = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=tmp_path_factory.mktemp("drawn")

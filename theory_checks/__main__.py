@@ -226,7 +226,7 @@ def tabulate(
             "  without noise, for the numbers in the row."
         )
     table = Table(
-        title="theorems, lemmas and recursions, checked against the code", caption=caption, **LOOKS
+        title="theorems and lemmas, checked against the code", caption=caption, **LOOKS
     )
     table.add_column("statement and its hypotheses", ratio=1)
     table.add_column("reference", max_width=15)

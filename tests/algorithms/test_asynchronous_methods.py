@@ -1,4 +1,4 @@
-"""Asynchronous methods: properties that their recursions in `theory_checks` do not show, compared
+"""Asynchronous methods: properties that their recursions in `tests/methods` do not show, compared
 with the event simulation and with loops.
 
 Seconds are dyadic and bandwidths powers of two, so that all times are exact in float32 and in
@@ -7,9 +7,10 @@ Python's floats. Iterates of cases are in float64.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,25 +27,15 @@ from algorithms import (
     asynchronous_sgd,
     backup_workers_sgd,
     delays,
-    optimizers,
 )
 from dsgd import clusters, network, problems
-from theory_checks.machinery import cases, trajectories
-from theory_checks.machinery.cases import Case
+from tests.methods import asynchronous_sgd as papers
+from tests.methods import given
+from tests.methods.asynchronous_gossip_sgd import partners
+from tests.methods.events import Numbers, Schedule, cluster, server_schedule
+from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
-from theory_checks.machinery.search import ReplayableDraws
 from theory_checks.machinery.trajectories import Trajectory
-from theory_checks.recursions.asynchronous import Numbers, Schedule, server_schedule, stale_steps
-from theory_checks.recursions.compressed import shard, unshard
-from theory_checks.recursions.shared import at_one
-from theory_checks.statements.recursions.asynchronous import (
-    CASES,
-    LATENCY,
-    LONG,
-    _served,
-    partners,
-)
-from theory_checks.statements.recursions.shared import BITS, asked, cluster
 
 N, D, GAMMA = 5, 8, 0.1
 STEP = optax.sgd(GAMMA)
@@ -64,20 +55,6 @@ def history(
     run = {"steps": steps, "key": jax.random.key(0), "mesh": 1, "cluster": cluster}
     found = dsgd.run(algorithms.with_diagnostics(method), noisy(N), **run).history
     return {name: values[1:] for name, values in found.items()}
-
-
-EMERGENT = next(case for case in CASES if case.name == "ASGD on a cluster")
-
-
-def read_by_parts(x: list[np.ndarray], ages: np.ndarray) -> np.ndarray:
-    """Returns the model whose parts have the given ages in updates, `[d]`."""
-    parts = [shard(x[-1 - age], len(ages))[part] for part, age in enumerate(ages)]
-    return unshard(np.stack(parts), trajectories.D)
-
-
-def assert_case(case: Case, seed: int = 0) -> None:
-    draws = ReplayableDraws(np.random.default_rng(seed))
-    assert [outcome for outcome in cases.trial(case, draws) if not outcome.holds] == []
 
 
 # --- The schedule that emerges.
@@ -126,7 +103,7 @@ def from_simulation(
 
 
 def naive(numbers: Numbers, latency: float, convention: str, servers: int) -> Schedule:
-    """The loop over updates, with which `theory_checks` compares the methods."""
+    """The loop over updates, with which the methods are compared."""
     options = {"servers": servers, "updates": 60, "bits": 64 * D}
     return server_schedule(numbers, latency=latency, convention=convention, **options)
 
@@ -244,9 +221,9 @@ def test_bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_
         numbers.compute[1] = 25.0
         return numbers
 
-    case = _served("two servers, bounded", 2, "blocking", 12)._replace(more=with_a_slow_worker)
+    case = papers.on_cluster(2, "blocking", 12, more=with_a_slow_worker)
     for seed in range(3):
-        assert_case(case, seed)
+        given.compare(case, given.Rng(seed))
 
 
 def test_delayed_gradients_are_applied_in_the_order_in_which_they_were_ready():
@@ -268,7 +245,7 @@ def driven(
     method: dsgd.Algorithm, length: int, place: clusters.Cluster | None = None
 ) -> tuple[Instance, Trajectory]:
     """Returns rounds one by one, and their instance."""
-    of = trajectories.instance(ReplayableDraws(np.random.default_rng(0)))
+    of = trajectories.instance(given.Rng())
     options = {} if place is None else {"place": lambda of: place}
     return of, trajectories.run(lambda of: method, of, length=length, **options)
 
@@ -289,9 +266,10 @@ def test_no_model_in_use_by_a_worker_is_overwritten():
     of, found = driven(asynchronous_sgd(STEP), T, drawn)
     of = of._replace(learning_rate=np.float64(GAMMA))
     worker, staleness = found.metrics["worker"], found.metrics["staleness"]
-    given = cases.inputs(EMERGENT, of, found)
-    x = stale_steps(given.x, given.G, n, given.step, worker, staleness[:, None])
-    np.testing.assert_allclose(found.home, x[1:], rtol=1e-9, atol=1e-9)
+    known = given.given(replace(papers.CASES[""], length=T), of, found)
+    rounds = papers.recursion(known, worker, lambda t, x: staleness[t, None])
+    x = [symbols["x"] for symbols in rounds]
+    np.testing.assert_allclose(found.home, x, rtol=1e-9, atol=1e-9)
     assert len(set(staleness)) > 12
     # updates since each worker's last
     on_the_way = [np.argmax(worker[::-1] == i) for i in range(n)]
@@ -338,81 +316,7 @@ def test_without_staleness_it_is_sgd_to_the_bit(workers, method):
         np.testing.assert_array_equal(found.history["clock"], np.arange(31))
 
 
-def test_the_worst_case_is_the_farthest_of_the_last_models():
-    """The loop finds it independently, part by part."""
-    bound, servers = 5, 2
-
-    def rounds(inputs):
-        x = [inputs.x]
-        for t, n in enumerate(asked(inputs.found)):
-            earlier = np.stack([shard(x[t - age], servers) for age in range(min(t, bound) + 1)])
-            ages = np.argmax(((earlier - earlier[:1]) ** 2).sum(axis=2), axis=0)
-            slopes = at_one(inputs.G, t, read_by_parts(x, ages), trajectories.N)
-            x.append(x[t] + inputs.step(slopes[n]))
-            sent = np.where(np.arange(trajectories.N) == n, float(BITS), 0.0)
-            yield {"x": x[-1], "staleness": np.max(ages), "bits up": sent, "bits down": sent}
-
-    def method(optimizer, of):
-        return asynchronous_sgd(optimizer, delays.worst_case(bound), servers=servers)
-
-    assert_case(Case("worst case", "(4.2)", method, rounds, EMERGENT.seen, length=30))
-
-
 # --- Custom steps of the server.
-
-
-class Compensated(NamedTuple):
-    """A model, its optimizer's state, and the mean square of gradients."""
-
-    params: Any
-    optimizer: Any
-    mean_square: Any
-
-
-WEIGHT, DECAY = 0.5, 0.9
-
-
-def adaptive_compensated_sgd(optimizer: optax.GradientTransformation) -> dsgd.Algorithm:
-    """DC-ASGD-a of Zheng et al., 2017, equation 14, on two servers: its weight is divided by the
-    root of the mean square.
-    """
-
-    def start(model):
-        return Compensated(*model, optax.tree.zeros_like(model.params))
-
-    def step(model, gradient, arrival, read):
-        squares = jax.tree.map(
-            lambda mean, g: DECAY * mean + (1 - DECAY) * g * g, model.mean_square, gradient
-        )
-        gradient = jax.tree.map(
-            lambda g, mean, x, old: g + WEIGHT * g * g / jnp.sqrt(mean + 1e-7) * (x - old),
-            *(gradient, squares, model.params, read),
-        )
-        plain = optimizers.Model(model.params, model.optimizer)
-        return Compensated(*optimizers.step(optimizer, plain, gradient), squares)
-
-    return asynchronous_server(
-        f"adaptive_compensated_sgd({DECAY})", optimizer, step, start=start, servers=2
-    )
-
-
-def test_a_custom_step_gets_the_model_that_the_gradient_was_computed_at():
-    def rounds(inputs):
-        options = {"latency": LATENCY, "convention": "blocking", "servers": 2}
-        schedule = server_schedule(inputs.more, updates=LONG, bits=BITS, **options)
-        x, mean = [inputs.x], 0.0
-        for t, symbols in enumerate(EMERGENT.rounds(inputs)):
-            read = read_by_parts(x, schedule.staleness[t])
-            slope = at_one(inputs.G, t, read, trajectories.N)[symbols["worker"]]
-            mean = DECAY * mean + (1 - DECAY) * slope**2
-            factor = WEIGHT / np.sqrt(mean + 1e-7)
-            x.append(x[t] + inputs.step(slope + factor * slope**2 * (x[t] - read)))
-            yield {**symbols, "x": x[-1]}
-
-    def method(optimizer, of):
-        return adaptive_compensated_sgd(optimizer)
-
-    assert_case(EMERGENT._replace(make=method, rounds=rounds))
 
 
 def test_results_of_a_custom_step_are_checked():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache, partial
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -17,64 +18,13 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
+from algorithms import facts
 from dsgd import clusters, problems, work
 from dsgd.engine import programs
-from theory_checks.recursions.compressed import packed
+from tests.methods.files import FILES, form
 
 N, D, STEPS, SEEDS = 8, 19, 12, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
-# Messages in models. Of Kimad: 6 values, their indices, and the choice of the compressor; of
-# 3PCv2: 2 values, 5 values, their indices, and the model, which is received. Of FedNova and
-# FedDyn: a model with two numbers, and with one; of MimeLite: a model and a gradient. Of FedPAQ and
-# FedCOMGATE: codes of 4 bits with a range; of Fed-EF: two values with their indices; these three
-# receive a model.
-SHARES = {
-    "kimad": (6 * 32 + 32 + 8) / (32 * D),
-    # messages to one server that replies uncompressed: codes of 4 bits and two ends; a tenth of the
-    # elements and their indices
-    **dict.fromkeys(("diana", "ef_bv"), (packed(4, D) + 64) / (64 * D) + 0.5),
-    **dict.fromkeys(
-        ("ef21_sgdm", "econtrol"),
-        (-(-D // 10) * 32 + packed((D - 1).bit_length(), -(-D // 10))) / (64 * D) + 0.5,
-    ),
-    "dist_ef_sgd": (packed(1, D) + 32) / (32 * D),
-    "fed_nova": (D + 2) / D,
-    "fed_dyn": (D + 1) / D,
-    "mime_lite": 2.0,
-    "three_point": (2 * 32 + 16 + 5 * 32 + 32 + 32 * D) / (2 * 32 * D),
-    **dict.fromkeys(("majority_vote", "distributed_lion"), 8 * -(-D // 8) / (32 * D)),
-    # of an all-gather of N numbers, and a message up and one down
-    "tern_grad": (2 * (N - 1) * 32 + 8 * -(-D // 5) + packed((2 * N).bit_length(), D))
-    / (2 * 32 * D * N),
-    **dict.fromkeys(("fed_paq", "fed_comgate"), ((80 + 64) / (32 * D) + 1) / 2),
-    "fed_ef": ((64 + 16) / (32 * D) + 1) / 2,
-}
-# of methods with steps of a constant size
-STEP = dict.fromkeys(("majority_vote", "distributed_lion"), 0.02)
-SIZES = {"zero_one_adam": 3}  # of the messages of a round, if the method chooses; else 2
-# differences of two gradients of a draw, which have no noise on quadratics
-CANCELS = {"mime", "gt_svrg", "gt_sarah", "lt_admm_vr"}
-# exact gradients, but coins and compressors that draw
-DRAWS = {"marina"}
-# workers send messages only if their gradients have changed
-LAZY = {"lag", "clag"}
-OFFSETS = {"mime": (1, 0)}  # rounds of a period in which exchanges take place, if not in the last
-# other collectives stand for their messages
-SIMULATED = {
-    *(
-        "sgd",
-        "parameter_server_sgd",
-        "asynchronous_sgd",
-        "decentralized_sgd_complete",
-        "asynchronous_gossip_sgd",
-        "kimad",
-    ),
-    # clients of one server
-    *("diana", "ef_bv", "ef21_sgdm", "econtrol", "dist_ef_sgd"),
-    *("marina", "vr_marina", "three_point", "lag", "clag"),
-    *("majority_vote", "distributed_lion", "tern_grad"),
-    *("easgd", "eamsgd", "mime", "mime_lite", *(name for name in NAMES if name.startswith("fed_"))),
-}
 CONTRACT = {
     "parameters",
     "returns",
@@ -116,6 +66,11 @@ def made(name: str, optimizer: optax.GradientTransformation) -> dsgd.Algorithm:
     return algorithms.make(name, optimizer, N)
 
 
+def file(name: str) -> ModuleType:
+    """Returns the file of tests of a method."""
+    return FILES["kimad_sgd" if name == "kimad" else facts.find(name).name]
+
+
 @cache
 def method(name: str) -> dsgd.Algorithm:
     return made(name, optax.sgd(0.1))
@@ -134,7 +89,7 @@ def unequal(name: str) -> dsgd.Algorithm:
     additional gradients, and with workers that compute different amounts, which most methods do not
     handle themselves. (All other tests use one batch each.)
     """
-    adam = made(name, optax.adam(STEP.get(name, 0.05)))
+    adam = made(name, optax.adam(getattr(file(name), "LEARNING_RATE", 0.05)))
     return algorithms.with_local_work(adam, some)
 
 
@@ -154,7 +109,10 @@ def test_it_satisfies_the_contract(name, monkeypatch):
     findings = dsgd.check(unequal(name), problem(), key=jax.random.key(1))
     findings.require()
     looked_at = {finding.what for finding in findings.findings if finding.holds}
-    assert looked_at == (CONTRACT - {"bits"} if name in SIMULATED else CONTRACT)
+    # other collectives stand for the messages
+    simulated = any(each.simulated for each in dsgd.exchanges(method(name), problem()))
+    silent = method(name).name == "sgd"
+    assert looked_at == (CONTRACT - {"bits"} if simulated or silent else CONTRACT)
     compiled = programs.compiled()
     result(unequal(name))
     assert programs.compiled() == compiled, "for another number of steps"
@@ -191,52 +149,27 @@ def test_two_seeds_draw_differently_unless_the_method_asks_for_exact_gradients(n
         state,
     )
     loss = result(unequal(name)).history["loss"]
-    if name in CANCELS:
+    if all(query.exact for query in asked) and not getattr(file(name), "DRAWS", False):
+        np.testing.assert_array_equal(loss[0], loss[1])
+    elif getattr(file(name), "CANCELS", False):
         np.testing.assert_allclose(loss[0], loss[1], rtol=1e-5)
     else:
-        exact = all(query.exact for query in asked) and name not in DRAWS
-        assert (loss[0, -1] == loss[1, -1]) == exact
+        assert loss[0, -1] != loss[1, -1]
 
 
-def test_bits_grow_by_the_same_amount_every_period_and_fit_the_pattern(name):
-    """The recorded bits are those that are sent between devices (`dsgd.check`); if collectives are
-    simulated, they are those of the pattern.
-    """
-    # messages that are chosen differ if a worker computes nothing
-    chosen = method(name) if name in SHARES else unequal(name)
-    exchanges = dsgd.exchanges(chosen, problem())
-    assert any(exchange.simulated for exchange in exchanges) == (name in SIMULATED - {"sgd"})
-    sent = np.diff(result(chosen).history["bits"], axis=-1)
-    if any(exchange.period == 0 for exchange in exchanges):  # in rounds that the method chooses
-        assert {exchange.period for exchange in exchanges} == {0}
-        sizes = np.unique(sent)
-        assert len(sizes) == SIZES.get(name, 2)
-        # one of two exchanges, or of one; `one-bit-adam` always has one of the two
-        assert (sizes[0] > 0) == (len(exchanges) > 1 and name != "zero_one_adam")
+def test_bits_are_the_closed_forms(name):
+    """Of all workers, up and down, in each round of two seeds."""
+    if name == "kimad":  # which chooses its messages: tests/methods/kimad_sgd.py
         return
-    if name in LAZY:  # the model always
-        assert 32 * D <= sent.min() < sent.max() <= 2 * 32 * D
-        return
-    period = max([1, *(exchange.period * exchange.turns for exchange in exchanges)])
-    periods = sent[..., : STEPS // period * period].reshape(SEEDS, -1, period)
-    np.testing.assert_array_equal(periods, np.broadcast_to(periods[0, 0], periods.shape))
-    offsets = OFFSETS.get(name, (0,) * len(exchanges))
-    taking_place = [
-        [
-            exchange
-            for exchange, offset in zip(exchanges, offsets, strict=True)
-            if (t + 1 - offset) % exchange.period == 0
-        ]
-        for t in range(period)
-    ]
-    np.testing.assert_array_equal(
-        periods[0, 0] == 0,
-        [not any(each.pattern.volume(N) for each in those) for those in taking_place],
-    )
-    if name in SIMULATED:
-        vectors = sum(exchange.pattern.volume(N) / exchange.period for exchange in exchanges)
-        # up and down, on average
-        assert sent.mean() / 2 / 32 / D == pytest.approx(SHARES.get(name, 1) * vectors, rel=1e-6)
+    totals = N * np.diff(result(unequal(name)).history["bits"], axis=-1)
+    for t, sent in zip(range(STEPS), totals.T, strict=True):
+        stated = form(name)(t, N, D)
+        if stated is None:
+            continue
+        possible = stated if isinstance(stated, list) else [stated]
+        ways = [each if isinstance(each, tuple) else (each, each) for each in possible]
+        sums = [sum(np.sum(np.broadcast_to(way, N)) for way in both) for both in ways]
+        assert np.isin(sent, sums).all(), (t, sent, sums)
 
 
 @pytest.mark.parametrize("name", smoke_cases(NAMES, ONE_OF_EACH_EXCHANGE))

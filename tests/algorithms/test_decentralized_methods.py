@@ -1,5 +1,5 @@
 """Decentralized methods: runs on schedules, rounding, types, warm starts, and invalid arguments,
-which their recursions (`theory_checks`) do not show.
+which their recursions (`tests.methods`) do not show.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
+from budgets import smoke_cases
 from scipy.linalg import block_diag
 
 import dsgd
@@ -76,7 +77,7 @@ def quadratic(n: int = N, seed: int = 1) -> dsgd.Problem:
 
 def test_a_run_takes_each_rounds_matrix_between_records_and_after_a_stop(tmp_path, mesh):
     """Two seeds, records every 4 rounds, a stop after 5 (between two records), an end after 23;
-    every other round averages. The result equals the run without a stop, which `theory_checks`
+    every other round averages. The result equals the run without a stop, which `tests.methods`
     compares with the recursion.
     """
     method, options = local_sgd(STEP, 2, ONE_PEER), {"key": jax.random.key(0), "seeds": 2}
@@ -210,7 +211,7 @@ SWEPT: dict[str, Callable[[float], dsgd.Algorithm]] = {
 }
 
 
-@pytest.mark.parametrize("factory", SWEPT)
+@pytest.mark.parametrize("factory", smoke_cases(SWEPT, {*list(SWEPT)[::4]}))
 def test_a_swept_number_keeps_the_models_type_and_equals_a_single_run(factory, key):
     sweep = dsgd.sweep(SWEPT[factory], in_bfloat16(), steps=3, key=key, mesh=1, number=[0.125, 0.5])
     assert sweep.params.dtype == jnp.bfloat16

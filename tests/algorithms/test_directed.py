@@ -23,15 +23,19 @@ import theory_checks
 import topologies
 from dsgd import problems
 from tests.algorithms import quadratics
+from tests.methods import graphs
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import D, N
-from theory_checks.statements.recursions.shared import graph
 
 GAMMA, T = 0.05, 2_500
 STEP = optax.sgd(GAMMA)
-BALANCED, UNBALANCED, PULL = (graph(name) for name in ("exponential", "directed", "directed, pull"))
-PUSHES, PULLS = graph("pushes"), graph("pushes, pull")
-DOWN, UP = graph("tree, pull"), graph("tree, push")
+BALANCED, UNBALANCED, PULL, PUSHES, PULLS, DOWN, UP = (
+    graphs.topology(name, N)
+    for name in (
+        *("exponential", "directed", "directed, pull"),
+        *("pushes", "pushes, pull", "tree, pull", "tree, push"),
+    )
+)
 
 ON_UNBALANCED: dict[str, Callable[[float], dsgd.Algorithm]] = {
     "push_diging": lambda step: algorithms.push_diging(optax.sgd(step), UNBALANCED),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -110,87 +111,86 @@ def test_exact_methods_reach_the_optimum_of_different_data_and_others_do_not(nam
 
 
 ROOT = Path(__file__).parents[2]
-NEW = '''"""Damped gossip: an example of a new method."""
-
-from __future__ import annotations
-
-import optax
-
-import topologies
-from algorithms import gossip, methods, optimizers
-from algorithms.facts import method
-from dsgd import Algorithm, Topology, checks
-
-
-@method(
-    sends="models, to neighbours",
-    needs=("doubly stochastic W",),
-    paper="Nobody, 2026",
-    page="how_to/own_method.md",
-    aliases=("damped",),
-    graph=topologies.ring,
-    settings={"damping": 0.25},
+# the two files of a method, which CONTRIBUTING.md shows
+NEW, TEST = re.findall(
+    r"```python\n(\"\"\".*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL
 )
-@checks.arguments
-def damped_gossip(
-    optimizer: optax.GradientTransformation, topology: Topology, damping: float
-) -> Algorithm:
-    """Decentralized SGD with W replaced by c W + (1 - c) I."""
-    gossip.require_topology("damped_gossip", topology)
-
-    def update(x, gradients, round):
-        half = optimizers.local_step(optimizer, x, gradients, round)
-        mixed = round.mix(half.params, topology)
-        params = optax.tree.add(
-            optax.tree.scale(damping, mixed), optax.tree.scale(1 - damping, half.params)
-        )
-        return half._replace(params=params)
-
-    return methods.local_models(
-        f"damped_gossip({topology.name}, {damping})", optimizer, update, topology=topology
-    )
-'''
+MISTAKES = {
+    "a sign": {"1 - damping": "damping - 1"},
+    "twice the bits": {
+        "round.mix(half.params, topology)": "round.mix((half.params, half.params), topology)[0]"
+    },
+    "a forgotten mask": {
+        "local_step(optimizer, x, gradients, round)": "step_local(optimizer, x, gradients)",
+        "topology=topology\n": "topology=topology, absent=lambda before, after: after\n",
+    },
+}
 USE = """
-import optax, algorithms, dsgd
-from dsgd import problems
+import optax, algorithms
 from algorithms.candidates import candidate
 
 method = algorithms.make("damped", optax.sgd(0.1), 5)
-problem = problems.random_quadratic(5, 3, noise=0.3)
 assert method.name == algorithms.make("damped-gossip", optax.sgd(0.1), 5).name
 assert "damped_gossip" in algorithms.__all__ and "damped_gossip" in algorithms.ALGORITHMS
 print(candidate(algorithms.damped_gossip).expression("opt", 5, {}))
-print(dsgd.check(method, problem).holds)
 """
 
 
-@pytest.mark.long
-def test_a_new_file_is_registered_documented_planned_and_satisfies_the_contract(tmp_path):
-    """Only the method's file is added; the command does the rest."""
-    for folder in ("algorithms", "docs/reference"):
-        shutil.copytree(
-            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("generated")
-        )
-    (tmp_path / "algorithms/decentralized/damped_gossip.py").write_text(NEW)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory, long) -> Path:
+    """A copy of the tree with the two files of a new method; the command does the rest."""
+    to = tmp_path_factory.mktemp("tree")
+    for folder in ("algorithms", "docs/reference", "tests/methods"):
+        shutil.copytree(ROOT / folder, to / folder, ignore=shutil.ignore_patterns("generated"))
+    for file in (ROOT / "pyproject.toml", *ROOT.glob("tests/*.py")):
+        if not file.name.startswith("test_"):
+            shutil.copy(file, to / file.relative_to(ROOT))
+    shutil.copytree(ROOT / "tests/algorithms", to / "tests/algorithms")
+    (to / "algorithms/decentralized/damped_gossip.py").write_text(NEW)
+    (to / "tests/methods/damped_gossip.py").write_text(TEST)
+    python(to, "-m", "algorithms", "--write")
+    return to
 
-    def python(*arguments):
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
 
-    python("-m", "algorithms", "--write")
+def python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a copy of the tree."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tree, ROOT)))}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=tree, env=environment, check=False, capture_output=True, text=True
+    )
+
+
+def test_a_method_of_two_files_is_registered_documented_and_planned(copied):
     for page, words in (
         ("methods.md", "| `algorithms.damped_gossip`, `damped` | models, to neighbours |"),
         ("api/algorithms.rst", "   algorithms.damped_gossip\n"),
     ):
-        assert words in (tmp_path / "docs/reference" / page).read_text()
-    assert python("-c", USE).splitlines()[-2:] == [
-        "algorithms.damped_gossip(opt, topologies.ring(5), 0.25)",
-        "True",
-    ]
+        assert words in (copied / "docs/reference" / page).read_text()
+    done = python(copied, "-c", USE)
+    assert done.stdout == "algorithms.damped_gossip(opt, topologies.ring(5), 0.25)\n", done.stderr
+
+
+def tested(tree: Path, *files: str) -> subprocess.CompletedProcess[str]:
+    options = ("-n0", "-q", "-x", "-k", "damped_gossip", "-p", "no:cacheprovider")
+    return python(tree, "-m", "pytest", *files, *options)
+
+
+def test_its_files_are_all_that_its_tests_need(copied):
+    """Its rounds, also with absent workers, its bits, its starts, and the contract."""
+    done = tested(copied, "tests/methods", "tests/algorithms/test_contract.py", "--exhaustive")
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_in_it_are_found(copied, mistake):
+    file = copied / "algorithms/decentralized/damped_gossip.py"
+    text = NEW
+    for right, wrong in MISTAKES[mistake].items():
+        assert text.count(right) == 1
+        text = text.replace(right, wrong)
+    file.write_text(text)
+    done = tested(copied, "tests/methods")
+    file.write_text(NEW)
+    assert done.returncode == 1, done.stdout

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
@@ -22,14 +21,13 @@ import dsgd
 import topologies
 from dsgd import clusters, problems
 from tests.algorithms import quadratics
+from tests.methods import graphs, local_exact_diffusion
+from tests.methods.given import on_quadratics, quadratic
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import N, Trajectory
-from theory_checks.recursions import local_gossip
-from theory_checks.recursions.shared import quadratic
-from theory_checks.statements.recursions.shared import graph, matrices
 
 GAMMA, T = 0.02, 3_000
-IRREGULAR, LAZY, COMPLETE = graph("irregular"), graph("lazy"), topologies.complete(N)
+IRREGULAR, LAZY, COMPLETE = (graphs.topology(name, N) for name in ("irregular", "lazy", "complete"))
 
 
 class Numbers(NamedTuple):
@@ -197,14 +195,12 @@ def test_the_sum_of_the_corrections_is_0(name, numbers):
 )
 def test_a_correction_step_that_is_too_large_diverges_and_is_refused(tau, beta, grows):
     """With W of smallest eigenvalue 0, disagreement contracts if beta tau < 2."""
-    W = matrices("lazy")
-    shifted = (W(0) - np.linalg.eigvalsh(W(0))[0] * np.eye(N)) / (1 - np.linalg.eigvalsh(W(0))[0])
+    W = graphs.matrices("lazy", N)(0)
+    smallest = np.linalg.eigvalsh(W)[0]
+    shifted = (W - smallest * np.eye(N)) / (1 - smallest)
     topology = topologies.from_matrix(shifted, "shifted")
-    A, b, x = quadratics.arrays()
-    rounds = local_gossip.led(
-        np.tile(x, (N, 1)), quadratic(A, b), lambda t: shifted, 1e-3, tau, beta
-    )
-    last = list(islice(rounds, 1_200))[-1]["params"]
+    given = on_quadratics(*quadratics.arrays(), 1e-3, 1_200, shifted)
+    last = list(local_exact_diffusion.recursion(given, tau, beta))[-1]["params"]
     assert (np.abs(last).max() > 1e3) == grows
     if grows:
         with pytest.raises(ValueError, match=r"correction_step = .* with period = 4.*below 0\.5"):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from budgets import smoke_cases
 from jax.flatten_util import ravel_pytree
 
 import dsgd
@@ -142,7 +143,7 @@ def test_rows_are_output_features_and_leaves_come_back():
 # --- The contract, with messages of matrices.
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", smoke_cases(METHODS, {"powersgd"}))
 def test_it_holds_the_contract_on_matrices(name):
     findings = dsgd.check(METHODS[name](), Bowl().problem(noise=0.3))
     findings.require()

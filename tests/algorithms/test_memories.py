@@ -24,10 +24,10 @@ from algorithms.compressed import servers
 from algorithms.compressed.memories import Down, Up
 from dsgd import clusters, compressors, network, problems
 from tests.algorithms import quadratics
+from tests.methods.compressors import Parts, largest
+from tests.methods.given import quadratic
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
-from theory_checks.recursions.compressed import Parts, largest
-from theory_checks.recursions.shared import at_one, quadratic
 
 GAMMA, T, LASSO = 0.05, 2_000, 0.3
 TOP, RANDOM, IDENTITY = compressors.top_k(0.2), compressors.random_k(0.2), compressors.identity
@@ -164,7 +164,7 @@ def test_memories_that_decay_are_those_of_a_loop():
     top = Parts(LAYERS, 1).each(lambda layer: largest(layer, -(-len(layer) // 5)))
     found = models("EC-SGD, decay", Numbers(decay=beta))
     for t in range(60):
-        p = at_one(G, t, x, N) + beta * e
+        p = G(t, np.tile(x, (N, 1))) + beta * e
         sent = np.array([top(row) for row in p])
         e, x = p - sent, x - GAMMA * sent.mean(axis=0)
         np.testing.assert_allclose(found[t], x, rtol=0, atol=1e-12)

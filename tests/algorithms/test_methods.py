@@ -1,4 +1,4 @@
-"""Synchronous methods: properties that their recursions (`theory_checks`) do not show."""
+"""Synchronous methods: properties that their recursions do not show."""
 
 from __future__ import annotations
 

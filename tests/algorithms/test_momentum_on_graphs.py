@@ -21,12 +21,12 @@ import dsgd
 import topologies
 from dsgd import clusters, problems
 from tests.algorithms import quadratics
+from tests.methods import graphs
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import D, N
-from theory_checks.statements.recursions.shared import graph
 
 GAMMA, BETA, T = 0.05, 0.6, 1_500
-LAZY = graph("lazy")
+LAZY = graphs.topology("lazy", N)
 W: np.ndarray = np.asarray(LAZY.W)
 EYE = np.eye(N)
 

@@ -20,13 +20,13 @@ import dsgd
 import topologies
 from dsgd import problems
 from tests.algorithms import quadratics
+from tests.methods import graphs
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import N
-from theory_checks.statements.recursions.shared import graph
 
 GAMMA, T, LASSO = 0.2, 2_000, 0.4
 STEPS = np.linspace(0.1, 0.9, N)  # 1.8 / L for the last worker
-GRAPH = graph("irregular")
+GRAPH = graphs.topology("irregular", N)
 CHORDS = topologies.exponential(N)  # doubly stochastic, not symmetric
 
 

@@ -23,9 +23,9 @@ import topologies
 from algorithms.local_updates.streaming_diloco import of_fragments
 from dsgd import clusters, compressors, network
 from tests.algorithms import quadratics
+from tests.methods.sparta import drawn
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import N, Trajectory
-from theory_checks.statements.recursions.slow_links import drawn
 
 GAMMA, H, T = 0.02, 4, 2_000
 NEVER = 10 * T

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,17 +17,14 @@ import pytest
 
 import algorithms
 import dsgd
-import topologies
 from tests.algorithms import quadratics
+from tests.methods import aug_dgm, graphs
+from tests.methods.given import Given, Rounds, on_quadratics
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import N
-from theory_checks.recursions import decentralized
-from theory_checks.recursions.shared import plain, quadratic
-from theory_checks.statements.recursions.decentralized import FACTORS
-from theory_checks.statements.recursions.shared import graph
 
 GAMMA, T = 0.1, 2_500
-LAZY, COMPLETE = graph("lazy"), topologies.complete(N)
+LAZY, COMPLETE = graphs.topology("lazy", N), graphs.topology("complete", N)
 W: np.ndarray = np.asarray(LAZY.W)
 EYE = np.eye(N)
 
@@ -53,7 +49,7 @@ METHODS: dict[str, Callable[[Any, dsgd.Topology], dsgd.Algorithm]] = {
     "DIGing": lambda of, W: algorithms.gradient_tracking(sgd(of), W),
     "ATC tracking": lambda of, W: algorithms.atc_tracking(sgd(of), W),
     "Aug-DGM": lambda of, W: algorithms.aug_dgm(sgd(of), W),
-    "Aug-DGM, uncoordinated": lambda of, W: algorithms.aug_dgm(sgd(of), W, FACTORS),
+    "Aug-DGM, uncoordinated": lambda of, W: algorithms.aug_dgm(sgd(of), W, aug_dgm.FACTORS[:N]),
     "momentum tracking": lambda of, W: algorithms.momentum_tracking(
         optax.sgd(of.gamma), W, of.momentum
     ),
@@ -89,6 +85,23 @@ def root(P: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(np.maximum(values, 0)) @ vectors.T
 
 
+def suda(given: Given, A: np.ndarray, B: np.ndarray, C: np.ndarray) -> Rounds:
+    """Yields the rounds of SUDA, of which the exact methods on graphs are instances.
+
+    Args:
+        given: see `Given`; the models start equal.
+        A, B, C: polynomials in a symmetric W, or square roots of them.
+
+    Source: Alghunaim and Yuan, "A unified and refined convergence analysis for non-convex
+    decentralized learning", 2022.
+    """
+    X, Y = given.X, np.zeros_like(given.X)
+    for t in given.rounds:
+        X = A @ (C @ X - given.gamma * given.G(t, X)) - B @ Y
+        Y = Y + B @ X
+        yield {"params": X}
+
+
 # A, B, C of SUDA
 SUDA: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {
     "exact diffusion": ((EYE + W) / 2, root((EYE - W) / 2), EYE),
@@ -102,9 +115,8 @@ SUDA: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {
 
 @pytest.mark.parametrize("name", SUDA)
 def test_exact_methods_are_one_recursion(name):
-    A, b, x = quadratics.arrays()
-    rounds = decentralized.suda(np.tile(x, (N, 1)), quadratic(A, b), plain(GAMMA), *SUDA[name])
-    expected = np.stack([symbols["params"] for symbols in islice(rounds, 60)])
+    given = on_quadratics(*quadratics.arrays(), GAMMA, 60, W)
+    expected = np.stack([symbols["params"] for symbols in suda(given, *SUDA[name])])
     found = models(name)[:60]
     assert np.ptp(found[:, 0]) > 1
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)

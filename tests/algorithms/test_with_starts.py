@@ -21,12 +21,12 @@ import dsgd
 import topologies
 from dsgd import problems
 from tests.algorithms import quadratics
+from tests.methods import graphs
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import D, N
-from theory_checks.statements.recursions.shared import graph
 
 T, STEP, SMALL = 2_500, optax.sgd(0.1), optax.sgd(0.02)
-LAZY, DIRECTED = graph("lazy"), graph("directed")
+LAZY, DIRECTED = graphs.topology("lazy", N), graphs.topology("directed", N)
 PULL = topologies.star(N, topologies.pull)
 STARTS = 3 * np.random.default_rng(1).normal(size=(N, D))
 
@@ -60,7 +60,7 @@ BIASED: dict[str, Callable[[], dsgd.Algorithm]] = {
     "quasi_global_momentum": lambda: algorithms.quasi_global_momentum(STEP, LAZY, 0.5),
     "decentlam": lambda: algorithms.decentlam(STEP, LAZY, 0.5),
     "stochastic_gradient_push": lambda: algorithms.stochastic_gradient_push(STEP, DIRECTED),
-    "noloco": lambda: algorithms.noloco(SMALL, graph("matchings"), 2),
+    "noloco": lambda: algorithms.noloco(SMALL, graphs.topology("matchings", N), 2),
     "sparta": lambda: algorithms.sparta(SMALL, 0.3),
 }
 # Registered methods that accept different starts; all others need a common one.

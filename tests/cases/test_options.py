@@ -11,7 +11,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import optax
 import pytest
 
@@ -19,8 +18,9 @@ import algorithms
 import dsgd
 from dsgd import compressors, network, problems
 from dsgd.base import Algorithm
-from theory_checks.machinery import cases, trajectories
-from theory_checks.statements import recursions
+from tests.methods import given
+from tests.methods.files import CASES
+from theory_checks.machinery import trajectories
 
 METHODS: dict[str, Callable[..., Algorithm]] = {
     name: function
@@ -63,31 +63,16 @@ def calls(make: Callable[[], Any]) -> list[Call]:
 CODES = {inspect.unwrap(function).__code__: name for name, function in METHODS.items()}
 
 
-class Rng:
-    """Draws of an instance."""
-
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(0)
-
-    def integer(self, low: int, high: int) -> int:
-        return int(self.rng.integers(low, high + 1))
-
-    def real(self, low: float, high: float) -> float:
-        return float(self.rng.uniform(low, high))
-
-    def choice(self, options: Any) -> Any:
-        return options[self.integer(0, len(options) - 1)]
-
-
 @cache
 def compared() -> dict[str, list[dict[str, Any]]]:
     """Returns the arguments with which each method is compared with its recursion."""
     found = {name: list[dict[str, Any]]() for name in METHODS}
     with jax.enable_x64(True):
-        for case in recursions.CASES.values():
-            of = trajectories.instance(Rng(), case.more(Rng()))
-            optimizer = cases.OPTIMIZERS[case.optimizer][0](of.learning_rate)
-            for call in calls(partial(case.make, optimizer, of)):
+        for case in CASES.values():
+            if case.some:
+                continue
+            of = trajectories.instance(given.Rng(), case.more(given.Rng()))
+            for call in calls(partial(given.build(case), of)):
                 found[call.name].append(call.arguments)
     return found
 

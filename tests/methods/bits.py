@@ -52,6 +52,11 @@ def of_some(number: int, bits: float, N: int) -> np.ndarray:
     return np.where(np.arange(N) < number, bits, 0.0)
 
 
+def at_end(t: int, bits: Bits, period: int = 4) -> Bits:
+    """Returns the bits of round t if messages are sent in the last round of each period."""
+    return 0 if (t + 1) % period else bits
+
+
 def codes(width: int, d: int) -> int:
     """Returns the bits of a message of `random_quantization`: codes and two ends, or the elements
     if there are at most two.

@@ -8,12 +8,15 @@ including its padding.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
 
 from dsgd import compressors
 from dsgd.base import Compressor
+from tests.methods import bits
+from tests.methods.given import Given
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import Trajectory
 
@@ -52,6 +55,39 @@ def mean_size_times_sign(x: np.ndarray) -> np.ndarray:
 def clipped(x: np.ndarray) -> np.ndarray:
     """Keeps the sign, 8 bits of exponent and 3 of mantissa (`compressors.clipping(3)`)."""
     return (x.astype(np.float32).view(np.uint32) >> 20 << 20).view(np.float32).astype(float)
+
+
+@dataclass(frozen=True)
+class Compression:
+    """Compressed models that neighbours send to each other.
+
+    Args:
+        compressor: the project's.
+        q: the same in numpy, of one vector.
+        size: (number of elements, bits of a number) -> bits of a message.
+        whole: whether a model is compressed as one vector, and not each layer.
+    """
+
+    compressor: Compressor
+    q: Q
+    size: Callable[[int, int], int]
+    whole: bool = False
+
+    def __call__(self, given: Given, X: np.ndarray) -> np.ndarray:
+        """Returns the messages of all workers, `[N, d]`."""
+        return np.array([self.q(x) for x in X]) if self.whole else given.each(self.q, X)
+
+    def bits(self, given: Given) -> int:
+        """Returns the bits of a message."""
+        vectors = (given.d,) if self.whole else given.layers
+        return sum(self.size(d, given.word) for d in vectors)
+
+
+HALVES = Compression(HALF, largest_half, lambda d, word: bits.largest(-(-d // 2), d, word))
+WHOLE_HALVES = Compression(HALF_OF_ALL, largest_half, HALVES.size, whole=True)
+CLIPPED = Compression(SHORT_OF_ALL, clipped, lambda d, word: bits.packed(12, d), whole=True)
+SHORTS = Compression(SHORT, clipped, CLIPPED.size)
+SIGNS = Compression(SIGN, mean_size_times_sign, lambda d, word: bits.packed(1, d) + word)
 
 
 def quantize(x: np.ndarray, bits: int, rng: np.random.Generator) -> np.ndarray:

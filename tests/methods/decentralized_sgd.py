@@ -1,13 +1,17 @@
-"""Decentralized SGD: Liu and Zhang, (5.2); with averaged momenta: Yu, Jin and Yang, 2019."""
+"""Decentralized SGD: Liu and Zhang, (5.2); with averaged momenta: Yu, Jin and Yang, 2019; with
+accelerated gossip: Scaman et al., 2017, algorithm 2.
+"""
 
 import numpy as np
 
+import topologies
 from algorithms import decentralized_sgd
 from dsgd import Algorithm
 from tests.methods.bits import FLOAT, Bits, on_ring
 from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.opapc import chebyshev
 
-APART, BETA = True, 0.9
+APART, BETA, K = True, 0.9, 3
 
 
 def recursion(given: Given) -> Rounds:
@@ -23,6 +27,14 @@ def with_averaged_momenta(given: Given) -> Rounds:
         u = np.where(given.present(t), BETA * u + given.G(t, X), u)
         X, u = given.W(t) @ (X - given.gamma * given.present(t) * u), given.W(t) @ u
         yield {"params": X, "momentum": u} | given.to_neighbours(t, 2 * given.model)
+
+
+def accelerated_gossip(given: Given) -> Rounds:
+    """Yields the rounds with K accelerated exchanges."""
+    X, step = given.X, given.step()
+    for t in given.rounds:
+        X = chebyshev(X + step(given.G(t, X)), given.W(t), K)
+        yield {"params": X} | given.to_neighbours(t, K * given.model)
 
 
 def method(given: Setting) -> Algorithm:
@@ -45,6 +57,11 @@ CASES = {
     "": Case(method, recursion, "exponential", "momentum"),
     "schedule": Case(method, recursion, "one peer"),
     "some": Case(method, recursion, "complete", "momentum", some=True),
+    "accelerated gossip": Case(
+        lambda given: decentralized_sgd(given.optimizer, topologies.chebyshev(given.graph, K)),
+        accelerated_gossip,
+        "irregular",
+    ),
     "averaged momenta": Case(
         averaged,
         with_averaged_momenta,

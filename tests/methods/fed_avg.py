@@ -24,6 +24,7 @@ def local_steps(
     fresh: bool = True,
     proximal: float = 0.0,
     inclusion: np.ndarray | None = None,
+    message: Callable[[Given, np.ndarray], np.ndarray] = lambda given, changes: changes,
 ) -> Rounds:
     r"""H local steps from x, $y_n \leftarrow y_n - \gamma (g_n(y_n) + \mu (y_n - x))$, then
     $x \leftarrow \mathrm{Outer}(x, \frac1N \sum_n (x - y_n))$ over those whose messages arrive.
@@ -35,6 +36,7 @@ def local_steps(
         fresh: whether the local step's memory is empty after each synchronization.
         proximal: mu.
         inclusion: probabilities to participate; the sum of changes is divided by them and N.
+        message: (given, changes `[N, d]`) -> the decoded messages.
 
     Source: Reddi et al., "Adaptive federated optimization", 2021, Algorithm 1.
     """
@@ -46,7 +48,7 @@ def local_steps(
             continue
         S = given.counted(t)
         share = S / max(S.sum(), 1) if inclusion is None else S / (given.N * inclusion)
-        x = outer(x, share @ (x - Y)) if S.any() else x
+        x = outer(x, share @ message(given, x - Y)) if S.any() else x
         Y, step = np.tile(x, (given.N, 1)), given.step() if fresh else step
         yield {"params": Y, "server": x} | exchange(given, t)
 

@@ -10,8 +10,10 @@ independently of the method's file:
   and messages that are lost; in all others all workers take part.
 - `bits(t, N, d)`: what each worker sends in round t of the registered instance.
 - `APART`: whether workers may start from different models (no if the file does not say).
+- `CANCELS`, `DRAWS`, `LEARNING_RATE`: for the contract, if gradients at two points have the same
+  noise, if a method of exact gradients draws otherwise, and if 0.05 is too large.
 
-`test_methods.py` collects these files.
+`files.py` collects these files for `test_methods.py` and the contract.
 """
 
 from __future__ import annotations
@@ -249,8 +251,13 @@ class Given:
         each = self.here[t] * (round(2 * (m - 1) / m * bits) if m else 0)
         return {"bits up": each, "bits down": each}
 
-    def to_server(self, t: int, up: float, down: float) -> Symbols:
-        """Returns the bits of a message to one server, and of its reply."""
+    def all_gather(self, t: int, message: float) -> Symbols:
+        """Returns the bits of a message to each other worker."""
+        each = self.here[t] * (self.here[t].sum() - 1) * message
+        return {"bits up": each, "bits down": each}
+
+    def to_server(self, t: int, up: Any, down: Any) -> Symbols:
+        """Returns the bits of a message to one server, and of its reply: numbers, or `[N]`."""
         return {"bits up": up * self.here[t], "bits down": down * self.here[t]}
 
     def nothing(self) -> Symbols:
@@ -290,6 +297,34 @@ def quadratic_losses(A: np.ndarray, b: np.ndarray, noise: Any = 0.0) -> Gradient
     return losses
 
 
+def on_quadratics(
+    A: np.ndarray,
+    b: np.ndarray,
+    x: np.ndarray,
+    gamma: float,
+    length: int,
+    W: np.ndarray,
+    noise: Any = 0.0,
+) -> Given:
+    """Returns what a recursion is given outside of a case: the gradients of `quadratic`, a start x
+    `[d]` of all workers, and one graph.
+    """
+    N = len(A)
+    return Given(
+        gamma,
+        np.tile(x, (N, 1)),
+        quadratic(A, b, noise),
+        quadratic(A, b),
+        quadratic_losses(A, b, noise),
+        "plain",
+        length,
+        (len(x),),
+        64,
+        *(np.ones((length, *shape), bool) for shape in ((N,), (N,), (N, N))),
+        [lambda number: W],
+    )
+
+
 # --- All workers take part: six workers, in float64, with noise; all rounds are compared.
 
 
@@ -310,24 +345,24 @@ class Rng:
 
 
 @cache
-def _build(case: Case) -> trajectories.Build:
+def build(case: Case) -> trajectories.Build:
     """Returns a function from an instance to the case's method. It is the same object in each call,
     so that the method is compiled once.
     """
 
-    def build(of: Instance) -> Algorithm:
+    def method(of: Instance) -> Algorithm:
         optimizer = OPTIMIZERS[case.optimizer][0](of.learning_rate)
         on = [graphs.topology(name, trajectories.N) for name in case.names]
         return case.make(Setting(trajectories.N, of.learning_rate, optimizer, on, of.more))
 
-    return build
+    return method
 
 
 def run(case: Case, draws: Draws) -> tuple[Instance, Trajectory]:
     """Returns an instance of the case, and its rounds."""
     of = trajectories.instance(draws, case.more(draws))
     options: Any = {"place": case.place, "length": case.length, "regularizer": case.regularizer}
-    return of, trajectories.run(_build(case), of, seed=draws.integer(0, 2**31 - 1), **options)
+    return of, trajectories.run(build(case), of, seed=draws.integer(0, 2**31 - 1), **options)
 
 
 def given(case: Case, of: Instance, found: Trajectory) -> Given:
@@ -472,7 +507,9 @@ def compare_some(case: Case) -> dsgd.Result:
     method = case.make(Setting(SOME, GAMMA, optimizer, on))
     cluster = CLUSTER if case.place is None else case.place(CLUSTER)
     options: Any = {"steps": T, "key": jax.random.key(0), "cluster": cluster, "mesh": 2}
-    result = dsgd.run(method, problem(), **options)
+    r = case.regularizer
+    of = problem() if r is None else problems.regularized(problem(), r)
+    result = dsgd.run(method, of, **options)
     A, b = (np.asarray(leaf, float) for leaf in problem().data[:2])
     rounds = list(
         case.recursion(

@@ -97,3 +97,11 @@ def matrices(name: str, N: int) -> Matrices:
     }
     dense = made[name]()
     return lambda number: dense[number % len(dense)]
+
+
+def of_neighbours(values: np.ndarray, A: np.ndarray) -> np.ndarray:
+    """Returns each worker's values of its neighbours in ascending order, then zeros: `[N, N, ...]`,
+    of which those of other pairs are 0, to `[N, K, ...]` with the largest number of neighbours K.
+    """
+    order = np.argsort(~A, axis=1, kind="stable")[:, : A.sum(axis=1).max()]
+    return values[np.arange(len(A))[:, None], order]

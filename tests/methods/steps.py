@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 Step = Callable[..., np.ndarray]  # (g, here=True) -> change
+PENALTY = 0.3  # of the l1 norm
 
 
 def plain(gamma: float) -> Step:
@@ -47,3 +48,8 @@ def adam(gamma: float) -> Step:
         return np.where(here, -gamma * change, 0.0)
 
     return step
+
+
+def soft_threshold(x: np.ndarray, gamma: np.ndarray | float) -> np.ndarray:
+    r"""Returns the proximal step of $\lambda |x|_1$ with step sizes gamma; lambda is `PENALTY`."""
+    return np.where(np.abs(x) > gamma * PENALTY, x - gamma * PENALTY * np.sign(x), 0)

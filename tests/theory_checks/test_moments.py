@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import islice
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +15,9 @@ import pytest
 import algorithms
 import topologies
 from dsgd import compressors, problems
+from tests.methods import decentralized_sgd
+from tests.methods.given import on_quadratics
 from theory_checks.machinery import moments, runs
-from theory_checks.recursions.decentralized import decentralized
-from theory_checks.recursions.shared import plain, quadratic
 from theory_checks.statements.asynchronous_sgd import with_table
 from theory_checks.statements.error_compensated_sgd import any_compressor
 
@@ -187,10 +186,8 @@ def test_decentralized_sgd_on_a_ring(numbers):
     np.testing.assert_allclose(RING.W, W)
 
     def rounds(z):
-        gradients = quadratic(of.A, of.b, SIGMA / np.sqrt(D) * z)
-        start = np.tile(of.start, (N, 1))
-        after = decentralized(start, gradients, lambda t: W, plain(GAMMA))
-        X = np.stack([start, *(each["params"] for each in islice(after, STEPS))])
+        given = on_quadratics(of.A, of.b, of.start, GAMMA, STEPS, W, SIGMA / np.sqrt(D) * z)
+        X = np.stack([given.X, *(each["params"] for each in decentralized_sgd.recursion(given))])
         return X.mean(axis=1), X
 
     agree(of, moments.with_step(algorithms.decentralized_sgd, RING), rounds, N, D)

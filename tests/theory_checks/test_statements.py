@@ -143,7 +143,9 @@ def smaller(numbers: Numbers, term: str, share: float) -> Numbers:
 
 @pytest.fixture
 def trials(request) -> int:
-    return 10 if request.config.getoption("--long") else 1
+    """A random instance, three with --long, ten with --exhaustive."""
+    asked = request.config.getoption
+    return 10 if asked("--exhaustive") else 3 if asked("--long") else 1
 
 
 @pytest.mark.parametrize(

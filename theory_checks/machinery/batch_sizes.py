@@ -11,7 +11,7 @@ is again exact. On other problems, the project's loop is run with many seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -28,7 +28,6 @@ from dsgd.base import Algorithm, Now, Problem
 from theory_checks.machinery import moments
 from theory_checks.machinery.rounds import Build, Rounds, Timetable, on_one_device
 from theory_checks.machinery.statement import Method
-from theory_checks.recursions.dropcompute import Rule, until
 
 _TABLES = 512  # number of tables in a program: one size, so that it is compiled once
 
@@ -58,13 +57,36 @@ class Sums(NamedTuple):
     largest: int
 
 
+def until(
+    takes: Iterable[float], threshold: float, stop: str, spent: float = 0.0
+) -> tuple[int, float]:
+    """Returns how many micro-batches a worker computes, and for how long, by Algorithm 1 of
+    DropCompute, lines 4 to 9.
+
+    Args:
+        takes: seconds of each micro-batch.
+        threshold: tau, seconds of a period.
+        stop: "preempt": at tau; "between": before the next micro-batch after tau.
+        spent: seconds that the worker has spent in earlier rounds of the period.
+    """
+    clock, count = spent, 0
+    for one in takes:
+        if stop == "between" and clock > threshold:
+            break
+        if stop == "preempt" and clock + one >= threshold:
+            clock = threshold
+            break
+        clock, count = clock + one, count + 1
+    return count, clock - spent
+
+
 def counts(seconds: np.ndarray, threshold: float, stop: str) -> np.ndarray:
     """Returns how many micro-batches each worker computes, `[..., N, M]` to `[..., N]`, by the
     recursion, independently of the method's code.
     """
-    rule = Rule(float(np.float32(threshold)), seconds.shape[-1], stop)
+    threshold = float(np.float32(threshold))
     rows = seconds.reshape(-1, seconds.shape[-1]).astype(np.float32).astype(float)
-    return np.array([until(rule, row, 0.0)[0] for row in rows]).reshape(seconds.shape[:-1])
+    return np.array([until(row, threshold, stop)[0] for row in rows]).reshape(seconds.shape[:-1])
 
 
 def counted(seconds: np.ndarray, threshold: float, stop: str) -> np.ndarray:

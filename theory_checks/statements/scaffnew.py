@@ -32,7 +32,6 @@ from theory_checks.machinery.paths import worst
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.machinery.trajectories import D, N
-from theory_checks.recursions.shared import quadratic
 
 _ROUNDED = 1e-6  # rounding errors of Psi are relative to this fraction of the first one
 
@@ -61,13 +60,15 @@ def check(
     )
     coins = found.sent[:, 0] > 0
     best = np.linalg.solve(A.mean(axis=0), b.mean(axis=0))
-    slopes = quadratic(A, b)
+
+    def slopes(X):
+        return np.einsum("nij,...nj->...ni", A, X) - b
 
     def psi(x, h):
-        control = h - slopes(0, np.tile(best, (N, 1)))
+        control = h - slopes(np.tile(best, (N, 1)))
         return ((x - best) ** 2).sum((-1, -2)) + (gamma / p) ** 2 * (control**2).sum((-1, -2))
 
-    hat = x[:-1] - gamma * (np.stack([slopes(0, models) for models in x[:-1]]) - h[:-1])
+    hat = x[:-1] - gamma * (slopes(x[:-1]) - h[:-1])
     mean = np.broadcast_to(hat.mean(axis=1, keepdims=True), hat.shape)
     silent, loud = psi(hat, h[:-1]), psi(mean, h[:-1] + p / gamma * (mean - hat))
     before, after = psi(x[:-1], h[:-1]), psi(x[1:], h[1:])

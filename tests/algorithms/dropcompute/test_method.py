@@ -1,5 +1,5 @@
-"""Methods whose workers stop at a time limit. `theory_checks` compares them with their recursions
-round by round; other properties are tested here.
+"""Methods whose workers stop at a time limit. `tests/methods/drop_compute.py` has their recursion;
+other properties are tested here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from algorithms.dropcompute import thresholds
 from algorithms.dropcompute.stopping import completions, stopped
 from dsgd import clusters, compressors, problems, work
 from dsgd.engine import loop
-from theory_checks.recursions import dropcompute as papers
+from theory_checks.machinery import batch_sizes
 
 N, M, STEPS, TAU = 8, 4, 8, 2.6
 SGD = optax.sgd(0.05, momentum=0.5)
@@ -74,10 +74,7 @@ def latencies() -> np.ndarray:
 
 def counts(threshold: float, stop: str) -> np.ndarray:
     """Returns the number of micro-batches that each worker computes, `[STEPS, N]`."""
-    rule = papers.Rule(threshold, M, stop)
-    return np.array(
-        [[papers.until(rule, takes, 0.0)[0] for takes in of_round] for of_round in latencies()]
-    )
+    return batch_sizes.counts(latencies(), threshold, stop)
 
 
 def test_without_drops_it_equals_the_wrapped_method():

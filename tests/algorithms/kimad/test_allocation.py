@@ -15,7 +15,7 @@ import pytest
 
 from algorithms.kimad import allocation
 from algorithms.kimad.allocation import allocate, uniform
-from theory_checks.recursions import kimad as papers
+from tests.methods import kimad_sgd as papers
 
 LAYERS, CHOICES, R = 4, 4, 20  # rounding may lose a fifth of the budget
 COMBINATIONS = np.array(list(itertools.product(range(CHOICES), repeat=LAYERS)))

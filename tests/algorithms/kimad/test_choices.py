@@ -16,7 +16,7 @@ import dsgd
 from algorithms import kimad, kimad_sgd
 from dsgd import compressors, problems
 from dsgd.compressors.sizes import fixed_bits, message_shape
-from theory_checks.recursions import kimad as papers
+from tests.methods import kimad_sgd as papers
 
 KEY, SGD = jax.random.key(0), optax.sgd(0.1)
 PROBLEM = problems.random_quadratic(2, 20)

@@ -26,7 +26,7 @@ from algorithms.kimad import processes
 from algorithms.kimad import wire as wires
 from algorithms.kimad.wire import Frame, Wire, receive, send
 from dsgd import compressors, problems
-from theory_checks.recursions import kimad as papers
+from tests.methods import kimad_sgd as papers
 
 N, D, TIME, CONGESTION, STEP = 3, 40, 2.0, 0.5, 0.5
 RATIOS = (0.1, 0.2, 0.4, 1.0)

@@ -215,7 +215,11 @@ def test_variance_reduced_methods_reach_the_optimum_with_single_samples(method):
     assert sgd["grad_sqnorm"][-1] > 1e-6
 
 
-@pytest.mark.parametrize("method", [svrg(0.3, 3), saga(0.1)], ids=["svrg", "saga"])
+@pytest.mark.parametrize(
+    "method",
+    [svrg(0.3, 3), pytest.param(saga(0.1), marks=pytest.mark.long)],
+    ids=["svrg", "saga"],
+)
 def test_methods_with_several_queries_satisfy_the_contract(method):
     dsgd.check(method, problem(), key=KEY).require()
 

@@ -10,7 +10,6 @@ import jax
 import multiprocess_cases
 import numpy as np
 import pytest
-from budgets import smoke_cases
 
 import dsgd
 
@@ -48,7 +47,13 @@ def both(folder, request):
 
 
 @pytest.mark.parametrize(
-    "exchange", smoke_cases(multiprocess_cases.METHODS, multiprocess_cases.BRIEFLY)
+    "exchange",
+    [
+        pytest.param(
+            exchange, marks=() if exchange in multiprocess_cases.BRIEFLY else pytest.mark.long
+        )
+        for exchange in multiprocess_cases.METHODS
+    ],
 )
 def test_two_processes_are_one_with_two_devices_to_the_bit(exchange, both):
     expected = multiprocess_cases.iterates(exchange, 2)

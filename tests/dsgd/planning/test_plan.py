@@ -158,7 +158,7 @@ def test_changes_are_networks_on_which_another_method_is_better(plan):
         assert change.before == replayed[0].elsewhere[at]
 
 
-@pytest.mark.parametrize("budget", ["seconds", "bits"])
+@pytest.mark.parametrize("budget", ["seconds", pytest.param("bits", marks=pytest.mark.long)])
 def test_within_a_budget_the_smallest_loss_is_best(histories, budget):
     """The loss of the last record within the budget, on the cluster itself."""
     column = {"seconds": "clock", "bits": "bits"}[budget]

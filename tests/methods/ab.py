@@ -1,0 +1,22 @@
+"""AB, Push-Pull that combines, then adapts: Xin and Khan, 2018."""
+
+from algorithms import ab
+from dsgd import Algorithm
+from tests.methods import push_pull
+from tests.methods.given import Case, Given, Rounds, Setting
+
+APART, bits = True, push_pull.bits
+
+
+def recursion(given: Given) -> Rounds:
+    return push_pull.recursion(given, adapt_first=False)
+
+
+def method(given: Setting) -> Algorithm:
+    return ab(given.optimizer, *given.graphs)
+
+
+CASES = {
+    "": Case(method, recursion, ("directed, pull", "directed")),
+    "some": Case(method, recursion, ("tree, pull", "tree, push"), some=True),
+}

@@ -1,0 +1,75 @@
+r"""AdaComm: Wang and Joshi, 2019. $\hat H = \lceil \sqrt{\gamma_0 (F - F_{inf}) / (\gamma_t (F_0 -
+F_{inf}))} H_0 \rceil$; the next H is $\hat H$, or $\lceil H / 2 \rceil$ if that is not less than H.
+F is the mean of the losses of the workers' first steps after an average in which they participated.
+If no message arrives, the next round averages.
+"""
+
+from typing import Any
+
+import numpy as np
+import optax
+
+from algorithms import adacomm
+from dsgd import Algorithm
+from tests.methods.bits import Bits, all_reduce
+from tests.methods.given import Case, Given, Rounds, Setting
+from theory_checks.machinery.trajectories import ROUNDS
+
+
+def recursion(given: Given, first: int, interval: int, minimum: float, decays: bool) -> Rounds:
+    X, x, G, N, H = given.X, given.x, given.G, given.N, first
+    due, decided, start, losses, known = H, 0, None, np.zeros(N), np.zeros(N, bool)
+
+    def gamma(t: int) -> float:
+        return decaying(given.gamma, t) if decays else given.gamma
+
+    for t in given.rounds:
+        here, S, exchange = given.here[t], given.counted(t), given.nothing()
+        losses, known = np.where(here & ~known, given.losses(t, X), losses), known | here
+        X = X - gamma(t) * given.present(t) * G(t, X)
+        if t + 1 >= due and here.any():
+            exchange, known = given.all_reduce(t, given.model + given.word), known & ~here
+            if S.any():
+                x, F = X[S].mean(axis=0), losses[S].mean()
+                start = F if start is None else start
+                if t + 1 - decided >= interval:
+                    ratio = (max(F, minimum) - minimum) / (start - minimum)
+                    target = int(np.ceil(np.sqrt(gamma(0) / gamma(t + 1) * ratio) * first))
+                    H, decided = max(target, 1) if target < H else -(-H // 2), t + 1
+                due = t + 1 + H
+            X = np.tile(x, (N, 1))
+        decided_by = {"start": np.array(start or 0.0), "loss": losses}
+        yield {"params": X, "period": np.array(H)} | decided_by | exchange
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return 0 if (t + 1) % 4 else all_reduce(N, d + 1)
+
+
+def decaying(gamma: Any, t: Any) -> Any:
+    """Returns the step size of round t."""
+    return gamma / (1 + t / 32)
+
+
+def with_decay(given: Setting) -> Algorithm:
+    def gammas(t: Any) -> Any:
+        return decaying(given.gamma, t)
+
+    return adacomm(optax.sgd(gammas), 12, 4, minimum=-3.0, schedule=gammas)
+
+
+LOSSES = {"start": "server.memory.start", "loss": "workers.memory.loss"}
+CASES = {
+    "": Case(
+        with_decay,
+        lambda given: recursion(given, 12, 4, -3.0, True),
+        symbols={**LOSSES, "period": "metrics.period"},
+        length=4 * ROUNDS,
+    ),
+    "some": Case(
+        lambda given: adacomm(given.optimizer, 4, 3, minimum=-5.0),
+        lambda given: recursion(given, 4, 3, -5.0, False),
+        some=True,
+        symbols={**LOSSES, "period": "server.memory.period"},
+    ),
+}

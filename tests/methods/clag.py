@@ -1,0 +1,27 @@
+"""CLAG: Richtarik et al., "3PC", 2022."""
+
+from algorithms import clag
+from tests.methods import three_point
+from tests.methods.bits import Bits, tenth, with_reply
+from tests.methods.compressors import HALF
+from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.three_point import SYMBOLS, ZETA
+
+
+def method(given: Setting):
+    return clag(given.optimizer, HALF, ZETA)
+
+
+def recursion(given: Given) -> Rounds:
+    return three_point.recursion(given, three_point.clag)
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    """Later only workers whose gradients have changed send."""
+    return None if t else with_reply(tenth(d), d)
+
+
+CASES = {
+    "": Case(method, recursion, optimizer="momentum", symbols=SYMBOLS),
+    "some": Case(method, recursion, some=True, symbols=SYMBOLS),
+}

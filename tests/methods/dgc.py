@@ -1,0 +1,50 @@
+"""Deep gradient compression: Lin, Han, Mao, Wang and Dally, 2018, section 3."""
+
+import numpy as np
+
+from algorithms import dgc
+from dsgd import compressors
+from tests.methods.bits import Bits, tenth
+from tests.methods.compressors import HALF, largest
+from tests.methods.given import Case, Given, Rounds
+
+MOMENTUM, THETA, STAGE = 0.7, 15.0, 5
+
+
+def recursion(given: Given, nesterov: bool, masking: bool) -> Rounds:
+    """Half of the elements in the warm-up, then a fifth; gradients are clipped to theta."""
+    x, step, (u, v) = given.x, given.step(), np.zeros((2, given.N, given.d))
+    for t in given.rounds:
+        g, share = given.at(t, x), 2 if t < STAGE else 5
+        lengths = np.sqrt(np.sum(g**2, axis=1, keepdims=True))
+        g = g * np.minimum(1, THETA * given.N**-0.5 / lengths)
+        u = MOMENTUM * (u + g) if nesterov else MOMENTUM * u + g
+        v = v + u + g if nesterov else v + u
+        sent = given.each(lambda part, share=share: largest(part, -(-len(part) // share)), v)
+        x = x + step(sent.mean(axis=0))
+        v, u = v - sent, np.where((sent != 0) & masking, 0, u)
+        yield {"x": x, "u": u, "v": v}
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return (N - 1) * tenth(d)
+
+
+def _case(nesterov: bool, masking: bool) -> Case:
+    return Case(
+        lambda given: dgc(
+            given.optimizer,
+            compressors.top_k(0.2),
+            MOMENTUM,
+            nesterov=nesterov,
+            factor_masking=masking,
+            clip=THETA,
+            warm_up=[HALF],
+            stage=STAGE,
+        ),
+        lambda given: recursion(given, nesterov, masking),
+        symbols={"u": "workers.momentum", "v": "workers.error"},
+    )
+
+
+CASES = {"": _case(False, True), "Nesterov, without factor masking": _case(True, False)}

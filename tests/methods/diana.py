@@ -1,0 +1,36 @@
+"""DIANA: Mishchenko et al., 2019, algorithm 1."""
+
+from algorithms import diana
+from dsgd import problems
+from tests.methods import ef_bv
+from tests.methods.compressors import HALF, unbiased
+from tests.methods.ef_bv import SYMBOLS
+from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.steps import PENALTY, soft_threshold
+
+ALPHA = 0.4
+
+
+def method(given: Setting):
+    return diana(given.optimizer, unbiased(HALF), ALPHA)
+
+
+def recursion(given: Given) -> Rounds:
+    return ef_bv.recursion(given, ALPHA, over_arrived=True)
+
+
+def with_prox(given: Given) -> Rounds:
+    return ef_bv.recursion(given, ALPHA, prox=lambda x: soft_threshold(x, given.gamma))
+
+
+bits = ef_bv.bits
+CASES = {
+    "": Case(method, recursion, optimizer="momentum", symbols=SYMBOLS),
+    "l1": Case(
+        method,
+        with_prox,
+        symbols=SYMBOLS,
+        regularizer=problems.l1(PENALTY),
+    ),
+    "some": Case(method, recursion, optimizer="momentum", some=True, symbols=SYMBOLS),
+}

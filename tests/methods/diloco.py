@@ -1,0 +1,49 @@
+"""DiLoCo: Douillard et al., 2023, algorithm 1."""
+
+import numpy as np
+import optax
+
+from algorithms import diloco
+from tests.methods.bits import Bits, all_reduce
+from tests.methods.fed_avg import H, Outer, local_steps
+from tests.methods.given import Case, Given, Rounds
+from tests.methods.minibatch_sgd import all_reduced
+
+
+def nesterov(eta: float, mu: float) -> Outer:
+    r"""Returns the outer step $u \leftarrow \mu u + \Delta$, $x \leftarrow x - \eta (\Delta + \mu
+    u)$.
+    """
+    u = np.zeros(())
+
+    def outer(x, delta):
+        nonlocal u
+        u = mu * u + delta
+        return x - eta * (delta + mu * u)
+
+    return outer
+
+
+def recursion(given: Given, eta: float = 0.7, mu: float = 0.9) -> Rounds:
+    return local_steps(given, nesterov(eta, mu), all_reduced, fresh=False)
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return 0 if (t + 1) % 4 else all_reduce(N, d)
+
+
+CASES = {
+    "": Case(
+        lambda given: diloco(given.optimizer, H, optax.sgd(0.6, momentum=0.8, nesterov=True)),
+        lambda given: recursion(given, 0.6, 0.8),
+        optimizer="adam",  # whose moments are local and kept
+        symbols={"server": "server.params"},
+    ),
+    "some": Case(
+        lambda given: diloco(given.optimizer, H),
+        recursion,
+        optimizer="momentum",
+        some=True,
+        symbols={"server": "server.params"},
+    ),
+}

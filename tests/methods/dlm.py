@@ -1,0 +1,32 @@
+"""DLM with equal step sizes: Ling, Shi, Wu and Ribeiro, 2015. The dual variables are those that
+the method has used in the round.
+"""
+
+import numpy as np
+
+from algorithms import dlm
+from tests.methods.bits import Bits, on_ring
+from tests.methods.given import Case, Given, Rounds
+
+APART, RHO = True, 0.4
+
+
+def recursion(given: Given) -> Rounds:
+    A, X, Y, step = given.adjacency(), given.X, np.zeros_like(given.X), given.step()
+    L = np.diag(A.sum(axis=1)) - A
+    for t in given.rounds:
+        used = Y
+        X = X + step(given.G(t, X) + RHO * L @ X + Y)
+        Y = Y + RHO * L @ X
+        yield {"params": X, "correction": used} | given.to_neighbours(t, given.model)
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return on_ring(N, d)
+
+
+CASES = {
+    "": Case(
+        lambda given: dlm(given.optimizer, given.graph, RHO), recursion, "irregular", "momentum"
+    )
+}

@@ -1,0 +1,23 @@
+"""Synchronous EAMSGD: Zhang et al., 2015."""
+
+from algorithms import eamsgd
+from tests.methods.bits import FLOAT, Bits
+from tests.methods.easgd import BETA, H, recursion
+from tests.methods.given import Case
+
+MU = 0.8
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return 0 if (t + 1) % 2 else d * FLOAT
+
+
+CASES = {
+    title: Case(
+        lambda given: eamsgd(given.optimizer, MU, H, BETA),
+        lambda given: recursion(given, MU),
+        some=title == "some",
+        symbols={"x": "server", "velocity": "workers.optimizer.trace"},
+    )
+    for title in ("", "some")
+}

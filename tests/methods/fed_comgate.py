@@ -1,0 +1,39 @@
+r"""FedCOMGATE: Haddadpour et al., 2021; messages are multiplied by $\gamma$."""
+
+import numpy as np
+
+from algorithms import fed_comgate
+from dsgd import Algorithm
+from tests.methods import fed_paq
+from tests.methods.compressors import SHORT, SHORTS, unbiased
+from tests.methods.fed_avg import H
+from tests.methods.given import Case, Given, Rounds, Setting
+
+ETA = 0.8
+
+
+def recursion(given: Given) -> Rounds:
+    x, Y, step = given.x, given.X, given.step()
+    delta = np.zeros_like(Y)
+    for t in given.rounds:
+        Y, sent = Y + step(given.G(t, Y) - delta, given.present(t)), given.nothing()
+        if (t + 1) % H == 0:
+            S, q = given.counted(t), SHORTS(given, x - Y)
+            if S.any():
+                mean = q[S].mean(axis=0)
+                delta = np.where(S[:, None], delta + (q - mean) / (H * given.gamma), delta)
+                x = x - ETA * mean
+            Y, sent = np.tile(x, (given.N, 1)), fed_paq.short_up(given, t)
+        yield {"params": Y, "memory": delta, "server": x} | sent
+
+
+def method(given: Setting) -> Algorithm:
+    return fed_comgate(given.gamma, H, unbiased(SHORT), step=ETA)
+
+
+bits = fed_paq.bits
+SYMBOLS = {"memory": "workers.memory", "server": "server.params"}
+CASES = {
+    "": Case(method, recursion, symbols=SYMBOLS),
+    "some": Case(method, recursion, some=True, symbols=SYMBOLS),
+}

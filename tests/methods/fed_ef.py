@@ -1,0 +1,38 @@
+"""Fed-EF with momentum of the server: Li and Li, 2023. A client that is absent, or whose message is
+lost, keeps its memory.
+"""
+
+import optax
+
+from algorithms import fed_ef
+from dsgd import Algorithm
+from tests.methods.bits import Bits, at_end, tenth, with_reply
+from tests.methods.compressors import HALF_OF_ALL, WHOLE_HALVES
+from tests.methods.diloco import nesterov
+from tests.methods.fed_avg import H
+from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.sparse_loco import SYMBOLS, remembered
+
+ETA, BETA = 0.8, 0.4
+
+
+def recursion(given: Given) -> Rounds:
+    def sent(t):
+        return given.to_server(t, WHOLE_HALVES.bits(given), given.model)
+
+    return remembered(given, nesterov(ETA, BETA), WHOLE_HALVES, sent, fresh=True)
+
+
+def method(given: Setting) -> Algorithm:
+    outer = optax.sgd(ETA, momentum=BETA, nesterov=True)
+    return fed_ef(given.optimizer, H, HALF_OF_ALL, outer)
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return at_end(t, with_reply(tenth(d), d))
+
+
+CASES = {
+    "": Case(method, recursion, optimizer="momentum", symbols=SYMBOLS),
+    "some": Case(method, recursion, optimizer="momentum", some=True, symbols=SYMBOLS),
+}

@@ -1,0 +1,32 @@
+"""FedPAQ: Reisizadeh et al., 2020."""
+
+from algorithms import fed_paq
+from dsgd import Algorithm
+from tests.methods.bits import Bits, at_end, codes, with_reply
+from tests.methods.compressors import SHORT, SHORTS, unbiased
+from tests.methods.fed_avg import H, averaging, local_steps
+from tests.methods.given import Case, Given, Rounds, Setting
+
+
+def recursion(given: Given) -> Rounds:
+    return local_steps(given, averaging, short_up, message=SHORTS)
+
+
+def short_up(given: Given, t: int) -> dict:
+    """Returns the bits of a compressed change up and a model down."""
+    return given.to_server(t, SHORTS.bits(given), given.model)
+
+
+def method(given: Setting) -> Algorithm:
+    return fed_paq(given.optimizer, H, unbiased(SHORT))
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return at_end(t, with_reply(codes(4, d), d))
+
+
+SYMBOLS = {"server": "server.params"}
+CASES = {
+    "": Case(method, recursion, optimizer="momentum", symbols=SYMBOLS),
+    "some": Case(method, recursion, optimizer="momentum", some=True, symbols=SYMBOLS),
+}

@@ -1,0 +1,13 @@
+"""FedYogi: Reddi et al., 2021, algorithm 2."""
+
+from algorithms import fed_yogi
+from tests.methods import fed_avg
+from tests.methods.fed_avg import H
+from tests.methods.fed_opt import adaptive, cases
+
+NUMBERS = 0.1, 0.8, 0.95, 0.05
+
+bits = fed_avg.bits
+CASES = cases(
+    lambda given: fed_yogi(given.optimizer, H, *NUMBERS), lambda: adaptive("yogi", *NUMBERS)
+)

@@ -1,0 +1,35 @@
+"""GT-VR: Jiang, Zeng, Sun and Chen, 2022: GT-SVRG whose snapshots are renewed by the method's own
+coins.
+"""
+
+import numpy as np
+
+from algorithms import gt_vr
+from tests.methods import gt_svrg
+from tests.methods.bits import Bits
+from tests.methods.given import Case, Given
+
+APART = True
+
+
+def coins(given: Given) -> np.ndarray:
+    """Returns which workers renew their snapshots, bool `[T, N, 1]`."""
+    renewed = gt_svrg.exact(given.found)[:, :, None]
+    assert renewed[0].all()
+    assert 0.2 < renewed[1:].mean() < 0.6
+    return renewed
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return gt_svrg.bits(t, N, d)
+
+
+CASES = {
+    "": Case(
+        lambda given: gt_vr(given.optimizer, given.graph, 0.4),
+        lambda given: gt_svrg.recursion(given, coins(given)),
+        "one peer",
+        "momentum",
+        symbols=gt_svrg.SYMBOLS,
+    )
+}

@@ -1,0 +1,40 @@
+r"""K-GT: Liu et al., "Decentralized gradient tracking with local steps", 2024. The symbol
+`correction` is $-K \gamma c$.
+"""
+
+import numpy as np
+
+from algorithms import k_gt
+from dsgd import Algorithm
+from tests.methods.bits import Bits, on_ring
+from tests.methods.given import Case, Given, Rounds, Setting
+
+APART, K, ETA = True, 3, 0.3
+
+
+def recursion(given: Given) -> Rounds:
+    x, y, c, gamma = given.X, given.X, np.zeros_like(given.X), given.gamma
+    for t in given.rounds:
+        here, exchange = given.present(t), given.nothing()
+        y = y - gamma * here * (given.G(t, y) + c)
+        if (t + 1) % K == 0:
+            W, exchange = given.W(t, t // K), given.to_neighbours(t, 2 * given.model, t // K)
+            z = (x - y) / (K * gamma)
+            c = c - z + W @ z
+            x = np.where(here, W @ (x - K * gamma * ETA * z), x)
+            y = np.where(here, x, y)
+        yield {"params": y, "start": x, "correction": -K * gamma * c} | exchange
+
+
+def method(given: Setting) -> Algorithm:
+    return k_gt(given.optimizer, given.graph, K, ETA)
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return 0 if (t + 1) % 4 else on_ring(N, d, 2)
+
+
+CASES = {
+    "": Case(method, recursion, "one peer"),
+    "some": Case(method, recursion, "matchings", some=True),
+}

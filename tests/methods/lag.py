@@ -1,0 +1,26 @@
+"""LAG: Chen et al., 2018, with the condition of Richtarik et al., "3PC", 2022."""
+
+from algorithms import lag
+from tests.methods import three_point
+from tests.methods.bits import FLOAT, Bits, with_reply
+from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.three_point import SYMBOLS, ZETA
+
+
+def method(given: Setting):
+    return lag(given.optimizer, ZETA)
+
+
+def recursion(given: Given) -> Rounds:
+    return three_point.recursion(given, three_point.lag)
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    """Later only workers whose gradients have changed send."""
+    return None if t else with_reply(d * FLOAT, d)
+
+
+CASES = {
+    "": Case(method, recursion, symbols=SYMBOLS),
+    "some": Case(method, recursion, some=True, symbols=SYMBOLS),
+}

@@ -1,0 +1,34 @@
+"""LED: Alghunaim, "Local exact-diffusion for decentralized optimization and learning", 2024. The
+symbol `correction` is -y.
+"""
+
+import numpy as np
+
+from algorithms import local_exact_diffusion
+from tests.methods.bits import Bits, on_ring
+from tests.methods.given import Case, Given, Rounds
+
+APART, TAU, BETA = True, 3, 0.3
+
+
+def recursion(given: Given, tau: int = TAU, beta: float = BETA) -> Rounds:
+    phi, y = given.X, np.zeros_like(given.X)
+    for t in given.rounds:
+        phi, exchange = phi - given.gamma * given.G(t, phi) - beta * y, given.nothing()
+        if (t + 1) % tau == 0:
+            x, exchange = given.W(0) @ phi, given.to_neighbours(t, given.model)
+            y, phi = y + phi - x, x
+        yield {"params": phi, "correction": -y} | exchange
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return 0 if (t + 1) % 4 else on_ring(N, d)
+
+
+CASES = {
+    "": Case(
+        lambda given: local_exact_diffusion(given.optimizer, given.graph, TAU, BETA),
+        recursion,
+        "lazy",
+    )
+}

@@ -1,0 +1,23 @@
+"""MoTEF: Islamov, Gao and Stich, 2024. The recursion is in `beer`."""
+
+from algorithms import motef
+from tests.methods import beer
+from tests.methods.bits import Bits
+from tests.methods.compressors import HALF_OF_ALL
+from tests.methods.given import Case
+
+MOMENTUM = 0.4
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return beer.bits(t, N, d)
+
+
+CASES = {
+    "": Case(
+        lambda given: motef(given.optimizer, given.graph, HALF_OF_ALL, beer.ETA, MOMENTUM),
+        lambda given: beer.recursion(given, MOMENTUM),
+        "irregular",
+        "momentum",
+    )
+}

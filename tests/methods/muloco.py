@@ -1,0 +1,37 @@
+"""MuLoCo: Thérien et al., 2025; with momentum instead of Muon."""
+
+import optax
+
+from algorithms import muloco
+from tests.methods.bits import Bits, at_end
+from tests.methods.compressors import SHORT, SHORTS
+from tests.methods.diloco import nesterov
+from tests.methods.fed_avg import H
+from tests.methods.given import Case, Given, Rounds
+from tests.methods.sparse_loco import SYMBOLS, remembered, two_bits
+
+DECAY, ETA, MU = 0.85, 0.6, 0.8
+
+
+def recursion(given: Given) -> Rounds:
+    return remembered(given, nesterov(ETA, MU), SHORTS, beta=DECAY)
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return at_end(t, (N - 1) * two_bits(d))
+
+
+CASES = {
+    "": Case(
+        lambda given: muloco(
+            given.optimizer,
+            H,
+            SHORT,
+            optax.sgd(ETA, momentum=MU, nesterov=True),
+            decay=DECAY,
+        ),
+        recursion,
+        optimizer="momentum",
+        symbols=SYMBOLS,
+    )
+}

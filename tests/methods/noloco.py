@@ -1,0 +1,44 @@
+r"""NoLoCo, $v_n \leftarrow \alpha v_n + \eta \frac12 (D_n + D_m) + \eta_c (\frac12 (\phi_n +
+\phi_m) - \phi_n)$, $\phi_n \leftarrow \phi_n + v_n$, with the partner m of an exchange: Kolehmainen
+et al., 2025. A worker that does not participate in an exchange continues from its model.
+"""
+
+import numpy as np
+
+from algorithms import noloco
+from dsgd import Algorithm
+from tests.methods.bits import FLOAT, Bits, at_end, of_some
+from tests.methods.fed_avg import H
+from tests.methods.given import Case, Given, Rounds, Setting
+
+APART = True
+MOMENTUM, ETA, CONSENSUS = 0.8, 0.6, 0.35
+
+
+def recursion(given: Given) -> Rounds:
+    Y, phi, v, step = given.X, given.X, np.zeros_like(given.X), given.step()
+    for t in given.rounds:
+        here = given.present(t)
+        Y, sent = Y + step(given.G(t, Y), here), given.nothing()
+        if (t + 1) % H == 0:
+            W = given.W(t, t // H)
+            after = MOMENTUM * v + ETA * W @ (Y - phi) + CONSENSUS * (W @ phi - phi)
+            v, phi = np.where(here, after, v), np.where(here, phi + after, phi)
+            Y, sent = np.where(here, phi, Y), given.to_neighbours(t, 2 * given.model, t // H)
+        yield {"params": Y, "slow": phi, "momentum": v} | sent
+
+
+def method(given: Setting) -> Algorithm:
+    numbers = {"step": ETA, "consensus": CONSENSUS, "momentum": MOMENTUM}
+    return noloco(given.optimizer, given.graph, H, **numbers)
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return at_end(t, of_some(N // 2 * 2, 2 * d * FLOAT, N))
+
+
+CASES = {
+    "": Case(method, recursion, "matchings", "momentum"),
+    "some": Case(method, recursion, "matchings", "momentum", some=True),
+    "some, ring": Case(method, recursion, "ring", some=True),
+}

@@ -1,0 +1,44 @@
+"""SlowMo: Wang et al., 2020, algorithm 1."""
+
+import numpy as np
+
+from algorithms import slowmo
+from tests.methods.bits import Bits, all_reduce
+from tests.methods.fed_avg import H, Outer, local_steps
+from tests.methods.given import Case, Given, Rounds
+from tests.methods.minibatch_sgd import all_reduced
+
+ALPHA, BETA = 0.8, 0.6
+
+
+def slow_momentum(gamma: float) -> Outer:
+    r"""Returns the outer step $u \leftarrow \beta u + \frac1\gamma \Delta$, $x \leftarrow x -
+    \alpha \gamma u$.
+    """
+    u = np.zeros(())
+
+    def outer(x, delta):
+        nonlocal u
+        u = BETA * u + delta / gamma
+        return x - ALPHA * gamma * u
+
+    return outer
+
+
+def recursion(given: Given) -> Rounds:
+    return local_steps(given, slow_momentum(given.gamma), all_reduced, fresh=False)
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    return 0 if (t + 1) % 4 else all_reduce(N, d)
+
+
+CASES = {
+    title: Case(
+        lambda given: slowmo(given.optimizer, H, ALPHA, BETA),
+        recursion,
+        some=title == "some",
+        symbols={"server": "server.params"},
+    )
+    for title in ("", "some")
+}

@@ -1,0 +1,11 @@
+"""TernGrad: Wen et al., 2017. It draws signs: its recursion is in
+tests/algorithms/test_one_bit_methods.py.
+"""
+
+from tests.methods.bits import FLOAT, Bits, packed
+
+
+def bits(t: int, N: int, d: int) -> Bits:
+    """Of the largest magnitude to all others, and of ternary digits, five in a byte."""
+    largest = (N - 1) * FLOAT
+    return largest + 8 * -(-d // 5), largest + packed((2 * N).bit_length(), d)

@@ -1,0 +1,15 @@
+"""VR-MARINA with clients: Gorbunov et al., 2021; clients without replacement."""
+
+from algorithms import vr_marina
+from tests.methods import marina
+from tests.methods.given import Case
+from tests.methods.marina import CLIENTS, P, Q
+
+bits = marina.bits
+CASES = {
+    "": Case(
+        lambda given: vr_marina(given.optimizer, Q, P, clients=CLIENTS),
+        lambda given: marina.recursion(given, given.G, CLIENTS),
+        length=15,
+    ),
+}
