@@ -225,9 +225,7 @@ def tabulate(
             "\nexact: exact worst case / bound over all functions of the theorem's class,\n"
             "  without noise, for the numbers in the row."
         )
-    table = Table(
-        title="theorems and lemmas, checked against the code", caption=caption, **LOOKS
-    )
+    table = Table(title="theorems and lemmas, checked against the code", caption=caption, **LOOKS)
     table.add_column("statement and its hypotheses", ratio=1)
     table.add_column("reference", max_width=15)
     for heading in ("worst", "median", "cases", *(["exact"] if exact else [])):

@@ -20,7 +20,8 @@ from jax.flatten_util import ravel_pytree
 import dsgd
 from algorithms import demo, dion, matrices, powersgd, powersgd_momentum
 from dsgd import clusters
-from theory_checks.recursions.compressed import gram_schmidt, packed
+from tests.methods.bits import packed
+from tests.methods.powersgd import gram_schmidt
 
 N = 4
 SHAPES = {"bias": (3,), "dense": (6, 4), "kernel": (2, 1, 2, 5)}

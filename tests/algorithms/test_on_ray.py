@@ -35,7 +35,7 @@ from algorithms.asynchronous.on_ray import gossip, peer, server, with_servers
 from algorithms.asynchronous.on_ray import worker as on_worker
 from algorithms.asynchronous.on_ray.server import Pushed
 from dsgd import problems
-from theory_checks.recursions.compressed import shard, unshard
+from tests.methods.compressors import shard, unshard
 
 N, GAMMA, D = 3, 0.3, 62
 KEY = jax.random.key(3)

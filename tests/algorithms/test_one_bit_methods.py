@@ -22,11 +22,11 @@ import dsgd
 from dsgd import compressors
 from dsgd.compressors.scales import clipped
 from tests.algorithms import quadratics
+from tests.methods.compressors import in_parts
+from tests.methods.zero_one_adam import doubling, stretching
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
 from theory_checks.machinery.trajectories import LAYERS, D, N, Trajectory
-from theory_checks.recursions.one_bit import doubling, stretching
-from theory_checks.statements.recursions.compressed import IN_LAYERS, concatenate_parts
 
 T = 3_000
 IDENTITY = compressors.identity
@@ -169,10 +169,10 @@ def test_no_part_of_a_momentum_is_lost():
     """x minus the errors, scaled as a step, makes the steps of the exact mean of the momenta."""
     numbers = Numbers()
     found = run("1-bit", numbers, 0.5)
-    server, memory = found.states.server, found.states.workers
+    server = found.states.server
     x, m, v = (trajectories.rows(leaf, 1) for leaf in (server.params, server.m, server.v))
     of_workers, of_servers = (
-        IN_LAYERS.unshard(concatenate_parts(parts)) for parts in (memory.worker, memory.server)
+        in_parts(path)(found) for path in ("workers.worker", "workers.server")
     )
     errors = of_workers.mean(axis=1) + of_servers
     step = numbers.gamma / (np.sqrt(v[-1]) + 0.1)

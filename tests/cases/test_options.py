@@ -78,12 +78,9 @@ def compared() -> dict[str, list[dict[str, Any]]]:
 
 
 ELSEWHERE = {
-    "asynchronous_server.start": "a user's memory: test_asynchronous_methods",
     "drop_compute.all_dropped": "an error or a warning: dropcompute/test_method",
     "error_feedback": "EC-SGD, EF21, DIANA and EF-BV are its cases: test_memories",
-    "fed_opt": "FedAvgM is its case",
     "gt_saga": "draws samples: test_variance_reduction",
-    "gt_vr": "draws samples: test_variance_reduction",
     "kimad_sgd.too_small": "an error or a wait: kimad/test_method",
     "kimad_sgd.update": "local steps: kimad/test_method",
     "powersgd.rank": "a matrix of three rows has at most rank 3, and 2 is the default",

@@ -16,12 +16,12 @@ from tests.methods.given import Case, Given, Rounds, Setting
 from theory_checks.machinery.trajectories import ROUNDS
 
 
-def recursion(given: Given, first: int, interval: int, minimum: float, decays: bool) -> Rounds:
+def recursion(given: Given, first: int, interval: int, minimum: float, changes: bool) -> Rounds:
     X, x, G, N, H = given.X, given.x, given.G, given.N, first
     due, decided, start, losses, known = H, 0, None, np.zeros(N), np.zeros(N, bool)
 
     def gamma(t: int) -> float:
-        return decaying(given.gamma, t) if decays else given.gamma
+        return changing(given.gamma, t) if changes else given.gamma
 
     for t in given.rounds:
         here, S, exchange = given.here[t], given.counted(t), given.nothing()
@@ -46,29 +46,29 @@ def bits(t: int, N: int, d: int) -> Bits:
     return 0 if (t + 1) % 4 else all_reduce(N, d + 1)
 
 
-def decaying(gamma: Any, t: Any) -> Any:
-    """Returns the step size of round t."""
-    return gamma / (1 + t / 32)
+def changing(gamma: Any, t: Any) -> Any:
+    """Returns the step size of round t. It grows, so that periods depend on it."""
+    return gamma * (1 + t / 4) / 4
 
 
-def with_decay(given: Setting) -> Algorithm:
+def with_schedule(given: Setting) -> Algorithm:
     def gammas(t: Any) -> Any:
-        return decaying(given.gamma, t)
+        return changing(given.gamma, t)
 
-    return adacomm(optax.sgd(gammas), 12, 4, minimum=-3.0, schedule=gammas)
+    return adacomm(optax.sgd(gammas), 9, 4, minimum=-3.0, schedule=gammas)
 
 
 LOSSES = {"start": "server.memory.start", "loss": "workers.memory.loss"}
 CASES = {
     "": Case(
-        with_decay,
-        lambda given: recursion(given, 12, 4, -3.0, True),
+        with_schedule,
+        lambda given: recursion(given, 9, 4, -3.0, True),
         symbols={**LOSSES, "period": "metrics.period"},
         length=4 * ROUNDS,
     ),
     "some": Case(
-        lambda given: adacomm(given.optimizer, 4, 3, minimum=-5.0),
-        lambda given: recursion(given, 4, 3, -5.0, False),
+        lambda given: adacomm(given.optimizer, 3, 4, minimum=-5.0),
+        lambda given: recursion(given, 3, 4, -5.0, False),
         some=True,
         symbols={**LOSSES, "period": "server.memory.period"},
     ),

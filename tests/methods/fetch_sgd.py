@@ -10,7 +10,7 @@ from tests.methods.given import Case, Given, Rounds
 from tests.methods.sketched_sgd import hashes, largest
 from theory_checks.machinery.trajectories import D
 
-K, RHO, ROWS, COLUMNS = 3, 0.7, 5, 8
+K, RHO, ROWS, COLUMNS = 4, 0.7, 3, 8
 EXACT = 24  # at least D columns
 
 

@@ -1,4 +1,4 @@
-"""L-SVRG: Kovalev, Horvath and Richtarik, 2020. Departure: snapshots w are renewed before the step."""
+"""L-SVRG: Kovalev, Horvath and Richtarik, 2020. Snapshots w are renewed before the step."""
 
 import numpy as np
 

@@ -12,7 +12,7 @@ from tests.methods.bits import Bits, all_reduce
 from tests.methods.given import Case, Given, Rounds, add
 from theory_checks.machinery.trajectories import D
 
-K, P, MU, ROWS, COLUMNS = 3, 2, 0.7, 5, 8
+K, P, MU, ROWS, COLUMNS = 4, 2, 0.7, 3, 8
 
 
 class Hashes(NamedTuple):

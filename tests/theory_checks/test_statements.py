@@ -93,20 +93,7 @@ REACHED_BY_EACH = (
 )
 """Statements each of whose hard instances attains another term of the bound."""
 
-VARIANTS = {
-    "CSGD, ring of four, relative",
-    "DropCompute, local SGD, redrawn, every round",
-    "EC-SGD, whole model, every round",
-    "DeMo, columns, every round",
-    "PowerSGD, rank 1, momentum, every round",
-    "CHOCO, whole model, every round",
-    "FedAdagrad, every round",
-    "FedYogi, every round",
-    "local SGD, schedule, every round",
-    "gradient tracking, schedule, every round",
-    "DeepSqueeze, schedule, every round",
-    "ASGD on a cluster, bounded, every round",
-}
+VARIANTS = {"CSGD, ring of four, relative"}
 """Rows of methods that also have other rows; they run with --long."""
 
 Numbers = dict[str, Any]

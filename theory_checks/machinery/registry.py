@@ -43,7 +43,6 @@ from theory_checks.statements import (
     minibatch_sgd,
     mixing,
     push_sum,
-    recursions,
     scaffnew,
     scaffold,
     sgd,
@@ -77,7 +76,6 @@ _MODULES = (
     lemmas,
     consensus_lemmas,
     mixing,
-    recursions,
 )
 STATEMENTS: tuple[Statement, ...] = tuple(
     statement for module in _MODULES for statement in module.STATEMENTS

@@ -1,5 +1,5 @@
 """All rounds of a method on a small quadratic, with values that a run does not record, for
-comparison with `recursions`.
+comparison with recursions in numpy.
 
 The parameters are two layers, neither of which splits into N equal parts; workers differ; gradients
 are noisy, and the noise of a gradient depends only on the round's key and the worker's id. All

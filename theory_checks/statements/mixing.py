@@ -26,7 +26,7 @@ import numpy as np
 
 import topologies
 from dsgd import workers
-from dsgd.mixing_matrices.topology import Topology
+from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances, mixing_matrices
 from theory_checks.machinery.rounds import on_one_device
 from theory_checks.machinery.statement import Draws, Outcome, Statement
