@@ -1,5 +1,5 @@
 """Compressed methods: padding, layers, warm starts, a single worker, and invalid arguments, which
-their recursions (`theory_checks`) do not show.
+their recursions (`tests/methods`) do not show.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Methods that send factors or frequencies of matrices, on a model with a convolution, a dense
-layer and biases: properties that the comparisons with their recursions (`theory_checks`) do not
+layer and biases: properties that the comparisons with their recursions (`tests/methods`) do not
 show.
 """
 

@@ -1,5 +1,5 @@
-"""Starts that differ between workers: the limits from random starts, and the methods that need a
-common start.
+"""Starts that differ between workers: the limits from random starts. (`tests/methods` says which
+methods need a common start.)
 
 All runs have six workers, in float64, with exact gradients.
 """
@@ -63,49 +63,6 @@ BIASED: dict[str, Callable[[], dsgd.Algorithm]] = {
     "noloco": lambda: algorithms.noloco(SMALL, graphs.topology("matchings", N), 2),
     "sparta": lambda: algorithms.sparta(SMALL, 0.3),
 }
-# Registered methods that accept different starts; all others need a common one.
-APART = {
-    *(
-        "model_averaging_sgd",
-        "local_sgd",
-        "des_loc",
-        "noloco",
-        "sparta",
-        "decentralized_sgd",
-        "decentralized_sgd_complete",
-        "dgd",
-    ),
-    *(
-        "d2",
-        "extra",
-        "exact_diffusion",
-        "nids",
-        "pg_extra",
-        "gradient_tracking",
-        "proximal_tracking",
-    ),
-    *(
-        "atc_tracking",
-        "aug_dgm",
-        "momentum_tracking",
-        "k_gt",
-        "local_exact_diffusion",
-        "prox_skip",
-        "dlm",
-        "lt_admm",
-    ),
-    *(
-        "quasi_global_momentum",
-        "decentlam",
-        "stochastic_gradient_push",
-        "push_diging",
-        "push_pull",
-        "ab",
-        "deepsqueeze",
-        "relay_sgd",
-    ),
-    *("gt_svrg", "gt_vr", "gt_sarah", "gt_hsgd", "lt_admm_vr"),
-}
 
 
 def as_tree(rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -158,21 +115,6 @@ def test_a_run_starts_from_the_given_models(mesh):
     np.testing.assert_array_equal(given.params, computed.params)
     rows[:] = 0  # the method has its own copy
     assert not np.array_equal(given.params[0], given.params[1])
-
-
-def accepts(name: str) -> bool:
-    """Returns whether a registered method accepts different starts."""
-    try:
-        algorithms.with_starts(algorithms.make(name, STEP, 8), np.zeros((8, 3)))
-    except ValueError as error:
-        if "must start from the same model" in str(error):
-            return False
-        raise
-    return True
-
-
-def test_methods_with_copies_of_models_or_with_a_server_need_a_common_start():
-    assert {name for name in algorithms.ALGORITHMS if accepts(name)} == APART
 
 
 def test_models_of_other_shapes_are_refused():

@@ -1,7 +1,7 @@
 r"""AdaComm: Wang and Joshi, 2019. $\hat H = \lceil \sqrt{\gamma_0 (F - F_{inf}) / (\gamma_t (F_0 -
 F_{inf}))} H_0 \rceil$; the next H is $\hat H$, or $\lceil H / 2 \rceil$ if that is not less than H.
 F is the mean of the losses of the workers' first steps after an average in which they participated.
-If no message arrives, the next round averages.
+If no message arrives, all continue from the last average, and the next round averages.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def recursion(given: Given, first: int, interval: int, minimum: float, changes: 
         here, S, exchange = given.here[t], given.counted(t), given.nothing()
         losses, known = np.where(here & ~known, given.losses(t, X), losses), known | here
         X = X - gamma(t) * given.present(t) * G(t, X)
-        if t + 1 >= due and here.any():
+        if t + 1 >= due:
             exchange, known = given.all_reduce(t, given.model + given.word), known & ~here
             if S.any():
                 x, F = X[S].mean(axis=0), losses[S].mean()

@@ -8,6 +8,7 @@ import numpy as np
 from algorithms import backup_workers_sgd
 from tests.methods import events
 from tests.methods.given import Case, Given, Rounds
+from theory_checks.machinery.statement import Draws
 
 BACKUPS = 2
 
@@ -28,13 +29,19 @@ def recursion(given: Given) -> Rounds:
         }
 
 
+def with_ties(draws: Draws) -> events.Numbers:
+    """Draws a cluster whose workers compute for one, two or three eighths of a second."""
+    numbers = events.cluster(draws)
+    return numbers._replace(compute=(8 * numbers.compute - 1) % 3 / 8 + 1 / 8)
+
+
 CASES = {
     "": Case(
         lambda given: backup_workers_sgd(given.optimizer, BACKUPS),
         recursion,
         optimizer="momentum",
         symbols={"compute": lambda found: found.compute},
-        more=events.cluster,
+        more=with_ties,
         place=events.placed,
     )
 }

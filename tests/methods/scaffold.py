@@ -9,7 +9,7 @@ from algorithms import scaffold
 from tests.methods.bits import Bits, all_reduce
 from tests.methods.given import Case, Given, Rounds
 
-H = 3
+H = 2
 
 
 def recursion(given: Given) -> Rounds:

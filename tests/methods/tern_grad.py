@@ -1,5 +1,5 @@
-"""TernGrad: Wen et al., 2017. It draws signs: its recursion is in
-tests/algorithms/test_one_bit_methods.py.
+"""TernGrad: Wen et al., 2017. It draws ternary digits; tests/algorithms/test_one_bit_methods.py
+checks their mean and variance.
 """
 
 from tests.methods.bits import FLOAT, Bits, packed
