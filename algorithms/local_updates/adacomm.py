@@ -47,8 +47,9 @@ def adacomm(
     that is at least `interval` rounds after the last decision, or the start. The history contains
     `period`, the current H.
 
-    Workers participate as in `local_sgd`. A worker that does not compute a loss in a period sends
-    its last one. H decreases with each decision until it is 1; the limit is then that of
+    The models of workers that participate in an average are averaged, and all workers continue from
+    it; if no message arrives, from the last average, and the next round averages. A worker that
+    does not compute a loss in a period sends its last one. H decreases with each decision until it is 1; the limit is then that of
     mini-batch SGD.
 
     Args:

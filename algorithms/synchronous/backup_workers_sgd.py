@@ -14,6 +14,7 @@ from dsgd import Algorithm, checks, communication, counts, network, workers
 
 @method(
     sends="gradients of all but the slowest workers, through N servers",
+    needs=("all workers",),
     paper="Chen et al., 2016; section 4.1",
     page="how_to/clusters.md",
     settings=None,
