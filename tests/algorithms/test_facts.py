@@ -171,14 +171,14 @@ def test_a_method_of_two_files_is_registered_documented_and_planned(copied):
     assert done.stdout == "algorithms.damped_gossip(opt, topologies.ring(5), 0.25)\n", done.stderr
 
 
-def tested(tree: Path, *files: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(tree: Path, *files: str) -> subprocess.CompletedProcess[str]:
     options = ("-n0", "-q", "-x", "-k", "damped_gossip", "-p", "no:cacheprovider")
     return python(tree, "-m", "pytest", *files, *options)
 
 
 def test_its_files_are_all_that_its_tests_need(copied):
     """Its rounds, also with absent workers, its bits, its starts, and the contract."""
-    done = tested(copied, "tests/methods", "tests/algorithms/test_contract.py", "--exhaustive")
+    done = run_pytest(copied, "tests/methods", "tests/algorithms/test_contract.py", "--exhaustive")
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
 
@@ -191,6 +191,6 @@ def test_mistakes_in_it_are_found(copied, mistake):
         assert text.count(right) == 1
         text = text.replace(right, wrong)
     file.write_text(text)
-    done = tested(copied, "tests/methods")
+    done = run_pytest(copied, "tests/methods")
     file.write_text(NEW)
     assert done.returncode == 1, done.stdout

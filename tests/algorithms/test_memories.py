@@ -148,7 +148,7 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
 }
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.long), 0.5])
 @pytest.mark.parametrize("name", IDENTITIES)
 def test_methods_with_memories_equal_others(name, noise):
     (one, numbers), (other, others) = IDENTITIES[name]

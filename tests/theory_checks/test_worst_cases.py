@@ -22,6 +22,7 @@ from theory_checks.worst_cases import analysis, solution, symmetry
 from theory_checks.worst_cases.analysis import Analysis
 from theory_checks.worst_cases.theorems import COMPARISONS
 
+LONG = pytest.mark.long
 MU = 0.1
 CONVEX = Smooth(L=1, distance=1)
 STRONG = Smooth(L=1, mu=MU, distance=1)
@@ -108,24 +109,32 @@ def test_heavy_ball_and_silver_steps_reach_known_values():
     ("method", "known", "options"),
     [
         (on_ring(algorithms.decentralized_sgd), 0.0721154, {}),
-        (on_ring(algorithms.decentralized_sgd), 0.0758522, {"measure": "consensus"}),
+        pytest.param(
+            on_ring(algorithms.decentralized_sgd), 0.0758522, {"measure": "consensus"}, marks=LONG
+        ),
         (on_ring(algorithms.extra), 0.706230, {"measure": "distance"}),
-        (on_ring(algorithms.gradient_tracking), 0.824363, {"measure": "distance", "rate": 0.2}),
-        (on_ring(algorithms.exact_diffusion), 0.0776383, {}),
+        pytest.param(
+            on_ring(algorithms.gradient_tracking),
+            0.824363,
+            {"measure": "distance", "rate": 0.2},
+            marks=LONG,
+        ),
+        pytest.param(on_ring(algorithms.exact_diffusion), 0.0776383, {}, marks=LONG),
         (lambda rate: algorithms.local_sgd(optax.sgd(rate), 5), 0.303617, {"workers": 4}),
         (
             lambda rate: algorithms.scaffold(optax.sgd(rate), 2),
             0.0567829,
             {"workers": 4, "steps": 6},
         ),
-        (
+        pytest.param(
             lambda rate: algorithms.stochastic_gradient_push(
                 optax.sgd(rate), topologies.one_peer_exponential(4)
             ),
             0.0846055,
             {},
+            marks=LONG,
         ),
-        (dgd, 0.118594, {}),
+        pytest.param(dgd, 0.118594, {}, marks=LONG),
     ],
 )
 def test_methods_reach_known_values(method, known, options):
@@ -157,13 +166,14 @@ def test_asynchronous_methods_are_covered(rule):
 @pytest.mark.parametrize(
     ("method", "functions", "known", "options"),
     [
-        (
+        pytest.param(
             lambda rate, compressor: algorithms.compressed_sgd(
                 optax.sgd(rate), compressor, via="ring", allow_biased=True
             ),
             BY_GAP,
             ((1.1 - 0.9 * MU) / (1.1 + 0.9 * MU)) ** 4,
             {"steps": 2, "rate": 2 / (1.1 + 0.9 * MU), "workers": 1, "delta": 0.99},
+            marks=LONG,
         ),
         (
             lambda rate, compressor: algorithms.ef21(
@@ -189,13 +199,14 @@ def test_asynchronous_methods_are_covered(rule):
             1.376852,
             {"steps": 4, "rate": 0.3, "workers": 2},
         ),
-        (
+        pytest.param(
             lambda rate, compressor: algorithms.choco_sgd(
                 optax.sgd(rate), topologies.ring(4), compressor, 0.5
             ),
             MIXED,
             0.156720,
             {"steps": 4, "rate": 0.3},
+            marks=LONG,
         ),
     ],
 )
@@ -210,7 +221,7 @@ def test_compressed_methods_reach_known_values(method, functions, known, options
 @pytest.mark.parametrize(
     ("method", "found"),
     [
-        (on_ring(algorithms.decentralized_sgd), "ring"),
+        pytest.param(on_ring(algorithms.decentralized_sgd), "ring", marks=LONG),
         (lambda rate: algorithms.local_sgd(optax.sgd(rate), 2), "all"),
     ],
 )
@@ -382,11 +393,11 @@ def test_comparisons_are_of_statements():
 @pytest.mark.parametrize(
     ("name", "ratio"),
     [
-        ("DSGD, non-convex", 1.274 / 3.694),
-        ("ASGD, non-convex", 0.617),
+        pytest.param("DSGD, non-convex", 1.274 / 3.694, marks=LONG),
+        pytest.param("ASGD, non-convex", 0.617, marks=LONG),
         ("local SGD, consensus", 1.0),
         ("EF21, linear, exact", 0.499),
-        ("gradient tracking, linear", 0.992),
+        pytest.param("gradient tracking, linear", 0.992, marks=LONG),
     ],
 )
 def test_theorems_hold_in_the_worst_case(name, ratio):
