@@ -32,3 +32,11 @@ def smoke_cases(cases: Collection[str], kept: Set[str]) -> list[Any]:
         )
         for case in cases
     ]
+
+
+def sampled(cases: Collection[str]) -> list[Any]:
+    """Returns all cases for `parametrize`, if the recursion of each method finds the same mistakes
+    (`tests/methods`): every sixth always runs, as many others with --long, the rest with
+    --exhaustive.
+    """
+    return smoke_cases(cases, {*list(cases)[::EVERY]})

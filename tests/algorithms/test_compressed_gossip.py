@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from budgets import sampled
 from scipy.linalg import block_diag
 
 import algorithms
@@ -97,7 +98,7 @@ EQUAL: dict[str, tuple[str, str, Numbers]] = {
 }
 
 
-@pytest.mark.parametrize("name", EQUAL)
+@pytest.mark.parametrize("name", sampled(EQUAL))
 def test_two_methods_are_the_same(name):
     """With noisy gradients, which are the same for both methods. Later, the rounding errors of
     gradient tracking have accumulated.
@@ -142,7 +143,7 @@ def test_the_neighbours_of_dcd_know_the_models():
 # --- Limits with exact gradients.
 
 
-@pytest.mark.parametrize("name", ["LEAD", "BEER", "MoTEF", "C-GT", "C-GT, unbiased"])
+@pytest.mark.parametrize("name", sampled(["LEAD", "BEER", "MoTEF", "C-GT", "C-GT, unbiased"]))
 def test_a_limit_is_the_optimum_although_messages_are_compressed(name):
     X = models(run(name, Numbers()))[-1]
     np.testing.assert_allclose(X, np.tile(quadratics.minimizer(), (N, 1)), rtol=0, atol=1e-9)

@@ -16,6 +16,7 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
+from budgets import sampled
 
 import algorithms
 import dsgd
@@ -126,7 +127,7 @@ LIMITS: dict[str, tuple[str, int, Numbers]] = {
 }
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", sampled(LIMITS))
 def test_the_limit_is_the_optimum(name):
     method, length, numbers = LIMITS[name]
     X = models(run(method, length, numbers=numbers))[-1]

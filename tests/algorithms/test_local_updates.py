@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from budgets import sampled
 
 import algorithms
 import dsgd
@@ -180,7 +181,7 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
 }
 
 
-@pytest.mark.parametrize("name", IDENTITIES)
+@pytest.mark.parametrize("name", sampled(IDENTITIES))
 def test_two_methods_are_the_same(name):
     """The gradients are noisy; the noise depends on the round and the worker only."""
     left, right = (models(*side, instance(0.5)) for side in IDENTITIES[name])

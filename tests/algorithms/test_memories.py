@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from budgets import sampled
 
 import algorithms
 import dsgd
@@ -149,7 +150,7 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
 
 
 @pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.long), 0.5])
-@pytest.mark.parametrize("name", IDENTITIES)
+@pytest.mark.parametrize("name", sampled(IDENTITIES))
 def test_methods_with_memories_equal_others(name, noise):
     (one, numbers), (other, others) = IDENTITIES[name]
     found = models(one, numbers, noise)[:60]
@@ -185,7 +186,7 @@ EXACT: dict[str, Numbers] = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", sampled(EXACT))
 def test_limits_with_shifts_are_exact(name):
     """The shifts approach the workers' gradients at the optimum, which differ."""
     gap = np.abs(models(name, EXACT[name]) - quadratics.minimizer()).max(axis=1)
@@ -213,7 +214,7 @@ def test_the_servers_shift_is_the_mean_of_the_workers(name):
     assert np.abs(shift[-1]).max() > 0.01
 
 
-@pytest.mark.parametrize("name", ["EF21", "EF21-SGDM", "DIANA", "EF-BV", "EControl"])
+@pytest.mark.parametrize("name", sampled(["EF21", "EF21-SGDM", "DIANA", "EF-BV", "EControl"]))
 def test_limits_with_sampled_clients_are_exact(name):
     """Half of the clients participate in each round; the others keep their memories."""
     A, b, start = quadratics.arrays()

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from budgets import sampled
 from scipy.linalg import block_diag
 
 import algorithms
@@ -111,7 +112,7 @@ LIMITS: dict[str, Callable[[], np.ndarray]] = {
 }
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", sampled(LIMITS))
 def test_the_limit_is_the_fixed_point(name):
     np.testing.assert_allclose(models(name, WITH_MOMENTUM)[-1], LIMITS[name](), rtol=0, atol=1e-11)
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from budgets import sampled
 
 import algorithms
 import dsgd
@@ -144,7 +145,7 @@ def minimizer(regularizer: str | None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("regularizer", [None, *REGULARIZERS])
-@pytest.mark.parametrize("name", PROXIMAL)
+@pytest.mark.parametrize("name", sampled(PROXIMAL))
 def test_the_limit_is_the_minimizer_of_the_composite_objective(name, regularizer):
     found, expected = run(name, LIMITS[name], regularizer), minimizer(regularizer)
     if regularizer is not None:

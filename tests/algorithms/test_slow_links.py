@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from budgets import sampled
 
 import algorithms
 import dsgd
@@ -130,7 +131,7 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
 }
 
 
-@pytest.mark.parametrize("name", IDENTITIES)
+@pytest.mark.parametrize("name", sampled(IDENTITIES))
 def test_two_methods_are_the_same(name):
     """The gradients are noisy; the noise depends on the round and the worker only."""
     left, right = (models(*side, noise=0.5) for side in IDENTITIES[name])
@@ -163,7 +164,8 @@ def test_the_limit_is_that_of_diloco(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["DiLoCo", "one fragment at once", "two fragments, uncompressed", "eager", "NoLoCo"]
+    "name",
+    sampled(["DiLoCo", "one fragment at once", "two fragments, uncompressed", "eager", "NoLoCo"]),
 )
 def test_a_limit_and_the_models_are_off_by_the_order_of_gamma(name):
     error, spread = limit(name, Numbers(step=0.7, outer_momentum=0.5))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 import pytest
+from budgets import sampled
 
 import algorithms
 import dsgd
@@ -133,7 +134,7 @@ def test_momentum_tracking_is_gradient_tracking_with_momentum(beta):
 # --- Limits.
 
 
-@pytest.mark.parametrize("name", [*SUDA, "Aug-DGM, uncoordinated"])
+@pytest.mark.parametrize("name", sampled([*SUDA, "Aug-DGM, uncoordinated"]))
 def test_the_limit_is_the_minimizer(name):
     found = models(name)[-1]
     np.testing.assert_allclose(found, np.tile(quadratics.minimizer(), (N, 1)), atol=1e-9)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from budgets import smoke_cases
+from budgets import sampled, smoke_cases
 
 import algorithms
 import dsgd
@@ -77,7 +77,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sampled(METHODS))
 def test_single_samples_lead_to_the_optimum(name):
     found = run(METHODS[name], steps=4_000, mesh=1)
     assert found.history["grad_sqnorm"][-1] < 1e-20
@@ -198,7 +198,7 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", sampled(SAME))
 def test_two_methods_are_the_same(name):
     ours, theirs = (run(method, mesh=1) for method in SAME[name])
     np.testing.assert_allclose(ours.params, theirs.params, atol=1e-13)

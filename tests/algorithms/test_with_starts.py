@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from budgets import sampled
 
 import algorithms
 import dsgd
@@ -84,14 +85,14 @@ def models(make: Callable[[], dsgd.Algorithm], apart: bool) -> np.ndarray:
     return x / states.weight[..., None] if hasattr(states, "weight") else x  # of push-sum
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", sampled(EXACT))
 def test_exact_methods_are_exact_from_random_starts(name):
     found = models(EXACT[name], True)
     np.testing.assert_array_equal(found[0], STARTS)
     np.testing.assert_allclose(found[-1], np.tile(quadratics.minimizer(), (N, 1)), atol=1e-9)
 
 
-@pytest.mark.parametrize("name", BIASED)
+@pytest.mark.parametrize("name", sampled(BIASED))
 def test_the_limits_of_other_methods_do_not_depend_on_the_starts(name):
     common, found = (models(BIASED[name], apart)[-1] for apart in (False, True))
     np.testing.assert_allclose(found, common, rtol=0, atol=1e-11)
