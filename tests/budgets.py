@@ -34,9 +34,9 @@ def smoke_cases(cases: Collection[str], kept: Set[str]) -> list[Any]:
     ]
 
 
-def sampled(cases: Collection[str]) -> list[Any]:
+def sampled(cases: Collection[str], *kept: str) -> list[Any]:
     """Returns all cases for `parametrize`, if the recursion of each method finds the same mistakes
-    (`tests/methods`): every sixth always runs, as many others with --long, the rest with
-    --exhaustive.
+    (`tests/methods`), except for those that are kept: every sixth always runs, as many others with
+    --long, the rest with --exhaustive.
     """
-    return smoke_cases(cases, {*list(cases)[::EVERY]})
+    return smoke_cases(cases, {*list(cases)[::EVERY], *kept})

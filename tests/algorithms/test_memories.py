@@ -150,7 +150,7 @@ IDENTITIES: dict[str, tuple[tuple[str, Numbers], tuple[str, Numbers]]] = {
 
 
 @pytest.mark.parametrize("noise", [pytest.param(0.0, marks=pytest.mark.long), 0.5])
-@pytest.mark.parametrize("name", sampled(IDENTITIES))
+@pytest.mark.parametrize("name", sampled(IDENTITIES, "EF-BV's numbers"))
 def test_methods_with_memories_equal_others(name, noise):
     (one, numbers), (other, others) = IDENTITIES[name]
     found = models(one, numbers, noise)[:60]

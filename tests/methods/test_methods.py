@@ -95,8 +95,11 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
 @pytest.mark.parametrize("name", algorithms.ALGORITHMS)
 def test_methods_accept_different_starts_if_their_files_say_so(name):
     method = algorithms.make(name, optax.sgd(0.1), 8)
+    rows = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
     if getattr(FILES[facts.find(name).name], "APART", False):
-        algorithms.with_starts(method, np.zeros((8, 3)))
+        workers = algorithms.with_starts(method, rows).init(jnp.zeros(3), 8).workers
+        models = getattr(workers, "inner", workers).params  # "inner": of variance reduction
+        np.testing.assert_array_equal(models, rows)
     else:
         with pytest.raises(ValueError, match="must start from the same model"):
-            algorithms.with_starts(method, np.zeros((8, 3)))
+            algorithms.with_starts(method, rows)
