@@ -21,7 +21,7 @@ import dsgd
 from algorithms import facts
 from dsgd import clusters, problems, work
 from dsgd.engine import programs
-from tests.methods.files import FILES, form
+from tests.methods.files import FILES
 
 N, D, STEPS, SEEDS = 8, 19, 12, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
@@ -155,21 +155,6 @@ def test_two_seeds_draw_differently_unless_the_method_asks_for_exact_gradients(n
         np.testing.assert_allclose(loss[0], loss[1], rtol=1e-5)
     else:
         assert loss[0, -1] != loss[1, -1]
-
-
-def test_bits_are_the_closed_forms(name):
-    """Of all workers, up and down, in each round of two seeds."""
-    if name == "kimad":  # which chooses its messages: tests/methods/kimad_sgd.py
-        return
-    totals = N * np.diff(result(unequal(name)).history["bits"], axis=-1)
-    for t, sent in zip(range(STEPS), totals.T, strict=True):
-        stated = form(name)(t, N, D)
-        if stated is None:
-            continue
-        possible = stated if isinstance(stated, list) else [stated]
-        ways = [each if isinstance(each, tuple) else (each, each) for each in possible]
-        sums = [sum(np.sum(np.broadcast_to(way, N)) for way in both) for both in ways]
-        assert np.isin(sent, sums).all(), (t, sent, sums)
 
 
 @pytest.mark.parametrize("name", smoke_cases(NAMES, ONE_OF_EACH_EXCHANGE))
