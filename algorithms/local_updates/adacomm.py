@@ -49,8 +49,8 @@ def adacomm(
 
     The models of workers that participate in an average are averaged, and all workers continue from
     it; if no message arrives, from the last average, and the next round averages. A worker that
-    does not compute a loss in a period sends its last one. H decreases with each decision until it is 1; the limit is then that of
-    mini-batch SGD.
+    does not compute a loss in a period sends its last one. H decreases with each decision until it
+    is 1; the limit is then that of mini-batch SGD.
 
     Args:
         optimizer: each worker's step.
