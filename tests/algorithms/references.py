@@ -1,4 +1,4 @@
-"""The runs whose histories are recorded: one method of each exchange, and methods with their own
+"""The runs with recorded histories: one method of each exchange, and methods with their own
 clock, on clusters, with partial participation, lost messages and unequal work.
 """
 
@@ -158,7 +158,7 @@ WITH_MEASUREMENTS = {"pipelined", "changing", "varying", "partly"}
 
 # --- Registered methods.
 
-# whose messages are sent in some rounds, before and after the steps, arrive later, or are drawn
+# messages in some rounds, before and after the steps, that arrive later, or that are drawn
 OTHERS = (
     "local_sgd",
     "scaffold",

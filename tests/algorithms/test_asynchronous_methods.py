@@ -223,7 +223,7 @@ def test_bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_
 
     case = papers.on_cluster(2, "blocking", 12, more=with_a_slow_worker)
     for seed in range(3):
-        given.compare(case, given.Rng(seed))
+        given.compare(case, given.draws(seed))
 
 
 def test_delayed_gradients_are_applied_in_the_order_in_which_they_were_ready():
@@ -245,7 +245,7 @@ def driven(
     method: dsgd.Algorithm, length: int, place: clusters.Cluster | None = None
 ) -> tuple[Instance, Trajectory]:
     """Returns rounds one by one, and their instance."""
-    of = trajectories.instance(given.Rng())
+    of = trajectories.instance(given.draws())
     options = {} if place is None else {"place": lambda of: place}
     return of, trajectories.run(lambda of: method, of, length=length, **options)
 

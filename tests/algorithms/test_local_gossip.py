@@ -200,7 +200,7 @@ def test_a_correction_step_that_is_too_large_diverges_and_is_refused(tau, beta, 
     smallest = np.linalg.eigvalsh(W)[0]
     shifted = (W - smallest * np.eye(N)) / (1 - smallest)
     topology = topologies.from_matrix(shifted, "shifted")
-    given = on_quadratics(*quadratics.arrays(), 1e-3, 1_200, shifted)
+    given = on_quadratics(*quadratics.arrays(), 1e-3, 1_200, [lambda number: shifted])
     last = list(local_exact_diffusion.recursion(given, tau, beta))[-1]["params"]
     assert (np.abs(last).max() > 1e3) == grows
     if grows:

@@ -20,9 +20,9 @@ from algorithms import facts
 from dsgd import clusters, compressors, network, problems
 from dsgd.communication.communicator import GOES_ON
 from tests.methods.files import CASES
-from tests.methods.given import ARRIVES, CLUSTER, DRAW, ELEMENTS, HERE, SOME, T
+from tests.methods.given import CLUSTER, DELIVERED, DRAW, ELEMENTS, PARTICIPATES, WORKERS, T
 
-N, D, H, GAMMA = SOME, ELEMENTS, 3, 0.1
+N, D, H, GAMMA = WORKERS, ELEMENTS, 3, 0.1
 PROBLEM = problems.random_quadratic(N, D, heterogeneity=2.0, seed=1)
 A, B = (np.asarray(leaf, float) for leaf in PROBLEM.data[:2])
 SGD = optax.sgd(GAMMA)
@@ -74,9 +74,12 @@ def test_the_training_loss_is_that_of_the_workers_that_participate():
     X = np.zeros((N, D))
     for t in range(T):
         losses = 0.5 * np.einsum("ni,nij,nj->n", X, A, X) - (B * X).sum(axis=1)
-        expected = losses[HERE[t]].mean() if HERE[t].any() else np.nan
+        expected = losses[PARTICIPATES[t]].mean() if PARTICIPATES[t].any() else np.nan
         np.testing.assert_allclose(found[t + 1], expected, rtol=1e-5, atol=1e-6)
-        X, S = np.where(HERE[t][:, None], X - GAMMA * slopes(X), X), HERE[t] & ARRIVES[t, :N]
+        X, S = (
+            np.where(PARTICIPATES[t][:, None], X - GAMMA * slopes(X), X),
+            PARTICIPATES[t] & DELIVERED[t, :N],
+        )
         if (t + 1) % H == 0 and S.any():
             X = np.tile(X[S].mean(axis=0), (N, 1))
 
@@ -86,21 +89,21 @@ def test_a_worker_that_does_not_participate_has_no_work():
     weights = DRAW.random((N, 2)).astype(np.float32)
     method = algorithms.with_local_work(algorithms.minibatch_sgd(SGD), dsgd.work.weighted(weights))
     cluster = clusters.Cluster(
-        clusters.constant(0.5), present=clusters.trace(HERE.T.astype(float), 1.0)
+        clusters.constant(0.5), present=clusters.trace(PARTICIPATES.T.astype(float), 1.0)
     )
     history = run(algorithms.with_diagnostics(method), cluster, steps=4).history
-    np.testing.assert_array_equal(history["samples"][1:], 2 * HERE[:4])
+    np.testing.assert_array_equal(history["samples"][1:], 2 * PARTICIPATES[:4])
     np.testing.assert_allclose(history["clock"], np.arange(5))
-    np.testing.assert_array_equal(np.isnan(history["local_sqnorms"][1:]), ~HERE[:4])
+    np.testing.assert_array_equal(np.isnan(history["local_sqnorms"][1:]), ~PARTICIPATES[:4])
     x, sums = np.zeros(D), weights.sum(axis=1)
     for t in range(4):
-        g = (sums[:, None] * slopes(np.tile(x, (N, 1))))[HERE[t]].mean(axis=0)
+        g = (sums[:, None] * slopes(np.tile(x, (N, 1))))[PARTICIPATES[t]].mean(axis=0)
         np.testing.assert_allclose(history["global_sqnorm"][t + 1], g @ g, rtol=1e-4)
         x = x - GAMMA * g
 
 
 REFUSED = [name for name in algorithms.ALGORITHMS if "all workers" in facts.find(name).needs]
-COMPARED = {name.partition(",")[0] for name, case in CASES.items() if case.some}
+COMPARED = {name.partition(",")[0] for name, case in CASES.items() if case.absent}
 # the others are compared with a recursion
 TRIED = [name for name in algorithms.ALGORITHMS if name in REFUSED or name not in COMPARED]
 
@@ -182,7 +185,7 @@ def test_states_are_kept_without_participation_unless_the_method_says_otherwise(
         model=lambda state: state.server[0],
     )
     found = run(counting).state
-    np.testing.assert_array_equal(found.workers, HERE.sum(axis=0))
-    assert found.server[1] == HERE.any(axis=1).sum() < T
+    np.testing.assert_array_equal(found.workers, PARTICIPATES.sum(axis=0))
+    assert found.server[1] == PARTICIPATES.any(axis=1).sum() < T
     twice = counting._replace(absent=lambda before, after: before + 2 * (after - before))
-    np.testing.assert_array_equal(run(twice).state.workers, 2 * T - HERE.sum(axis=0))
+    np.testing.assert_array_equal(run(twice).state.workers, 2 * T - PARTICIPATES.sum(axis=0))

@@ -87,7 +87,7 @@ def root(P: np.ndarray) -> np.ndarray:
 
 
 def suda(given: Given, A: np.ndarray, B: np.ndarray, C: np.ndarray) -> Rounds:
-    """Yields the rounds of SUDA, of which the exact methods on graphs are instances.
+    """Yields the rounds of SUDA; the exact methods on graphs are instances of it.
 
     Args:
         given: see `Given`; the models start equal.
@@ -116,7 +116,7 @@ SUDA: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {
 
 @pytest.mark.parametrize("name", SUDA)
 def test_exact_methods_are_one_recursion(name):
-    given = on_quadratics(*quadratics.arrays(), GAMMA, 60, W)
+    given = on_quadratics(*quadratics.arrays(), GAMMA, 60, [lambda number: W])
     expected = np.stack([symbols["params"] for symbols in suda(given, *SUDA[name])])
     found = models(name)[:60]
     assert np.ptp(found[:, 0]) > 1

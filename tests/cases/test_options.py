@@ -68,11 +68,13 @@ def compared() -> dict[str, list[dict[str, Any]]]:
     """Returns the arguments with which each method is compared with its recursion."""
     found = {name: list[dict[str, Any]]() for name in METHODS}
     with jax.enable_x64(True):
-        for case in CASES.values():
-            if case.some:
+        for name, case in CASES.items():
+            if case.absent:
                 continue
-            of = trajectories.instance(given.Rng(), case.more(given.Rng()))
-            for call in calls(partial(given.build(case), of)):
+            of = trajectories.instance(given.draws(), case.more(given.draws()))
+            called = calls(partial(given.build(case), of))
+            assert name.partition(",")[0] in {call.name for call in called}, "another method"
+            for call in called:
                 found[call.name].append(call.arguments)
     return found
 

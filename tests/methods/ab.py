@@ -18,5 +18,5 @@ def method(given: Setting) -> Algorithm:
 
 CASES = {
     "": Case(method, recursion, ("directed, pull", "directed")),
-    "some": Case(method, recursion, ("tree, pull", "tree, push"), some=True),
+    "absent": Case(method, recursion, ("tree, pull", "tree, push"), absent=True),
 }

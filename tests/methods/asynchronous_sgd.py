@@ -44,7 +44,7 @@ def recursion(
 
 
 def read(x: Sequence[np.ndarray], ages: np.ndarray) -> np.ndarray:
-    """Returns the model whose parts have the given ages in updates, `[d]`."""
+    """Returns the model with parts of the given ages in updates, `[d]`."""
     parts = [shard(x[-1 - age], len(ages))[part] for part, age in enumerate(ages)]
     return unshard(np.stack(parts), len(x[0]))
 

@@ -33,5 +33,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(method, recursion, "one peer", "momentum"),
-    "some": Case(method, recursion, "matchings", "momentum", some=True),
+    "absent": Case(method, recursion, "matchings", "momentum", absent=True),
 }

@@ -35,5 +35,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(method, recursion, "irregular", "momentum"),
-    "some": Case(method, recursion, "matchings", some=True),
+    "absent": Case(method, recursion, "matchings", absent=True),
 }

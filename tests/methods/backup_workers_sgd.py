@@ -30,7 +30,7 @@ def recursion(given: Given) -> Rounds:
 
 
 def with_ties(draws: Draws) -> events.Numbers:
-    """Draws a cluster whose workers compute for one, two or three eighths of a second."""
+    """Draws a cluster with workers that compute for one, two or three eighths of a second."""
     numbers = events.cluster(draws)
     return numbers._replace(compute=(8 * numbers.compute - 1) % 3 / 8 + 1 / 8)
 

@@ -1,4 +1,4 @@
-r"""Bits of messages in float32: closed forms in N and d, of which those of the methods consist.
+r"""Bits of messages in float32: closed forms in N and d, used by those of the methods.
 
 Parts: methods that compress through servers or around a ring have $p = \lceil d/N \rceil$ elements
 in each message, and send 2 (N - 1) messages: to the servers and from their own, or in N - 1 hops

@@ -90,21 +90,6 @@ SHORTS = Compression(SHORT, clipped, CLIPPED.size)
 SIGNS = Compression(SIGN, mean_size_times_sign, lambda d, word: bits.packed(1, d) + word)
 
 
-def quantize(x: np.ndarray, bits: int, rng: np.random.Generator) -> np.ndarray:
-    """Rounds at random to 2^bits equidistant knobs from min(x) to max(x).
-
-    Source: Liu and Zhang, (3.3).
-    """
-    knobs = np.linspace(x.min(), x.max(), 2**bits)
-    sent = []
-    for element in x:
-        lower = max((knob for knob in knobs if knob <= element), default=knobs[0])
-        upper = min((knob for knob in knobs if knob >= element), default=knobs[-1])
-        share = 0 if upper == lower else (element - lower) / (upper - lower)
-        sent.append(upper if rng.uniform() < share else lower)
-    return np.array(sent)
-
-
 def shard(x: np.ndarray, N: int) -> np.ndarray:
     """Splits a vector into N equal parts, the last padded with zeros: `[d]` to `[N, part]`."""
     return np.pad(x, (0, -len(x) % N)).reshape(N, -1)
@@ -146,26 +131,8 @@ class Parts:
         return lambda part: np.concatenate([q(piece) for piece in np.split(part, self._part_ends)])
 
 
-def in_parts(path: str, whole: bool = False) -> Callable[[Trajectory], np.ndarray]:
-    """Returns the function from a trajectory to vectors whose parts the state has at this path.
-
-    Args:
-        path: of the parts, `[..., N, part]`. Those that contain only padding, which are not stored,
-            are zeros.
-        whole: whether the model is cut as one vector, and not each layer.
+def in_parts(path: str) -> Callable[[Trajectory], np.ndarray]:
+    """Returns the function from a trajectory to the vectors that its state has in parts, `[..., N,
+    part]`, at this path.
     """
-
-    def join(found: Trajectory) -> np.ndarray:
-        parts = attrgetter(path)(found.states)
-        leaves = [
-            np.asarray(leaf) for leaf in (parts.values() if isinstance(parts, dict) else [parts])
-        ]
-        N = trajectories.N
-        each = [
-            np.pad(leaf, [*[(0, 0)] * (leaf.ndim - 2), (0, N - leaf.shape[-2]), (0, 0)])
-            for leaf in leaves
-        ]
-        cutting = Parts((trajectories.D,) if whole else trajectories.LAYERS, N)
-        return cutting.unshard(np.concatenate(each, axis=-1))
-
-    return join
+    return lambda found: trajectories.joined(attrgetter(path)(found.states))

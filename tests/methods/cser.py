@@ -1,5 +1,5 @@
 """CSER: Xie et al., 2020; the step, with the sign of a gradient, is what the workers synchronize
-partially. A worker whose message is lost keeps its error.
+partially. A worker with a lost message keeps its error.
 """
 
 from typing import Any
@@ -50,7 +50,7 @@ def case(C1: Compression, C2: Compression | None, optimizer: str = "momentum") -
         lambda given: cser(given.optimizer, H, C1.compressor, C2 and C2.compressor),
         lambda given: recursion(given, C1, C2),
         optimizer=optimizer,
-        some=C1 is ALL,
+        absent=C1 is ALL,
         symbols={"params": models},
     )
 
@@ -62,6 +62,6 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": case(HALVES, SHORTS, "plain"),
     "momentum": case(SHORTS, HALVES),
-    "some": case(ALL, None),
-    "whole steps, some": case(ALL, ALL),
+    "absent": case(ALL, None),
+    "whole steps, absent": case(ALL, ALL),
 }

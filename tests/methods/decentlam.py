@@ -30,5 +30,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(method, recursion, "one peer"),
-    "some": Case(method, recursion, "ring", some=True),
+    "absent": Case(method, recursion, "ring", absent=True),
 }

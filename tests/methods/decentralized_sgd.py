@@ -56,7 +56,7 @@ def bits_complete(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, "exponential", "momentum"),
     "schedule": Case(method, recursion, "one peer"),
-    "some": Case(method, recursion, "complete", "momentum", some=True),
+    "absent": Case(method, recursion, "complete", "momentum", absent=True),
     "accelerated gossip": Case(
         lambda given: decentralized_sgd(given.optimizer, topologies.chebyshev(given.graph, K)),
         accelerated_gossip,
@@ -69,12 +69,12 @@ CASES = {
         "momentum",
         symbols={"momentum": "workers.optimizer.trace"},
     ),
-    "averaged momenta, some": Case(
+    "averaged momenta, absent": Case(
         averaged,
         with_averaged_momenta,
         "ring",
         "momentum",
-        some=True,
+        absent=True,
         symbols={"momentum": "workers.optimizer.trace"},
     ),
 }

@@ -22,13 +22,13 @@ def recursion(given: Given, C: Compression) -> Rounds:
         yield {"params": X, "error": delta} | given.to_neighbours(t, C.bits(given))
 
 
-def case(C: Compression, graph: str, optimizer: str = "plain", some: bool = False) -> Case:
+def case(C: Compression, graph: str, optimizer: str = "plain", absent: bool = False) -> Case:
     return Case(
         lambda given: deepsqueeze(given.optimizer, given.graph, C.compressor, ETA),
         lambda given: recursion(given, C),
         graph,
         optimizer,
-        some,
+        absent,
     )
 
 
@@ -39,5 +39,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": case(SIGNS, "irregular"),
     "schedule": case(WHOLE_HALVES, "matchings", "momentum"),
-    "some": case(WHOLE_HALVES, "ring", some=True),
+    "absent": case(WHOLE_HALVES, "ring", absent=True),
 }

@@ -43,12 +43,12 @@ CASES = {
         lambda given, periods=periods: des_loc(given.optimizer, *periods),
         lambda given, periods=periods: recursion(given, periods),
         optimizer=optimizer,
-        some="some" in title,
+        absent="absent" in title,
         symbols={name: f"workers.optimizer.{name}" for name in ("mu", "nu", "trace")},
     )
     for title, optimizer, periods in (
         ("", "adam", ADAM),
-        ("some", "adam", ADAM),
-        ("momentum, some", "momentum", MOMENTUM),
+        ("absent", "adam", ADAM),
+        ("momentum, absent", "momentum", MOMENTUM),
     )
 }

@@ -25,5 +25,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(method, recursion, "one peer", "momentum"),
-    "some": Case(method, recursion, "ring", "momentum", some=True),
+    "absent": Case(method, recursion, "ring", "momentum", absent=True),
 }

@@ -32,5 +32,5 @@ CASES = {
         symbols=SYMBOLS,
         regularizer=problems.l1(PENALTY),
     ),
-    "some": Case(method, recursion, optimizer="momentum", some=True, symbols=SYMBOLS),
+    "absent": Case(method, recursion, optimizer="momentum", absent=True, symbols=SYMBOLS),
 }

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 
 from algorithms import diloco
-from tests.methods.bits import Bits, all_reduce
+from tests.methods.bits import Bits, all_reduce, at_end
 from tests.methods.fed_avg import H, Outer, local_steps
 from tests.methods.given import Case, Given, Rounds
 from tests.methods.minibatch_sgd import all_reduced
@@ -29,21 +29,21 @@ def recursion(given: Given, eta: float = 0.7, mu: float = 0.9) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return 0 if (t + 1) % 4 else all_reduce(N, d)
+    return at_end(t, all_reduce(N, d))
 
 
 CASES = {
     "": Case(
         lambda given: diloco(given.optimizer, H, optax.sgd(0.6, momentum=0.8, nesterov=True)),
         lambda given: recursion(given, 0.6, 0.8),
-        optimizer="adam",  # whose moments are local and kept
+        optimizer="adam",  # its moments are local, and not reset
         symbols={"server": "server.params"},
     ),
-    "some": Case(
+    "absent": Case(
         lambda given: diloco(given.optimizer, H),
         recursion,
         optimizer="momentum",
-        some=True,
+        absent=True,
         symbols={"server": "server.params"},
     ),
 }

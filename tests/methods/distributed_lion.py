@@ -13,10 +13,10 @@ CASES = {
         lambda given: distributed_lion(given.optimizer, beta1=BETA1, beta2=BETA2),
         lambda given: recursion(given, BETA1, BETA2),
         optimizer="momentum",
-        some=bool(title),
+        absent=bool(title),
         symbols=SYMBOLS,
     )
-    for title in ("", "some")
+    for title in ("", "absent")
 } | {
     "mean": Case(
         lambda given: distributed_lion(given.optimizer, aggregate="mean"),

@@ -16,8 +16,8 @@ CASES = {
     title: Case(
         lambda given: eamsgd(given.optimizer, MU, H, BETA),
         lambda given: recursion(given, MU),
-        some=title == "some",
+        absent=title == "absent",
         symbols={"x": "server", "velocity": "workers.optimizer.trace"},
     )
-    for title in ("", "some")
+    for title in ("", "absent")
 }

@@ -11,7 +11,7 @@ H, BETA = 2, 0.6
 
 
 def recursion(given: Given, mu: float = 0.0) -> Rounds:
-    """Yields the rounds. Workers whose messages are lost are not moved, so that the sum of models
+    """Yields the rounds. Workers with lost messages are not moved, so that the sum of models
     and center is preserved.
     """
     X, center, v, step = given.X, given.x, np.zeros_like(given.X), given.step()
@@ -36,8 +36,8 @@ CASES = {
         lambda given: easgd(given.optimizer, H, BETA),
         recursion,
         optimizer="momentum",
-        some=title == "some",
+        absent=title == "absent",
         symbols={"x": "server"},
     )
-    for title in ("", "some")
+    for title in ("", "absent")
 }

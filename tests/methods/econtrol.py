@@ -24,5 +24,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(method, recursion, symbols=SYMBOLS),
-    "some": Case(method, recursion, some=True, symbols=SYMBOLS),
+    "absent": Case(method, recursion, absent=True, symbols=SYMBOLS),
 }

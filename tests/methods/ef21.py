@@ -41,32 +41,29 @@ def bits(t: int, N: int, d: int) -> Bits:
     return parts(tenth, N, d)
 
 
-def _symbols(whole: bool = False) -> dict:
-    paths = {
-        "x": "workers.server.model.params",
-        "u_hat": "workers.worker.shift",
-        "mean of u_hat": "workers.server.shift",
-    }
-    return {"x_hat": "server"} | {name: in_parts(path, whole) for name, path in paths.items()}
-
-
+SYMBOLS = {
+    "x_hat": "server",
+    "x": in_parts("workers.server.model.params"),
+    "u_hat": in_parts("workers.worker.shift"),
+    "mean of u_hat": in_parts("workers.server.shift"),
+}
 CASES = {
     "": Case(
         lambda given: ef21(given.optimizer, HALF, SHORT),
         recursion,
         optimizer="momentum",
-        symbols=_symbols(),
+        symbols=SYMBOLS,
     ),
     "whole model": Case(
         lambda given: ef21(given.optimizer, HALF_OF_ALL, SHORT_OF_ALL),
         lambda given: recursion(given, whole=True),
-        symbols=_symbols(whole=True),
+        symbols=SYMBOLS,
     ),
-    "one server, some": Case(
+    "one server, absent": Case(
         lambda given: ef21(given.optimizer, HALF, None, via=network.star),
         ef_bv.recursion,
         optimizer="momentum",
-        some=True,
+        absent=True,
         symbols=ef_bv.SYMBOLS,
     ),
 }

@@ -42,7 +42,9 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(single, recursion, symbols=SYMBOLS),
-    "some": Case(single, recursion, some=True, symbols=SYMBOLS),
+    "absent": Case(single, recursion, absent=True, symbols=SYMBOLS),
     "double": Case(double, lambda given: recursion(given, True), symbols=SYMBOLS),
-    "double, some": Case(double, lambda given: recursion(given, True), some=True, symbols=SYMBOLS),
+    "double, absent": Case(
+        double, lambda given: recursion(given, True), absent=True, symbols=SYMBOLS
+    ),
 }

@@ -61,5 +61,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(method, rounds, symbols=SYMBOLS),
-    "some": Case(method, rounds, optimizer="momentum", some=True, symbols=SYMBOLS),
+    "absent": Case(method, rounds, optimizer="momentum", absent=True, symbols=SYMBOLS),
 }

@@ -47,12 +47,15 @@ def bits(t: int, N: int, d: int) -> Bits:
     return parts(signs, N, d)
 
 
-ERRORS = {"delta_worker": "workers.worker.error", "delta_server": "workers.server.error"}
+ERRORS = {
+    "delta_worker": in_parts("workers.worker.error"),
+    "delta_server": in_parts("workers.server.error"),
+}
 CASES = {
     "": Case(
         lambda given: error_compensated_sgd(given.optimizer, HALF, SHORT),
         lambda given: recursion(given, largest_half, clipped),
-        symbols={symbol: in_parts(path) for symbol, path in ERRORS.items()},
+        symbols=ERRORS,
     ),
     "whole model": Case(
         lambda given: error_compensated_sgd(
@@ -62,6 +65,6 @@ CASES = {
         ),
         lambda given: recursion(given, mean_size_times_sign, lambda x: x, whole=True),
         optimizer="momentum",
-        symbols={symbol: in_parts(path, whole=True) for symbol, path in ERRORS.items()},
+        symbols=ERRORS,
     ),
 }

@@ -1,4 +1,4 @@
-"""Clusters of workers whose times are given by tables, the workers that a method asks, and the
+"""Clusters with times of the workers from tables, the workers that a method asks, and the
 events of asynchronous servers: the worker of each update, and the age of its model.
 
 Seconds are dyadic and bandwidths powers of two, so that float32 represents every time exactly as
@@ -87,7 +87,7 @@ class Schedule(NamedTuple):
     """The events of each update.
 
     Args:
-        worker: the worker whose gradient was applied, `[T]`.
+        worker: the worker of the applied gradient, `[T]`.
         clock: seconds at which it was applied (to the last part), `[T]`.
         version: number of the model from which each part was read, `[T, P]`.
     """

@@ -1,5 +1,5 @@
-"""FedAvg: McMahan et al., 2017, algorithm 1; and the recursion of all methods whose server makes a
-step on the mean change of the clients' models.
+"""FedAvg: McMahan et al., 2017, algorithm 1; and the recursion of all methods with a step of
+the server on the mean change of the clients' models.
 """
 
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from algorithms import fed_avg
-from tests.methods.bits import FLOAT, Bits
+from tests.methods.bits import FLOAT, Bits, at_end
 from tests.methods.given import Case, Given, Rounds
 
 H = 3
@@ -27,7 +27,7 @@ def local_steps(
     message: Callable[[Given, np.ndarray], np.ndarray] = lambda given, changes: changes,
 ) -> Rounds:
     r"""H local steps from x, $y_n \leftarrow y_n - \gamma (g_n(y_n) + \mu (y_n - x))$, then
-    $x \leftarrow \mathrm{Outer}(x, \frac1N \sum_n (x - y_n))$ over those whose messages arrive.
+    $x \leftarrow \mathrm{Outer}(x, \frac1N \sum_n (x - y_n))$ over messages that arrive.
 
     Args:
         given: see `Given`.
@@ -64,20 +64,20 @@ def averaging(x: np.ndarray, delta: np.ndarray) -> np.ndarray:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return 0 if (t + 1) % 4 else d * FLOAT
+    return at_end(t, d * FLOAT)
 
 
 CASES = {
     "": Case(
         lambda given: fed_avg(given.optimizer, H),
         lambda given: local_steps(given, averaging, through_server),
-        optimizer="adam",  # whose moments start again in each period
+        optimizer="adam",  # its moments start again in each period
         symbols={"server": "server.params"},
     ),
-    "some, unbiased": Case(
+    "absent, unbiased": Case(
         lambda given: fed_avg(given.optimizer, H, inclusion=INCLUSION.tolist()),
         lambda given: local_steps(given, averaging, through_server, inclusion=INCLUSION),
-        some=True,
+        absent=True,
         symbols={"server": "server.params"},
     ),
 }

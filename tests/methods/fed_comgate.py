@@ -35,5 +35,5 @@ bits = fed_paq.bits
 SYMBOLS = {"memory": "workers.memory", "server": "server.params"}
 CASES = {
     "": Case(method, recursion, symbols=SYMBOLS),
-    "some": Case(method, recursion, some=True, symbols=SYMBOLS),
+    "absent": Case(method, recursion, absent=True, symbols=SYMBOLS),
 }

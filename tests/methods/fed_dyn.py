@@ -1,5 +1,5 @@
 """FedDyn: Acar et al., 2021, algorithm 1. The clients' problems are solved by H gradient steps; a
-client whose message is lost keeps its memory.
+client with a lost message keeps its memory.
 """
 
 import numpy as np
@@ -40,5 +40,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 SYMBOLS = {"memory": "workers.memory", "server": "server.params", "h": "server.memory"}
 CASES = {
     "": Case(method, recursion, optimizer="momentum", symbols=SYMBOLS),
-    "some": Case(method, recursion, optimizer="momentum", some=True, symbols=SYMBOLS),
+    "absent": Case(method, recursion, optimizer="momentum", absent=True, symbols=SYMBOLS),
 }

@@ -1,5 +1,5 @@
-"""Fed-EF with momentum of the server: Li and Li, 2023. A client that is absent, or whose message is
-lost, keeps its memory.
+"""Fed-EF with momentum of the server: Li and Li, 2023. A client that is absent, or
+has a message that is lost, keeps its memory.
 """
 
 import optax
@@ -34,5 +34,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(method, recursion, optimizer="momentum", symbols=SYMBOLS),
-    "some": Case(method, recursion, optimizer="momentum", some=True, symbols=SYMBOLS),
+    "absent": Case(method, recursion, optimizer="momentum", absent=True, symbols=SYMBOLS),
 }

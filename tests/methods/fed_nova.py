@@ -58,5 +58,5 @@ CASES = {
         optimizer="momentum",
         symbols=SYMBOLS,
     ),
-    "some": Case(method, recursion, optimizer="momentum", some=True, symbols=SYMBOLS),
+    "absent": Case(method, recursion, optimizer="momentum", absent=True, symbols=SYMBOLS),
 }

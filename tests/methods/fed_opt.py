@@ -52,8 +52,8 @@ def cases(
 
     where = {"server": "server.params"}
     return {
-        title: Case(make, recursion, optimizer="momentum", some=title == "some", symbols=where)
-        for title in ("", "some")
+        title: Case(make, recursion, optimizer="momentum", absent=title == "absent", symbols=where)
+        for title in ("", "absent")
     }
 
 

@@ -49,9 +49,9 @@ CASES = {
         lambda given: fetch_sgd(given.optimizer, K / D, EXACT, ROWS, RHO, "subtract"),
         lambda given: recursion(given, EXACT, subtract=True),
     ),
-    "some": Case(
+    "absent": Case(
         lambda given: fetch_sgd(given.optimizer, 1 / 4, 4, 1, RHO, "subtract"),
         lambda given: recursion(given, given.d, True, 1, 1),
-        some=True,
+        absent=True,
     ),
 }

@@ -6,8 +6,8 @@ independently of the method's file:
 - `recursion(given)`: the paper's rounds in numpy. Models are the rows of X `[N, d]`, so that gossip
   is W @ X. (The papers have a column for each worker.) Its t-th item maps the name of each symbol
   to its value after round t.
-- `CASES`: what is compared with it. A case with `some` has workers that are absent in some rounds,
-  and messages that are lost; in all others all workers take part.
+- `CASES`: what is compared with it. A case with `absent` has workers that are absent in some
+  rounds, and messages that are lost; in all others all workers take part.
 - `bits(t, N, d)`: what each worker sends in round t of the registered instance.
 - `APART`: whether workers may start from different models (no if the file does not say).
 - `CANCELS`, `DRAWS`, `LEARNING_RATE`: for the contract, if gradients at two points have the same
@@ -36,6 +36,7 @@ from tests.methods import graphs, steps
 from tests.methods.steps import Step
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.rounds import Instance
+from theory_checks.machinery.search import ReplayableDraws
 from theory_checks.machinery.statement import Draws
 from theory_checks.machinery.trajectories import LAYERS, ROUNDS, Trajectory
 
@@ -89,7 +90,7 @@ class Case:
         recursion: yields the paper's rounds.
         graph: name of the graph, or names, in `graphs.py`; they also exist for absent workers.
         optimizer: a key of `OPTIMIZERS`.
-        some: whether workers are absent and messages are lost.
+        absent: whether workers are absent and messages are lost.
         symbols: where the method has a symbol: a path in its state, "workers.error", or (trajectory
             or result) -> values. If it is not given, x is the model of the server, and other
             symbols have the names of the state's fields.
@@ -104,7 +105,7 @@ class Case:
     recursion: Callable[[Given], Rounds]
     graph: str | tuple[str, ...] = ()
     optimizer: str = "plain"
-    some: bool = False
+    absent: bool = False
     symbols: Mapping[str, str | Callable[[Any], Any]] = field(default_factory=dict)
     more: Callable[[Draws], Any] = lambda draws: ()
     place: Callable[[Any], Any] | None = None
@@ -131,8 +132,9 @@ class Given:
         length: number of rounds.
         layers: number of elements of each layer.
         word: bits of a number.
-        here: who participates, bool `[T, N]`.
-        arrives: whose messages to all others, or to a server, arrive, bool `[T, N]`.
+        participates: the workers that participate, bool `[T, N]`.
+        delivered: the workers with messages to all others, or to a server, that arrive, bool `[T,
+            N]`.
         links: on which links messages arrive, bool `[T, N, N]`.
         graphs: adjacency and W of each graph.
         more: additional numbers of the case.
@@ -149,8 +151,8 @@ class Given:
     length: int
     layers: Sequence[int]
     word: int
-    here: np.ndarray
-    arrives: np.ndarray
+    participates: np.ndarray
+    delivered: np.ndarray
     links: np.ndarray
     graphs: Sequence[graphs.Matrices]
     more: Any = ()
@@ -182,7 +184,7 @@ class Given:
         return self.word * self.d
 
     def step(self) -> Step:
-        """Returns a step, (g, who participates) -> change, with empty memory."""
+        """Returns a step, (g, which workers participate) -> change, with empty memory."""
         return OPTIMIZERS[self.optimizer][1](self.gamma)
 
     def at(self, t: int, x: np.ndarray) -> np.ndarray:
@@ -190,12 +192,12 @@ class Given:
         return self.G(t, np.tile(x, (self.N, 1)))
 
     def present(self, t: int) -> np.ndarray:
-        """Returns who participates in round t, bool `[N, 1]`."""
-        return self.here[t][:, None]
+        """Returns which workers participate in round t, bool `[N, 1]`."""
+        return self.participates[t][:, None]
 
     def counted(self, t: int) -> np.ndarray:
-        """Returns who participates in round t, and is heard by all or by the server, bool `[N]`."""
-        return self.here[t] & self.arrives[t]
+        """Returns which workers participate in round t with messages that arrive, bool `[N]`."""
+        return self.participates[t] & self.delivered[t]
 
     def each(self, q: Q, rows: np.ndarray) -> np.ndarray:
         """Compresses each layer of each row, `[N, d]`."""
@@ -203,8 +205,8 @@ class Given:
         return np.array([np.concatenate([q(part) for part in np.split(x, ends)]) for x in rows])
 
     def W(self, t: int, turn: int | None = None, graph: int = 0) -> np.ndarray:
-        """Returns W of round t, whose rows sum to 1: a worker gives the weight of a model that does
-        not arrive to its own.
+        """Returns W of round t, with rows that sum to 1: a worker gives the weight of a model that
+        does not arrive to its own.
 
         Args:
             t: the round.
@@ -215,18 +217,18 @@ class Given:
         return W + np.diag(1 - W.sum(axis=1))
 
     def P(self, t: int, turn: int | None = None, graph: int = 0) -> np.ndarray:
-        """Returns W of round t, whose columns sum to 1: a sender keeps what does not arrive."""
+        """Returns W of round t, with columns that sum to 1: a sender keeps what does not arrive."""
         W = self._heard(t, turn, graph)
         return W + np.diag(1 - W.sum(axis=0))
 
     def adjacency(self, turn: int = 0, graph: int = 0) -> np.ndarray:
-        """Returns who sends to whom, bool `[receiver, sender]`."""
+        """Returns the links between workers, bool `[receiver, sender]`."""
         W = self.graphs[graph](turn)
         return (W != 0) & ~np.eye(self.N, dtype=bool)
 
     def sends(self, t: int, turn: int | None = None, graph: int = 0) -> np.ndarray:
         """Returns on which links messages are sent, bool `[receiver, sender]`."""
-        both = self.here[t] & self.here[t][:, None]
+        both = self.participates[t] & self.participates[t][:, None]
         return self.adjacency(t if turn is None else turn, graph) & both
 
     def hears(self, t: int, turn: int | None = None, graph: int = 0) -> np.ndarray:
@@ -247,18 +249,18 @@ class Given:
 
     def all_reduce(self, t: int, bits: float) -> Symbols:
         """Returns the bits of an all-reduce of vectors of these bits."""
-        m = self.here[t].sum()
-        each = self.here[t] * (round(2 * (m - 1) / m * bits) if m else 0)
+        m = self.participates[t].sum()
+        each = self.participates[t] * (round(2 * (m - 1) / m * bits) if m else 0)
         return {"bits up": each, "bits down": each}
 
     def all_gather(self, t: int, message: float) -> Symbols:
         """Returns the bits of a message to each other worker."""
-        each = self.here[t] * (self.here[t].sum() - 1) * message
+        each = self.participates[t] * (self.participates[t].sum() - 1) * message
         return {"bits up": each, "bits down": each}
 
     def to_server(self, t: int, up: Any, down: Any) -> Symbols:
         """Returns the bits of a message to one server, and of its reply: numbers, or `[N]`."""
-        return {"bits up": up * self.here[t], "bits down": down * self.here[t]}
+        return {"bits up": up * self.participates[t], "bits down": down * self.participates[t]}
 
     def nothing(self) -> Symbols:
         """Returns the bits of a round without messages."""
@@ -303,45 +305,42 @@ def on_quadratics(
     x: np.ndarray,
     gamma: float,
     length: int,
-    W: np.ndarray,
+    graphs: Sequence[graphs.Matrices],
     noise: Any = 0.0,
+    **more: Any,
 ) -> Given:
-    """Returns what a recursion is given outside of a case: the gradients of `quadratic`, a start x
-    `[d]` of all workers, and one graph.
+    """Returns what a recursion is given with the gradients of `quadratic`.
+
+    Args:
+        A, b, noise: see `quadratic`.
+        x: the start of all workers, `[d]`.
+        gamma, length, graphs: see `Given`.
+        more: other fields of `Given`. By default the optimizer is SGD, there is one layer, numbers
+            have 64 bits, all workers participate and all messages arrive.
     """
     N = len(A)
+    everything = {
+        name: np.ones((length, *shape), bool)
+        for name, shape in (("participates", (N,)), ("delivered", (N,)), ("links", (N, N)))
+    }
     return Given(
-        gamma,
-        np.tile(x, (N, 1)),
-        quadratic(A, b, noise),
-        quadratic(A, b),
-        quadratic_losses(A, b, noise),
-        "plain",
-        length,
-        (len(x),),
-        64,
-        *(np.ones((length, *shape), bool) for shape in ((N,), (N,), (N, N))),
-        [lambda number: W],
+        gamma=gamma,
+        X=np.tile(x, (N, 1)),
+        G=quadratic(A, b, noise),
+        exact=quadratic(A, b),
+        losses=quadratic_losses(A, b, noise),
+        length=length,
+        graphs=graphs,
+        **{"optimizer": "plain", "layers": (len(x),), "word": 64} | everything | more,
     )
 
 
 # --- All workers take part: six workers, in float64, with noise; all rounds are compared.
 
 
-class Rng:
-    """Draws of an instance, the same in each run."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.rng = np.random.default_rng(seed)
-
-    def integer(self, low: int, high: int) -> int:
-        return int(self.rng.integers(low, high + 1))
-
-    def real(self, low: float, high: float) -> float:
-        return float(self.rng.uniform(low, high))
-
-    def choice(self, options: Any) -> Any:
-        return options[self.integer(0, len(options) - 1)]
+def draws(seed: int = 0) -> ReplayableDraws:
+    """Returns draws of an instance, the same in each run."""
+    return ReplayableDraws(np.random.default_rng(seed))
 
 
 @cache
@@ -368,21 +367,18 @@ def run(case: Case, draws: Draws) -> tuple[Instance, Trajectory]:
 def given(case: Case, of: Instance, found: Trajectory) -> Given:
     """Returns what the case's recursion is given."""
     A, b, x, gamma = (np.asarray(leaf) for leaf in (of.A, of.b, of.start, of.learning_rate))
-    N, T = trajectories.N, case.length
-    return Given(
+    return on_quadratics(
+        A,
+        b,
+        x,
         float(gamma),
-        np.tile(x, (N, 1)),
-        quadratic(A, b, found.noise),
-        quadratic(A, b),
-        quadratic_losses(A, b, found.noise),
-        case.optimizer,
-        T,
-        LAYERS,
-        64,
-        *(np.ones(shape, bool) for shape in ((T, N), (T, N), (T, N, N))),
-        [graphs.matrices(name, N) for name in case.names],
-        of.more,
-        found,
+        case.length,
+        [graphs.matrices(name, trajectories.N) for name in case.names],
+        found.noise,
+        optimizer=case.optimizer,
+        layers=LAYERS,
+        more=of.more,
+        found=found,
     )
 
 
@@ -469,21 +465,23 @@ def _get(value: Any, name: str) -> Any:
 
 # --- Some workers are absent: eight workers, in float32; the last round and all bits are compared.
 
-SOME, ELEMENTS, T = 8, 4, 12
+WORKERS, ELEMENTS, T = 8, 4, 12
 DRAW = np.random.default_rng(3)
-HERE = DRAW.random((T, SOME)) < 0.6
-HERE[4:6] = False  # no worker participates, also in a round in which local methods average
-ARRIVES = DRAW.random((T, SOME * SOME)) < 0.7
-ARRIVES[8, :SOME] = False  # the message of every worker is lost
-HERE[10:], ARRIVES[10:] = True, True
-NUMBERS = SOME * np.minimum.outer(*[np.arange(SOME)] * 2) + np.maximum.outer(*[np.arange(SOME)] * 2)
+PARTICIPATES = DRAW.random((T, WORKERS)) < 0.6
+PARTICIPATES[4:6] = False  # no worker participates, also in a round in which local methods average
+DELIVERED = DRAW.random((T, WORKERS * WORKERS)) < 0.7
+DELIVERED[8, :WORKERS] = False  # the message of every worker is lost
+PARTICIPATES[10:], DELIVERED[10:] = True, True
+NUMBERS = WORKERS * np.minimum.outer(*[np.arange(WORKERS)] * 2) + np.maximum.outer(
+    *[np.arange(WORKERS)] * 2
+)
 START = DRAW.normal(size=ELEMENTS)
 # A round takes a second, so that masks are recordings by the clock.
 CLUSTER = clusters.Cluster(
     clusters.constant(1.0),
-    present=clusters.trace(HERE.T.astype(float), 1.0),
+    present=clusters.trace(PARTICIPATES.T.astype(float), 1.0),
     delivered=clusters.Quantity(
-        lambda key, clock, number: jnp.asarray(ARRIVES, jnp.float32)[jnp.int32(clock), number],
+        lambda key, clock, number: jnp.asarray(DELIVERED, jnp.float32)[jnp.int32(clock), number],
         "given by the clock",
         positive=False,
     ),
@@ -493,42 +491,38 @@ CLUSTER = clusters.Cluster(
 @cache
 def problem() -> dsgd.Problem:
     """Returns quadratics without noise that start at `START`."""
-    plain = problems.random_quadratic(SOME, ELEMENTS, heterogeneity=2.0, seed=1)
+    plain = problems.random_quadratic(WORKERS, ELEMENTS, heterogeneity=2.0, seed=1)
     return plain._replace(init=lambda key: jnp.asarray(START, jnp.float32))
 
 
-def compare_some(case: Case) -> dsgd.Result:
+def compare_absent(case: Case) -> dsgd.Result:
     """Compares method and recursion with absent workers: the last round, and the bits of all
     rounds. On two devices, so that some neighbours of a worker are on its own, and some on the
     other.
     """
     optimizer = OPTIMIZERS[case.optimizer][0](GAMMA)
-    on = [graphs.topology(name, SOME) for name in case.names]
-    method = case.make(Setting(SOME, GAMMA, optimizer, on))
+    on = [graphs.topology(name, WORKERS) for name in case.names]
+    method = case.make(Setting(WORKERS, GAMMA, optimizer, on))
     cluster = CLUSTER if case.place is None else case.place(CLUSTER)
     options: Any = {"steps": T, "key": jax.random.key(0), "cluster": cluster, "mesh": 2}
     r = case.regularizer
     of = problem() if r is None else problems.regularized(problem(), r)
     result = dsgd.run(method, of, **options)
     A, b = (np.asarray(leaf, float) for leaf in problem().data[:2])
-    rounds = list(
-        case.recursion(
-            Given(
-                GAMMA,
-                np.tile(np.asarray(START, np.float32).astype(float), (SOME, 1)),
-                *[quadratic(A, b)] * 2,
-                quadratic_losses(A, b),
-                case.optimizer,
-                T,
-                (ELEMENTS,),
-                WORD,
-                HERE,
-                ARRIVES[:, :SOME],
-                ARRIVES[:, NUMBERS],
-                [graphs.matrices(name, SOME) for name in case.names],
-            )
-        )
+    known = on_quadratics(
+        A,
+        b,
+        np.asarray(START, np.float32).astype(float),
+        GAMMA,
+        T,
+        [graphs.matrices(name, WORKERS) for name in case.names],
+        optimizer=case.optimizer,
+        word=WORD,
+        participates=PARTICIPATES,
+        delivered=DELIVERED[:, :WORKERS],
+        links=DELIVERED[:, NUMBERS],
     )
+    rounds = list(case.recursion(known))
     assert len(rounds) == T
     for symbol, values in rounds[-1].items():
         if not symbol.startswith("bits"):
@@ -537,7 +531,7 @@ def compare_some(case: Case) -> dsgd.Result:
     last = {symbol: np.asarray(values)[None] for symbol, values in rounds[-1].items()}
     np.testing.assert_allclose(result.params, home(last)[0], rtol=2e-5, atol=4e-6)
     total = sum(np.sum(each["bits up"] + each["bits down"]) for each in rounds)
-    assert result.history["bits"][-1] * SOME == total
-    np.testing.assert_allclose(result.history["present"][1:], HERE.mean(axis=1), rtol=1e-6)
+    assert result.history["bits"][-1] * WORKERS == total
+    np.testing.assert_allclose(result.history["present"][1:], PARTICIPATES.mean(axis=1), rtol=1e-6)
     np.testing.assert_allclose(result.history["clock"], np.arange(T + 1))
     return result

@@ -17,6 +17,8 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 
 CASES = {
-    title: Case(lambda given: gradient_descent(given.optimizer), recursion, some=title == "some")
-    for title in ("", "some")
+    title: Case(
+        lambda given: gradient_descent(given.optimizer), recursion, absent=title == "absent"
+    )
+    for title in ("", "absent")
 }

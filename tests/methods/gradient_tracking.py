@@ -34,5 +34,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, "exponential"),
     "schedule": Case(method, recursion, "one peer", "momentum"),
-    "some": Case(method, recursion, "matchings", some=True),
+    "absent": Case(method, recursion, "matchings", absent=True),
 }

@@ -17,7 +17,7 @@ from theory_checks.machinery import mixing_matrices as written
 Matrices = Callable[[int], np.ndarray]  # number of an exchange -> W [N, N]
 Pairs = Sequence[tuple[int, int]]
 
-# Pairs of workers whose numbers are too large for a graph are left out.
+# Pairs with numbers that are too large for a graph are left out.
 _IRREGULAR = [(0, 1), (0, 2), (0, 3), (1, 2), (3, 4), (4, 5), (5, 6), (4, 7)]
 _TREE = [(0, 1), (0, 2), (2, 3), (2, 4), (4, 5), (4, 6), (6, 7)]
 _FROM_ROOT = [(2, 0), (2, 4), (4, 1), (4, 3), (3, 5), (3, 6), (0, 7)]

@@ -1,5 +1,5 @@
-"""GT-VR: Jiang, Zeng, Sun and Chen, 2022: GT-SVRG whose snapshots are renewed by the method's own
-coins.
+"""GT-VR: Jiang, Zeng, Sun and Chen, 2022: GT-SVRG with snapshots that are renewed by
+the method's own coins.
 """
 
 import numpy as np

@@ -6,7 +6,7 @@ import numpy as np
 
 from algorithms import k_gt
 from dsgd import Algorithm
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, at_end, on_ring
 from tests.methods.given import Case, Given, Rounds, Setting
 
 APART, K, ETA = True, 3, 0.3
@@ -31,10 +31,10 @@ def method(given: Setting) -> Algorithm:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return 0 if (t + 1) % 4 else on_ring(N, d, 2)
+    return at_end(t, on_ring(N, d, 2))
 
 
 CASES = {
     "": Case(method, recursion, "one peer"),
-    "some": Case(method, recursion, "matchings", some=True),
+    "absent": Case(method, recursion, "matchings", absent=True),
 }

@@ -16,11 +16,11 @@ def recursion(given: Given) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    """Later only workers whose gradients have changed send."""
+    """Later only workers with changed gradients send."""
     return None if t else with_reply(d * FLOAT, d)
 
 
 CASES = {
     "": Case(method, recursion, symbols=SYMBOLS),
-    "some": Case(method, recursion, some=True, symbols=SYMBOLS),
+    "absent": Case(method, recursion, absent=True, symbols=SYMBOLS),
 }

@@ -5,7 +5,7 @@ symbol `correction` is -y.
 import numpy as np
 
 from algorithms import local_exact_diffusion
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, at_end, on_ring
 from tests.methods.given import Case, Given, Rounds
 
 APART, TAU, BETA = True, 3, 0.3
@@ -22,7 +22,7 @@ def recursion(given: Given, tau: int = TAU, beta: float = BETA) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return 0 if (t + 1) % 4 else on_ring(N, d)
+    return at_end(t, on_ring(N, d))
 
 
 CASES = {

@@ -5,7 +5,7 @@ with each averaging.
 import numpy as np
 
 from algorithms import local_sgd
-from tests.methods.bits import Bits, all_reduce
+from tests.methods.bits import Bits, all_reduce, at_end
 from tests.methods.given import Case, Given, Rounds
 
 APART, H, FEW = True, 3, 2
@@ -27,7 +27,7 @@ def recursion(given: Given, period: int) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return 0 if (t + 1) % 4 else all_reduce(N, d)
+    return at_end(t, all_reduce(N, d))
 
 
 CASES = {
@@ -35,15 +35,15 @@ CASES = {
         lambda given: local_sgd(given.optimizer, H),
         lambda given: recursion(given, H),
         optimizer="momentum",
-        some=title == "some",
+        absent=title == "absent",
     )
-    for title in ("", "some")
+    for title in ("", "absent")
 } | {
     title: Case(
         lambda given: local_sgd(given.optimizer, FEW, given.graph),
         lambda given: recursion(given, FEW),
         graph,
-        some=graph == "ring",
+        absent=graph == "ring",
     )
-    for title, graph in (("schedule", "one peer"), ("ring, some", "ring"))
+    for title, graph in (("schedule", "one peer"), ("ring, absent", "ring"))
 }

@@ -27,13 +27,13 @@ def recursion(given: Given, G: Gradients) -> Rounds:
         yield {"params": X, "z": of_neighbours(z, A), "correction": correction} | bits
 
 
-def case(graph: str, optimizer: str, some: bool) -> Case:
+def case(graph: str, optimizer: str, absent: bool) -> Case:
     return Case(
         lambda given: lt_admm(given.optimizer, given.graph, TAU, penalty=RHO, correction_step=BETA),
         lambda given: recursion(given, given.G),
         graph,
         optimizer,
-        some,
+        absent,
     )
 
 
@@ -41,4 +41,4 @@ def bits(t: int, N: int, d: int) -> Bits:
     return at_end(t, on_ring(N, d))
 
 
-CASES = {"": case("irregular", "momentum", False), "some": case("star", "plain", True)}
+CASES = {"": case("irregular", "momentum", False), "absent": case("star", "plain", True)}

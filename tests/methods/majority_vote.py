@@ -25,7 +25,7 @@ def recursion(
     aggregate: Callable[[np.ndarray], np.ndarray] = signs,
     width: int = 1,
 ) -> Rounds:
-    """Votes with the weight beta1 of the momentum, whose next value has the weight beta2; servers
+    """Votes with the weight beta1 of the momentum, and beta2 for its next value; servers
     reply with `width` bits per element of the aggregate of the sum of votes.
     """
     x, step, m = given.x, given.step(), np.zeros((given.N, given.d))
@@ -47,8 +47,8 @@ CASES = {
     title: Case(
         lambda given: majority_vote(given.optimizer, momentum=BETA),
         lambda given: recursion(given, BETA, BETA),
-        some=bool(title),
+        absent=bool(title),
         symbols=SYMBOLS,
     )
-    for title in ("", "some")
+    for title in ("", "absent")
 }

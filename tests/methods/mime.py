@@ -10,7 +10,7 @@ import numpy as np
 from algorithms import mime
 from dsgd import clusters
 from tests.methods.bits import FLOAT, Bits
-from tests.methods.given import HERE, Case, Given, Rounds, add
+from tests.methods.given import PARTICIPATES, Case, Given, Rounds, add
 from tests.methods.mime_lite import BETA, ETA, SYMBOLS
 
 CANCELS = True  # differences of two gradients of a draw have no noise on quadratics
@@ -37,19 +37,19 @@ def of_two_gradients(H: int, cluster: clusters.Cluster) -> clusters.Cluster:
     """Returns the cluster on which a gradient takes half a second in rounds of two gradients, which
     are all but the first of a period.
     """
-    single = (np.arange(len(HERE)) % H == 0) | ~HERE.any(axis=1)
-    seconds = np.tile(np.where(single, 1.0, 0.5), (HERE.shape[1], 1))
+    single = (np.arange(len(PARTICIPATES)) % H == 0) | ~PARTICIPATES.any(axis=1)
+    seconds = np.tile(np.where(single, 1.0, 0.5), (PARTICIPATES.shape[1], 1))
     return replace(cluster, compute=clusters.trace(seconds, 1.0))
 
 
-def case(H: int, some: bool = False) -> Case:
+def case(H: int, absent: bool = False) -> Case:
     return Case(
         lambda given: mime(given.optimizer, H, ETA),
         lambda given: recursion(given, H),
         optimizer="momentum",
-        some=some,
+        absent=absent,
         symbols=SYMBOLS,
-        place=partial(of_two_gradients, H) if some else None,
+        place=partial(of_two_gradients, H) if absent else None,
     )
 
 
@@ -58,4 +58,4 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 
 # With absent workers no message arrives in some last rounds of three, and in some first of four.
-CASES = {"": case(3), "some": case(3, some=True), "some, longer": case(4, some=True)}
+CASES = {"": case(3), "absent": case(3, absent=True), "absent, longer": case(4, absent=True)}

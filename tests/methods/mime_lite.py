@@ -40,5 +40,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 SYMBOLS = {"server": "server.params", "momentum": "server.optimizer.trace"}
 CASES = {
     "": Case(method, recursion, optimizer="momentum", symbols=SYMBOLS),
-    "some": Case(method, recursion, optimizer="momentum", some=True, symbols=SYMBOLS),
+    "absent": Case(method, recursion, optimizer="momentum", absent=True, symbols=SYMBOLS),
 }

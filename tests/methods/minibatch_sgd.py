@@ -30,7 +30,7 @@ CASES = {
         lambda given: minibatch_sgd(given.optimizer),
         recursion,
         optimizer="momentum",
-        some=title == "some",
+        absent=title == "absent",
     )
-    for title in ("", "some")
+    for title in ("", "absent")
 }

@@ -16,8 +16,8 @@ CASES = {
     title: Case(
         lambda given: model_averaging_sgd(given.optimizer),
         lambda given: recursion(given, 1),
-        optimizer=optimizer,  # whose states are local
-        some=title == "some",
+        optimizer=optimizer,  # each worker has its own state
+        absent=title == "absent",
     )
-    for title, optimizer in (("", "adam"), ("some", "momentum"))
+    for title, optimizer in (("", "adam"), ("absent", "momentum"))
 }

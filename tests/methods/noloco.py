@@ -39,6 +39,6 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(method, recursion, "matchings", "momentum"),
-    "some": Case(method, recursion, "matchings", "momentum", some=True),
-    "some, ring": Case(method, recursion, "ring", some=True),
+    "absent": Case(method, recursion, "matchings", "momentum", absent=True),
+    "absent, ring": Case(method, recursion, "ring", absent=True),
 }

@@ -68,8 +68,8 @@ def _case(C: Any, q: Q, whole: bool = False, optimizer: str = "plain") -> Case:
         optimizer=optimizer,
         length=12,
         symbols={
-            "e": in_parts("workers.worker", whole),
-            "e of servers": in_parts("workers.server", whole),
+            "e": in_parts("workers.worker"),
+            "e of servers": in_parts("workers.server"),
         },
     )
 

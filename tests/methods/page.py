@@ -8,7 +8,7 @@ from tests.methods.given import Case, Given, Rounds
 
 
 def coins(given: Given) -> np.ndarray:
-    """Returns the rounds whose last query, that for exact gradients, is active, bool `[T]`."""
+    """Returns the rounds with an active last query, that for exact gradients, bool `[T]`."""
     return np.any(given.found.gradients[:, -given.N :] != 0, axis=(1, 2))
 
 

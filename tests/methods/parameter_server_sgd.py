@@ -16,7 +16,7 @@ CASES = {
         lambda given: parameter_server_sgd(given.optimizer),
         lambda given: recursion(given, through_server),
         optimizer=optimizer,
-        some=title == "some",
+        absent=title == "absent",
     )
-    for title, optimizer in (("", "adam"), ("some", "momentum"))
+    for title, optimizer in (("", "adam"), ("absent", "momentum"))
 }

@@ -31,7 +31,7 @@ CASES = {
         lambda given: post_local_sgd(given.optimizer, SWITCH, H),
         recursion,
         optimizer="momentum",
-        some=title == "some",
+        absent=title == "absent",
     )
-    for title in ("", "some")
+    for title in ("", "absent")
 }

@@ -15,7 +15,7 @@ INPUTS, OUTPUTS = WEIGHTS
 
 
 def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the biases, `[..., d - inputs outputs]`, and the kernel's matrix, whose rows are the
+    """Returns the biases, `[..., d - inputs outputs]`, and the kernel's matrix; its rows are the
     output features: `[..., outputs, inputs]`.
     """
     size = INPUTS * OUTPUTS

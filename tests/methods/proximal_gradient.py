@@ -22,8 +22,8 @@ CASES = {
     title: Case(
         lambda given: proximal_gradient(given.gamma),
         recursion,
-        some=title == "some",
+        absent=title == "absent",
         regularizer=problems.l1(PENALTY),
     )
-    for title in ("", "some")
+    for title in ("", "absent")
 }

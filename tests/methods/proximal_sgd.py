@@ -27,8 +27,8 @@ CASES = {
     title: Case(
         lambda given: proximal_sgd(given.gamma),
         recursion,
-        some=title == "some",
+        absent=title == "absent",
         regularizer=problems.l1(PENALTY),
     )
-    for title in ("", "some")
+    for title in ("", "absent")
 }

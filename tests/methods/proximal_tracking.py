@@ -48,5 +48,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(method, recursion, "irregular", regularizer=problems.l1(PENALTY)),
-    "some": Case(method, of_trackers, "matchings", some=True),
+    "absent": Case(method, of_trackers, "matchings", absent=True),
 }

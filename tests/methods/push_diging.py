@@ -36,5 +36,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, "directed", "momentum"),
     "schedule": Case(method, recursion, "pushes"),
-    "some": Case(method, recursion, "pushes", some=True),
+    "absent": Case(method, recursion, "pushes", absent=True),
 }

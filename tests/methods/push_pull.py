@@ -37,5 +37,5 @@ CASES = {
     "": Case(method, recursion, ("directed, pull", "directed"), "momentum"),
     "schedule": Case(method, recursion, ("pushes, pull", "pushes")),
     "tree": Case(method, recursion, ("tree, pull", "tree, push")),
-    "some": Case(method, recursion, ("pushes, pull", "pushes"), some=True),
+    "absent": Case(method, recursion, ("pushes, pull", "pushes"), absent=True),
 }

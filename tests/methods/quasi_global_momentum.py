@@ -39,5 +39,5 @@ CASES = {
         lambda given: recursion(given, mu=BETA, nesterov=True),
         "star",
     ),
-    "some": Case(method, recursion, "ring", some=True),
+    "absent": Case(method, recursion, "ring", absent=True),
 }

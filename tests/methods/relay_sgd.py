@@ -35,7 +35,7 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(lambda given: relay_sgd(given.optimizer, given.graph), recursion, "tree", "momentum"),
-    "some": Case(
-        lambda given: relay_sgd(given.optimizer, given.graph), recursion, "tree", some=True
+    "absent": Case(
+        lambda given: relay_sgd(given.optimizer, given.graph), recursion, "tree", absent=True
     ),
 }

@@ -6,7 +6,7 @@ gradient.
 import numpy as np
 
 from algorithms import scaffold
-from tests.methods.bits import Bits, all_reduce
+from tests.methods.bits import Bits, all_reduce, at_end
 from tests.methods.given import Case, Given, Rounds
 
 H = 2
@@ -28,7 +28,7 @@ def recursion(given: Given) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return 0 if (t + 1) % 4 else all_reduce(N, 2 * d)
+    return at_end(t, all_reduce(N, 2 * d))
 
 
 CASES = {
@@ -36,7 +36,7 @@ CASES = {
         lambda given: scaffold(given.optimizer, H),
         recursion,
         symbols={"c": "server"},
-        some=title == "some",
+        absent=title == "absent",
     )
-    for title in ("", "some")
+    for title in ("", "absent")
 }

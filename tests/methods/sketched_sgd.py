@@ -95,10 +95,10 @@ CASES: dict[str, Any] = {
         lambda given: sketched_sgd(given.optimizer, K / D, COLUMNS, ROWS, P, MU),
         recursion,
     ),
-    "some": Case(
+    "absent": Case(
         lambda given: sketched_sgd(given.optimizer, 1 / 4, 4, 1, P, MU),
         _some,
         optimizer="momentum",
-        some=True,
+        absent=True,
     ),
 }

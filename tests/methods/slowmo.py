@@ -3,7 +3,7 @@
 import numpy as np
 
 from algorithms import slowmo
-from tests.methods.bits import Bits, all_reduce
+from tests.methods.bits import Bits, all_reduce, at_end
 from tests.methods.fed_avg import H, Outer, local_steps
 from tests.methods.given import Case, Given, Rounds
 from tests.methods.minibatch_sgd import all_reduced
@@ -30,15 +30,15 @@ def recursion(given: Given) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return 0 if (t + 1) % 4 else all_reduce(N, d)
+    return at_end(t, all_reduce(N, d))
 
 
 CASES = {
     title: Case(
         lambda given: slowmo(given.optimizer, H, ALPHA, BETA),
         recursion,
-        some=title == "some",
+        absent=title == "absent",
         symbols={"server": "server.params"},
     )
-    for title in ("", "some")
+    for title in ("", "absent")
 }

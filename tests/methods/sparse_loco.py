@@ -1,4 +1,4 @@
-"""SparseLoCo: Sarfi et al., 2025; and the recursion of all methods whose outer gradients are
+"""SparseLoCo: Sarfi et al., 2025; and the recursion of all methods with outer gradients that are
 compressed with error memory.
 """
 

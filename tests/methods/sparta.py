@@ -41,10 +41,10 @@ CASES = {
         lambda given: recursion(given, DENSITY),
         optimizer="momentum",
     ),
-    "some": Case(
+    "absent": Case(
         lambda given: sparta(given.optimizer, 1.0),
         lambda given: recursion(given, 1.0),
         optimizer="momentum",
-        some=True,
+        absent=True,
     ),
 }

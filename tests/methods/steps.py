@@ -1,5 +1,6 @@
 """Local steps in numpy: gradients [...] -> change of the models. Some have memory, of each worker.
-`here` says who participates, bool `[N, 1]`: the others make no step and keep their memory.
+`here` says which workers participate, bool `[N, 1]`: the others make no step, and
+their memory does not change.
 """
 
 from __future__ import annotations

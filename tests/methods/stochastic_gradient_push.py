@@ -31,5 +31,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, "directed", "momentum"),
     "schedule": Case(method, recursion, "one peer"),
-    "some": Case(method, recursion, "one peer", "momentum", some=True),
+    "absent": Case(method, recursion, "one peer", "momentum", absent=True),
 }

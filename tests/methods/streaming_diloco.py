@@ -83,10 +83,10 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(lambda given: method(given, 2, H, TAU), of_two, optimizer="adam"),
-    "some": Case(
+    "absent": Case(
         lambda given: method(given, 1, 3, 2, compressor=None),
         uncompressed,
         optimizer="momentum",
-        some=True,
+        absent=True,
     ),
 }

@@ -23,7 +23,7 @@ Point = Callable[[Send, int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def recursion(given: Given, C: Point) -> Rounds:
-    """An absent worker, or one whose message is lost, keeps h and y; its h counts in the mean."""
+    """An absent worker, or one with a lost message, keeps h and y; its h counts in the mean."""
     x, step, (h, y) = given.x, given.step(), np.zeros((2, given.N, given.d))
     for t in given.rounds:
         g, sent = given.at(t, x), np.zeros(given.N)
@@ -31,13 +31,13 @@ def recursion(given: Given, C: Point) -> Rounds:
         after = [C(_sender(given, sent, n), t, g[n], h[n], last[n]) for n in range(given.N)]
         S = given.counted(t)[:, None]
         h, y = np.where(S, after, h), np.where(S, g, y)
-        x = x + step(h.mean(axis=0), given.here[t].any())
+        x = x + step(h.mean(axis=0), given.participates[t].any())
         symbols = {"x": x, "estimate": h, "gradient": y, "mean estimate": h.mean(axis=0)}
         yield symbols | given.to_server(t, sent, given.model)
 
 
 def _sender(given: Given, sent: np.ndarray, n: int) -> Send:
-    """Returns the function that sends worker n's messages, whose bits it adds to sent[n]."""
+    """Returns the function that sends worker n's messages, and adds their bits to sent[n]."""
 
     def send(C, v):
         sent[n] += C.bits(given)
@@ -109,7 +109,7 @@ CASES = {
     "v1": _case(three_points.v1(HALF), lambda given: v1),
     "v2": _case(three_points.v2(SHORT, unbiased(HALF)), lambda given: v2),
     "v3": _case(V3, lambda given: v3),
-    "v3, some": _case(V3, lambda given: v3, optimizer="momentum", some=True),
+    "v3, absent": _case(V3, lambda given: v3, optimizer="momentum", absent=True),
     "v4": _case(three_points.v4(HALF, SHORT), lambda given: v4),
     "v5": _case(three_points.v5(unbiased(HALF), P), v5, length=15),
 }

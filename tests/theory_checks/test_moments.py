@@ -186,7 +186,9 @@ def test_decentralized_sgd_on_a_ring(numbers):
     np.testing.assert_allclose(RING.W, W)
 
     def rounds(z):
-        given = on_quadratics(of.A, of.b, of.start, GAMMA, STEPS, W, SIGMA / np.sqrt(D) * z)
+        given = on_quadratics(
+            of.A, of.b, of.start, GAMMA, STEPS, [lambda number: W], SIGMA / np.sqrt(D) * z
+        )
         X = np.stack([given.X, *(each["params"] for each in decentralized_sgd.recursion(given))])
         return X.mean(axis=1), X
 

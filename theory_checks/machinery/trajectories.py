@@ -115,6 +115,24 @@ def rows(tree: Any, leading: int = 2) -> np.ndarray:
     return np.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
 
 
+def joined(parts: Any) -> np.ndarray:
+    """Joins the servers' parts of each layer, or of the model as one vector.
+
+    Args:
+        parts: leaves `[..., N, part]`; the last parts are padded, and parts of padding alone may be
+            left out.
+
+    Returns:
+        `[..., d]`.
+    """
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(parts)]
+    sizes = LAYERS if len(leaves) > 1 else (D,)
+    flat = [leaf.reshape(*leaf.shape[:-2], -1) for leaf in leaves]
+    return np.concatenate(
+        [leaf[..., :size] for leaf, size in zip(flat, sizes, strict=True)], axis=-1
+    )
+
+
 def run(
     build: Build,
     of: Instance,

@@ -128,15 +128,6 @@ def _double_squeeze(of: Instance) -> Algorithm:
     )
 
 
-def _joined(parts: dict[str, np.ndarray]) -> np.ndarray:
-    """Joins the servers' parts of each layer, `[..., N, part]`, the last one padded: `[..., d]`."""
-    layers = [
-        leaf.reshape(*leaf.shape[:-2], -1)[..., :size]
-        for leaf, size in zip(map(np.asarray, parts.values()), trajectories.LAYERS, strict=True)
-    ]
-    return np.concatenate(layers, axis=-1)
-
-
 def virtual_iterates(draws: Draws) -> list[Outcome]:
     """Checks Lemma 3.4.1 in every round, with top-k for the workers' messages and short mantissas
     for the server's.
@@ -144,7 +135,9 @@ def virtual_iterates(draws: Draws) -> list[Outcome]:
     of = trajectories.instance(draws)
     found = trajectories.run(_double_squeeze, of, seed=draws.integer(0, 2**31 - 1))
     memory = found.states.workers
-    of_workers, of_servers = (_joined(each.error) for each in (memory.worker, memory.server))
+    of_workers, of_servers = (
+        trajectories.joined(each.error) for each in (memory.worker, memory.server)
+    )
     virtual = trajectories.rows(found.states.server.params, 1) - of.learning_rate * (
         of_workers.mean(axis=1) + of_servers
     )

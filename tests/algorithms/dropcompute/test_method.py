@@ -1,5 +1,5 @@
-"""Methods whose workers stop at a time limit. `tests/methods/drop_compute.py` has their recursion;
-other properties are tested here.
+"""Methods with workers that stop at a time limit. `tests/methods/drop_compute.py` has their
+recursion; other properties are tested here.
 """
 
 from __future__ import annotations
