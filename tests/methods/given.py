@@ -472,9 +472,8 @@ PARTICIPATES[4:6] = False  # no worker participates, also in a round in which lo
 DELIVERED = DRAW.random((T, WORKERS * WORKERS)) < 0.7
 DELIVERED[8, :WORKERS] = False  # the message of every worker is lost
 PARTICIPATES[10:], DELIVERED[10:] = True, True
-NUMBERS = WORKERS * np.minimum.outer(*[np.arange(WORKERS)] * 2) + np.maximum.outer(
-    *[np.arange(WORKERS)] * 2
-)
+IDS = np.arange(WORKERS)
+NUMBERS = WORKERS * np.minimum.outer(IDS, IDS) + np.maximum.outer(IDS, IDS)  # of the links
 START = DRAW.normal(size=ELEMENTS)
 # A round takes a second, so that masks are recordings by the clock.
 CLUSTER = clusters.Cluster(
