@@ -7,12 +7,11 @@ from collections.abc import Callable
 import optax
 
 from algorithms import dropcompute, facts, kimad
-from algorithms.asynchronous import delays, on_ray
+from algorithms.asynchronous import on_ray
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.candidates import CANDIDATES, SYNCHRONOUS
-from algorithms.compressed import memories, three_points
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.demo import demo
 from algorithms.compressed.dgc import dgc
@@ -23,9 +22,9 @@ from algorithms.compressed.econtrol import econtrol
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.ef21_sgdm import ef21_sgdm
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
+from algorithms.compressed.error_feedback import error_feedback
 from algorithms.compressed.majority_vote import distributed_lion, majority_vote
 from algorithms.compressed.marina import marina, vr_marina
-from algorithms.compressed.memories import error_feedback
 from algorithms.compressed.one_bit_adam import one_bit_adam, zero_one_adam
 from algorithms.compressed.powersgd import powersgd, powersgd_momentum
 from algorithms.compressed.sketched_sgd import fetch_sgd, sketched_sgd
@@ -40,7 +39,7 @@ from algorithms.decentralized.decentralized_sgd import decentralized_sgd, dgd
 from algorithms.decentralized.deepsqueeze import deepsqueeze
 from algorithms.decentralized.dlm import dlm
 from algorithms.decentralized.exact_diffusion import exact_diffusion
-from algorithms.decentralized.extra import extra
+from algorithms.decentralized.extra import extra, pg_extra
 from algorithms.decentralized.gradient_tracking import (
     atc_tracking,
     aug_dgm,
@@ -53,7 +52,6 @@ from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
 from algorithms.decentralized.lt_admm import lt_admm, lt_admm_vr
 from algorithms.decentralized.nids import nids
 from algorithms.decentralized.opapc import opapc
-from algorithms.decentralized.pg_extra import pg_extra
 from algorithms.decentralized.prox_skip import prox_skip
 from algorithms.decentralized.proximal_tracking import proximal_tracking
 from algorithms.decentralized.push_diging import push_diging
@@ -61,7 +59,13 @@ from algorithms.decentralized.push_pull import ab, push_pull
 from algorithms.decentralized.quasi_global_momentum import quasi_global_momentum
 from algorithms.decentralized.relay_sgd import relay_sgd
 from algorithms.decentralized.stochastic_gradient_push import stochastic_gradient_push
-from algorithms.decentralized.variance_reduction import gt_hsgd, gt_saga, gt_sarah, gt_svrg, gt_vr
+from algorithms.decentralized.variance_reduced_tracking import (
+    gt_hsgd,
+    gt_saga,
+    gt_sarah,
+    gt_svrg,
+    gt_vr,
+)
 from algorithms.dropcompute.method import drop_compute
 from algorithms.kimad.method import kimad_sgd
 from algorithms.local_updates.adacomm import adacomm
@@ -84,6 +88,8 @@ from algorithms.local_updates.scaffold import scaffold
 from algorithms.local_updates.sparse_loco import muloco, qsparse_local_sgd, sparse_loco
 from algorithms.local_updates.sparta import sparta
 from algorithms.local_updates.streaming_diloco import streaming_diloco
+from algorithms.mechanisms import delays, memories, three_points
+from algorithms.mechanisms.variance_reduction import with_loopless_svrg, with_page, with_saga
 from algorithms.synchronous.backup_workers_sgd import backup_workers_sgd
 from algorithms.synchronous.gradient_descent import gradient_descent
 from algorithms.synchronous.minibatch_sgd import (
@@ -94,7 +100,6 @@ from algorithms.synchronous.minibatch_sgd import (
 from algorithms.synchronous.proximal_gradient import proximal_gradient, proximal_sgd
 from algorithms.synchronous.sgd import sgd
 from algorithms.synchronous.variance_reduced import loopless_svrg, page, saga
-from algorithms.variance_reduction import with_loopless_svrg, with_page, with_saga
 from algorithms.with_diagnostics import with_diagnostics
 from algorithms.with_local_work import with_local_work
 from algorithms.with_starts import with_starts

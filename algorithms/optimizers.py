@@ -22,7 +22,7 @@ import optax
 from jax.core import Tracer
 
 from dsgd import causes, checks, workers, xla
-from dsgd.base import Gradients, Params, PyTree
+from dsgd.base import Gradients, Params, PyTree, Real
 from dsgd.communication import Communicator
 from dsgd.engine import randomness
 from dsgd.engine.randomness import StateKey, is_state_key
@@ -447,3 +447,12 @@ def _with_state_keys(
     return treedef.unflatten(
         StateKey.of(leaf) if is_key else leaf for leaf, is_key in zip(leaves, keys, strict=True)
     )
+
+
+def moving_average(beta: Real, m: PyTree, gradients: PyTree) -> PyTree:
+    r"""Returns $\beta m + (1 - \beta) g$, in the types of m."""
+
+    def mean(m, g):
+        return jnp.asarray(beta, m.dtype) * m + jnp.asarray(1 - beta, m.dtype) * g.astype(m.dtype)
+
+    return jax.tree.map(mean, m, gradients)

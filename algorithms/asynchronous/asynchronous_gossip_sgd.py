@@ -12,8 +12,8 @@ from jax import lax
 
 import topologies
 from algorithms import gossip, methods, optimizers, weights
-from algorithms.asynchronous.arrivals import NO_ROUNDS, begun_after, on_cluster
 from algorithms.facts import method
+from algorithms.mechanisms.arrivals import NO_ROUNDS, begun_after, on_cluster
 from dsgd import checks, communication, network, workers
 from dsgd.base import Algorithm, Params, PyTree, Query, Round, State
 from dsgd.graphs.topology import Topology

@@ -12,9 +12,9 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from algorithms import methods, optimizers
-from algorithms.asynchronous import arrivals
-from algorithms.asynchronous import delays as delays_
 from algorithms.facts import method
+from algorithms.mechanisms import arrivals
+from algorithms.mechanisms import delays as delays_
 from dsgd import checks, communication, network, workers
 from dsgd.base import Algorithm, Params, PyTree, Query, Round, State
 from dsgd.engine import indices

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
-from algorithms.asynchronous import delays as delays_
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.facts import method
+from algorithms.mechanisms import delays as delays_
 from dsgd import checks
 from dsgd.base import Algorithm, Params, PyTree
 

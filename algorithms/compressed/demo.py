@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import matrices, optimizers
+from algorithms import optimizers
 from algorithms.facts import method
+from algorithms.mechanisms import matrices
 from dsgd import Algorithm, Query, State, checks, workers
 from dsgd.base import Real
 from dsgd.compressors import dct_top_k

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms import matrices
 from algorithms.facts import method
+from algorithms.mechanisms import matrices
 from dsgd import Algorithm, checks
 from dsgd.base import Real
 from dsgd.compressors.sizes import wide

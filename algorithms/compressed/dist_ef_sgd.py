@@ -5,8 +5,8 @@ from __future__ import annotations
 import optax
 
 from algorithms import optimizers
-from algorithms.compressed.memories import Down, Up, steps, with_memories
 from algorithms.facts import method
+from algorithms.mechanisms.memories import Down, Up, steps, with_memories
 from dsgd import Algorithm, Compressor, checks, compressors, network
 
 

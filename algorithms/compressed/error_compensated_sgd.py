@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import optax
 
-from algorithms.compressed.memories import Down, Up, with_memories
 from algorithms.facts import method
+from algorithms.mechanisms.memories import Down, Up, with_memories
 from dsgd import Algorithm, Compressor, checks, compressors, network
 
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
-from algorithms.compressed.votes import counted, fractions, signs
 from algorithms.facts import method
+from algorithms.mechanisms.votes import count_votes, fractions, signs
 from dsgd import Algorithm, Query, State, checks, workers
-from dsgd.base import PyTree, Real
+from dsgd.base import Real
 from dsgd.compressors.sizes import wide
 
 
@@ -135,9 +135,12 @@ def _voting(
         if aggregate == "mean":
             round.require_all("the server's code of the mean counts one vote of each worker")
         down = signs if aggregate == "vote" else fractions(round.workers)
-        delta = counted(signs, down, moved(beta1, m, gradients), round)
+        delta = count_votes(signs, down, optimizers.moving_average(beta1, m, gradients), round)
         delta = jax.tree.map(lambda delta, x: delta.astype(x.dtype), delta, x.params)
-        return State(optimizers.server_step(optimizer, x, delta), moved(beta2, m, gradients))
+        return State(
+            optimizers.server_step(optimizer, x, delta),
+            optimizers.moving_average(beta2, m, gradients),
+        )
 
     return Algorithm(
         name,
@@ -146,12 +149,3 @@ def _voting(
         update,
         lambda state: state.server.params,
     )
-
-
-def moved(beta: Real, m: PyTree, gradients: PyTree) -> PyTree:
-    r"""Returns $\beta m + (1 - \beta) g$, in the types of m."""
-
-    def mean(m, g):
-        return jnp.asarray(beta, m.dtype) * m + jnp.asarray(1 - beta, m.dtype) * g.astype(m.dtype)
-
-    return jax.tree.map(mean, m, gradients)

@@ -10,26 +10,12 @@ import optax
 
 from algorithms import optimizers
 from algorithms.facts import method
+from algorithms.mechanisms.three_points import Estimated, coin
 from dsgd import Algorithm, Compressor, Query, State, checks, compressors, network, workers
-from dsgd.base import Gradients, Params, PyTree, Real, Round
+from dsgd.base import Gradients, Params, Real, Round
 from dsgd.communication import Communicator
 
 _ALL = "a difference that does not arrive is missing in the estimate until the next whole gradients"
-
-
-class Estimated(NamedTuple):
-    """State of the server, which all workers know.
-
-    Args:
-        params, optimizer: the model.
-        estimate: the estimate of the gradient, g.
-        last: the model of the previous round, if the method needs it, else ().
-    """
-
-    params: Params
-    optimizer: PyTree
-    estimate: Any
-    last: Any = ()
 
 
 @method(
@@ -147,7 +133,7 @@ def vr_marina(
     """
 
     def query(state: State, round: Round) -> tuple[Query, ...]:
-        x, new = state.server, exactly(round, probability)
+        x, new = state.server, coin(round, probability)
         pair = Query(x.params, active=~new), Query(x.last, active=~new)
         return *pair, Query(x.params, exact=True, active=new)
 
@@ -167,11 +153,6 @@ def vr_marina(
         parts,
         keep_model=True,
     )
-
-
-def exactly(round: Round, probability: Real) -> jax.Array:
-    """Returns the coin of a round: whether whole gradients are sent, as in the first round."""
-    return jax.random.bernoulli(round.key, probability) | (round.step == 0)
 
 
 class Parts(NamedTuple):
@@ -245,7 +226,7 @@ def _marina(
             g = jax.tree.map(lambda g, mean: g + N / r * mean, g, sent.received)
             return round.from_server(g).received
 
-        new = exactly(round, probability)
+        new = coin(round, probability)
         g = round.when(new, replace, x.estimate)
         g = round.when(~new, change, g)
         model = optimizers.step(optimizer, optimizers.Model(x.params, x.optimizer), g)

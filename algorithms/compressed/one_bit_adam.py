@@ -12,10 +12,9 @@ import optax
 from jax import lax
 
 from algorithms import optimizers
-from algorithms.compressed.compensation import Memory, exchange, start
-from algorithms.compressed.majority_vote import moved
 from algorithms.facts import method
-from algorithms.local_updates.outer import replicated, scaled
+from algorithms.mechanisms.compensation import Memory, exchange, start
+from algorithms.mechanisms.outer import replicated, scaled
 from dsgd import Algorithm, Compressor, Query, State, checks, compressors, workers
 from dsgd.base import Params, Period, PyTree, Real
 from dsgd.compressors.sizes import wide
@@ -117,10 +116,12 @@ def one_bit_adam(
 
         def adam(m, v):
             mean = round.mean(gradients)
-            return moved(beta1, m, mean), moved(beta2, v, _squares(mean))
+            return optimizers.moving_average(beta1, m, mean), optimizers.moving_average(
+                beta2, v, _squares(mean)
+            )
 
         def compressed(m, memory):
-            m_n = moved(beta1, workers.replicate(m, 1), gradients)
+            m_n = optimizers.moving_average(beta1, workers.replicate(m, 1), gradients)
             return exchange(compressor, m_n, memory, round)
 
         m, v = round.when(round.step < warm_up, adam, m, v)
@@ -272,9 +273,11 @@ def zero_one_adam(
         x, y, t = state.server, state.workers, round.step
         gamma: Any = learning_rate(t) if callable(learning_rate) else learning_rate
         v = round.when(
-            updates_v(t), lambda v: moved(beta2, v, _squares(round.mean(gradients))), x.v
+            updates_v(t),
+            lambda v: optimizers.moving_average(beta2, v, _squares(round.mean(gradients))),
+            x.v,
         )
-        m = moved(beta1, y.m, gradients)
+        m = optimizers.moving_average(beta1, y.m, gradients)
         step = scaled(gamma, m)
         params = optax.tree.sub(
             y.params, _direction(step, workers.replicate(v, 1), epsilon, y.params)

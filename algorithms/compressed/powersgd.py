@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import optax
 
-from algorithms import matrices
 from algorithms.facts import method
+from algorithms.mechanisms import matrices
 from dsgd import Algorithm, checks
 from dsgd.base import Real
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
-from algorithms.compressed.votes import counted, digits, fractions
 from algorithms.facts import method
+from algorithms.mechanisms.votes import count_votes, digits, fractions
 from dsgd import Algorithm, checks
 from dsgd.compressors.scales import clipped, relative
 from dsgd.compressors.sizes import wide
@@ -65,7 +65,7 @@ def tern_grad(optimizer: optax.GradientTransformation, limit: float | None = 2.5
         y = jax.tree.map(limited, gradients)
         largest = jax.tree.map(_largest, y)
         s = jax.tree.map(jnp.max, round.all_gather(largest))
-        b = counted(digits, fractions(2 * round.workers), jax.tree.map(relative, y, s), round)
+        b = count_votes(digits, fractions(2 * round.workers), jax.tree.map(relative, y, s), round)
         step = jax.tree.map(lambda s, b, x: (s * b).astype(x.dtype), s, b, x.params)
         return optimizers.step(optimizer, x, step)
 

@@ -8,10 +8,9 @@ import jax
 import optax
 
 from algorithms import optimizers
-from algorithms.compressed import three_points
-from algorithms.compressed.marina import Estimated
-from algorithms.compressed.three_points import ThreePoint
 from algorithms.facts import method
+from algorithms.mechanisms import three_points
+from algorithms.mechanisms.three_points import Estimated, ThreePoint
 from dsgd import (
     Algorithm,
     Compressor,

@@ -11,6 +11,7 @@ import optax
 import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
+from algorithms.mechanisms.copies import Copies, start_copies, update_copies
 from dsgd import Algorithm, Compressor, Topology, checks, compressors
 from dsgd.base import Real
 
@@ -30,8 +31,8 @@ class CompressedTracking(NamedTuple):
     params: Any
     optimizer: Any
     correction: Any
-    models: gossip.Copies
-    trackers: gossip.Copies
+    models: Copies
+    trackers: Copies
     average: Any
 
 
@@ -203,14 +204,14 @@ def _tracked(
     def start(x: optimizers.Model):
         zero = optax.tree.zeros_like(x.params)
         models, trackers = (
-            gossip.start_copies(name, compressor, value, topology, unbiased=unbiased)
+            start_copies(name, compressor, value, topology, unbiased=unbiased)
             for value in (x.params, zero)
         )
         average = () if momentum_step is None else zero
         return CompressedTracking(*x, zero, models, trackers, average)
 
     def send(vectors, copies, round):
-        return gossip.update_copies(round, compressor, vectors, copies, topology, memory_step)
+        return update_copies(round, compressor, vectors, copies, topology, memory_step)
 
     def averaged(state, gradients, round):
         return jax.tree.map(

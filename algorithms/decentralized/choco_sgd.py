@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -11,25 +9,8 @@ import optax
 import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
+from algorithms.mechanisms.copies import Estimates
 from dsgd import Algorithm, Compressor, Topology, checks, compressors
-
-
-class Estimates(NamedTuple):
-    """Local models and their estimates, leaves `[n, ...]`.
-
-    Args:
-        params: x.
-        optimizer: the states of the local optimizers.
-        x_hat: the estimate that the neighbours keep of the worker's model.
-        laplacian: the weighted sum of the differences between the neighbours' estimates and x_hat.
-        last: the last messages, from which a warm-started compressor starts.
-    """
-
-    params: Any
-    optimizer: Any
-    x_hat: Any
-    laplacian: Any
-    last: Any
 
 
 @method(

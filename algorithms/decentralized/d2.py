@@ -8,8 +8,8 @@ import optax
 
 import topologies
 from algorithms import gossip
-from algorithms.decentralized.exact_diffusion import adapt_correct_combine
 from algorithms.facts import method
+from algorithms.mechanisms.corrections import adapt_correct_combine
 from dsgd import checks
 from dsgd.base import Algorithm
 from dsgd.graphs.topology import Topology

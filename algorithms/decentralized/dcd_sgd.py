@@ -12,8 +12,8 @@ import optax
 
 import topologies
 from algorithms import gossip, methods, optimizers
-from algorithms.decentralized.choco_sgd import Estimates
 from algorithms.facts import method
+from algorithms.mechanisms.copies import Estimates
 from dsgd import Algorithm, Compressor, Topology, checks, compressors
 
 

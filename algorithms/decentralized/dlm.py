@@ -7,8 +7,8 @@ import optax
 
 import topologies
 from algorithms import gossip, methods, optimizers
-from algorithms.decentralized.exact_diffusion import ONE_W, Corrected, add_up, start_corrected
 from algorithms.facts import method
+from algorithms.mechanisms.corrections import ONE_W, Corrected, add_up, start_corrected
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Real
 

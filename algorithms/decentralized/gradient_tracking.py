@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,27 +10,12 @@ import numpy as np
 import optax
 
 import topologies
-from algorithms import gossip, methods, optimizers
+from algorithms import optimizers
 from algorithms.facts import method
+from algorithms.mechanisms.tracking import Tracking, track, with_trackers
 from dsgd import Algorithm, Topology, checks, workers
-from dsgd.base import Gradients, Params, Real
+from dsgd.base import Real
 from dsgd.engine import units
-
-
-class Tracking(NamedTuple):
-    """Local models and trackers, leaves `[n, ...]`.
-
-    Args:
-        params: x.
-        optimizer: the states of the local optimizers.
-        tracker: y, the estimate of the mean gradient, as it is after the round's messages.
-        gradient: g, the worker's last gradient; in `momentum_tracking` its momentum u.
-    """
-
-    params: Any
-    optimizer: Any
-    tracker: Any
-    gradient: Any
 
 
 @method(
@@ -158,7 +142,7 @@ def atc_tracking(optimizer: optax.GradientTransformation, topology: Topology) ->
         x, y = round.mix((half, y), topology)
         return Tracking(x, memory, y, gradients)
 
-    return _tracking("atc_tracking", optimizer, topology, update)
+    return with_trackers("atc_tracking", optimizer, topology, update)
 
 
 @method(
@@ -215,7 +199,7 @@ def aug_dgm(
         x = round.mix(optax.apply_updates(state.params, change), topology)
         return Tracking(x, memory, y, gradients)
 
-    return _tracking("aug_dgm", optimizer, topology, update)
+    return with_trackers("aug_dgm", optimizer, topology, update)
 
 
 def _require_factors(factors: Sequence[float] | np.ndarray | None, topology: Topology) -> None:
@@ -247,29 +231,4 @@ def _combine_then_adapt(
         change, memory = optimizers.update_local(optimizer, state, y)
         return Tracking(optax.apply_updates(x, change), memory, y, g)
 
-    return _tracking(name, optimizer, topology, update)
-
-
-def track(tracker: Params, gradients: Gradients, last: Gradients) -> Params:
-    """Returns the trackers increased by the changes of the gradients, leaves `[n, ...]`.
-
-    Near the limit the change and the tracker are small, and their sum has a small rounding error.
-    The sum of a tracker and a gradient would have an error as large as a rounding of the gradient,
-    and these errors would add up.
-    """
-    return optax.tree.add(tracker, optax.tree.sub(gradients, last))
-
-
-def _tracking(
-    name: str, optimizer: optax.GradientTransformation, topology: Topology, update: Callable
-) -> Algorithm:
-    """Returns a method with the state `Tracking`. The first tracker is the first gradient."""
-    gossip.require_topology(name, topology)
-    return methods.local_models(
-        f"{name}({topology.name})",
-        optimizer,
-        update,
-        start=lambda x: Tracking(*x, *[optax.tree.zeros_like(x.params)] * 2),
-        topology=topology,
-        tracked=True,
-    )
+    return with_trackers(name, optimizer, topology, update)

@@ -10,8 +10,8 @@ import optax
 
 import topologies
 from algorithms import gossip, methods, optimizers
-from algorithms.decentralized.exact_diffusion import add_up, corrected_step
 from algorithms.facts import method
+from algorithms.mechanisms.corrections import add_up, corrected_step
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Period
 

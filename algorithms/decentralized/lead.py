@@ -11,6 +11,7 @@ import optax
 import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
+from algorithms.mechanisms.copies import Copies, start_copies, update_copies
 from dsgd import Algorithm, Compressor, Topology, checks, compressors
 
 
@@ -27,7 +28,7 @@ class CompressedCorrection(NamedTuple):
     params: Any
     optimizer: Any
     correction: Any
-    copies: gossip.Copies
+    copies: Copies
 
 
 @method(
@@ -92,13 +93,13 @@ def lead(
     checks.within("lead: memory_step", memory_step, "(0, 1]")
 
     def start(x: optimizers.Model):
-        copies = gossip.start_copies("lead", compressor, x.params, topology, unbiased=True)
+        copies = start_copies("lead", compressor, x.params, topology, unbiased=True)
         return CompressedCorrection(*x, optax.tree.zeros_like(x.params), copies)
 
     def update(x, gradients, round):
         change, memory = optimizers.update_local(optimizer, x, gradients)
         y = jax.tree.map(lambda x, u, d: x + (u + d), x.params, change, x.correction)
-        pulled, copies = gossip.update_copies(round, compressor, y, x.copies, topology, memory_step)
+        pulled, copies = update_copies(round, compressor, y, x.copies, topology, memory_step)
         moved = jax.tree.map(
             lambda pull: jnp.asarray(consensus_step / 2, pull.dtype) * pull, pulled
         )

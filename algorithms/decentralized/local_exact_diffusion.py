@@ -9,8 +9,8 @@ from jax.core import Tracer
 
 import topologies
 from algorithms import gossip
-from algorithms.decentralized.exact_diffusion import adapt_correct_combine
 from algorithms.facts import method
+from algorithms.mechanisms.corrections import adapt_correct_combine
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Period, Real
 

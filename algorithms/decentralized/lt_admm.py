@@ -12,7 +12,7 @@ import optax
 import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
-from algorithms.variance_reduction import with_snapshots
+from algorithms.mechanisms.variance_reduction import with_snapshots
 from dsgd import Algorithm, Topology, checks, workers
 from dsgd.base import Period, Real, Round
 

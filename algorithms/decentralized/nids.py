@@ -13,8 +13,8 @@ from jax.core import Tracer
 
 import topologies
 from algorithms import gossip
-from algorithms.decentralized.exact_diffusion import ONE_W, add_up
 from algorithms.facts import method
+from algorithms.mechanisms.corrections import ONE_W, add_up
 from dsgd import Algorithm, Query, State, Topology, checks, workers
 from dsgd.base import Real
 from dsgd.engine import units

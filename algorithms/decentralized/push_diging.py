@@ -12,9 +12,9 @@ import optax
 
 import topologies
 from algorithms import gossip, optimizers
-from algorithms.decentralized.gradient_tracking import track
-from algorithms.decentralized.stochastic_gradient_push import divided, mean_of_pushed
 from algorithms.facts import method
+from algorithms.mechanisms import push_sum
+from algorithms.mechanisms.tracking import track
 from dsgd import Algorithm, Query, State, Topology, checks
 
 
@@ -98,7 +98,7 @@ def push_diging(optimizer: optax.GradientTransformation, topology: Topology) -> 
     return Algorithm(
         f"push_diging({topology.name})",
         init,
-        lambda state, round: Query(divided(state.workers)),  # x
+        lambda state, round: Query(push_sum.models(state.workers)),  # x
         update,
-        mean_of_pushed,
+        push_sum.mean_model,
     )

@@ -12,8 +12,8 @@ import optax
 
 import topologies
 from algorithms import methods, optimizers
-from algorithms.decentralized.gradient_tracking import Tracking, track
 from algorithms.facts import method
+from algorithms.mechanisms.tracking import Tracking, track
 from dsgd import Algorithm, Topology, checks
 
 

@@ -13,8 +13,8 @@ import optax
 import topologies
 from algorithms import gossip, optimizers, weights
 from algorithms.facts import method
-from dsgd import Algorithm, Query, State, Topology, checks, workers
-from dsgd.base import Params
+from algorithms.mechanisms import push_sum
+from dsgd import Algorithm, Query, State, Topology, checks
 
 
 class Pushed(NamedTuple):
@@ -80,7 +80,7 @@ def stochastic_gradient_push(
 
     def query(state, round):
         weights.warn_if_cancelled("stochastic_gradient_push", optimizer, round)
-        return Query(divided(state.workers))  # z
+        return Query(push_sum.models(state.workers))  # z
 
     def update(state, gradients, round):
         change, memory = optimizers.update_local(optimizer, state.workers, gradients)
@@ -89,22 +89,4 @@ def stochastic_gradient_push(
         )
         return State(workers=Pushed(x, memory, w))
 
-    return Algorithm(name, init, query, update, mean_of_pushed)
-
-
-def divided(pushed: Any) -> Params:
-    """Returns the models divided by the push-sum weights, leaves `[n, ...]`.
-
-    Args:
-        pushed: state with fields `params` and `weight`.
-    """
-    w = pushed.weight
-    return jax.tree.map(
-        lambda x: x / w.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)), pushed.params
-    )
-
-
-def mean_of_pushed(state: State) -> Params:
-    """Returns the sum of the workers' models divided by the sum of their push-sum weights."""
-    x, w = workers.sum(workers.widened((state.workers.params, state.workers.weight)))
-    return workers.narrowed(jax.tree.map(lambda x: x / w.astype(x.dtype), x), state.workers.params)
+    return Algorithm(name, init, query, update, push_sum.mean_model)

@@ -12,7 +12,7 @@ import optax
 from jax.core import Tracer
 
 from algorithms.facts import method
-from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient
+from algorithms.mechanisms.outer import Inner, Outer, local_updates, outer_gradient
 from dsgd import Algorithm, causes, checks, network, workers
 from dsgd.base import Gradients, Params, Period, Query, Real, Round, State
 from dsgd.communication import Communicator

@@ -10,7 +10,7 @@ import optax
 
 from algorithms import methods, optimizers
 from algorithms.facts import method
-from algorithms.local_updates.outer import Inner, Outer, local_updates, mean_change, scaled
+from algorithms.mechanisms.outer import Inner, Outer, local_updates, mean_change, scaled
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import Params, Period, PyTree
 from dsgd.communication import Communicator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import optax
 
 from algorithms.facts import method
-from algorithms.local_updates.outer import local_updates
+from algorithms.mechanisms.outer import local_updates
 from dsgd import Algorithm, checks, network
 from dsgd.base import Period, Real
 

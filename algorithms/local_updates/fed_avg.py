@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.core import Tracer
 
 from algorithms.facts import method
-from algorithms.local_updates.outer import Inner, Outer, local_updates, mean_change, outer_gradient
-from dsgd import Algorithm, checks, network, workers
+from algorithms.mechanisms.clients import client_updates
+from algorithms.mechanisms.outer import Inner, Outer
+from dsgd import Algorithm, checks, network
 from dsgd.base import Gradients, Period, Real
-from dsgd.communication import Communicator
 
 
 @method(
@@ -68,7 +66,7 @@ def fed_avg(
     data", 2017, Algorithm 1; the second form, Horvitz and Thompson, "A generalization of sampling
     without replacement from a finite universe", 1952.
     """
-    return federated("fed_avg", optimizer, period, optax.sgd(1.0), inclusion, via)
+    return client_updates("fed_avg", optimizer, period, optax.sgd(1.0), inclusion, via)
 
 
 @method(
@@ -120,73 +118,4 @@ def fed_prox(
             x.params,
         )
 
-    return federated("fed_prox", optimizer, period, optax.sgd(1.0), inclusion, via, direction)
-
-
-def federated(
-    name: str,
-    optimizer: optax.GradientTransformation,
-    period: Period,
-    outer: optax.GradientTransformation,
-    inclusion: Real | Sequence[float] | None,
-    via: network.AllReduce,
-    direction: Callable[[Gradients, Outer, Inner], Gradients] | None = None,
-) -> Algorithm:
-    """Returns the method with local steps of sampled clients and a step of the server. The clients'
-    optimizers start again in each period. Arguments are those of `fed_opt` and `local_updates`.
-    """
-    period = checks.period(f"{name}: period", period)
-    change = _mean_change_of_clients(name, inclusion)
-    return local_updates(
-        f"{name}({period})",
-        optimizer,
-        outer,
-        period,
-        via=via,
-        fresh=True,
-        direction=direction,
-        change=change,
-    )
-
-
-def _mean_change_of_clients(name: str, inclusion: Real | Sequence[float] | None) -> Callable:
-    r"""Returns the `change` of `local_updates` for sampled clients: the ratio $\sum_{n \in S} p_n
-    \Delta_n / \sum_{n \in S} p_n$, or, with inclusion probabilities, $\sum_{n \in S} \frac{p_n}
-    {\pi_n} \Delta_n$.
-
-    Args:
-        name: the method's name, for error messages.
-        inclusion: $\pi$, a number or `[N]`; None: the ratio.
-    """
-    if inclusion is None:
-        return mean_change
-    if not isinstance(inclusion, Tracer):
-        for probability in np.ravel(inclusion).tolist():
-            checks.within(f"{name}: inclusion", probability, "(0, 1]")
-    probabilities = jnp.asarray(inclusion, jnp.result_type(float))
-
-    def change(x: Outer, y: Inner, round: Communicator, via: network.AllReduce):
-        N = round.workers
-        if workers.participation() is None:
-            raise ValueError(
-                f"{name}: inclusion = {checks.shown(inclusion)} but all clients participate; "
-                "expected a cluster with `present`, for example clusters.sampled(m, of=N), or "
-                "inclusion=None"
-            )
-        if probabilities.shape not in ((), (N,)):
-            raise ValueError(
-                f"{name}: inclusion has {probabilities.size} numbers for {N} clients; expected one "
-                "probability, or one for each client"
-            )
-        rows = workers.local_block(jnp.broadcast_to(probabilities, (N,)), N)
-        unbiased = jax.tree.map(
-            lambda delta: (
-                delta / jnp.expand_dims(rows, tuple(range(1, delta.ndim))).astype(delta.dtype)
-            ),
-            outer_gradient(x, y),
-        )
-        # The mean over all clients of vectors that are 0 for those that do not participate.
-        delta, _ = round.aggregate(unbiased, optax.tree.zeros_like(unbiased), via)
-        return delta, x.memory, y.memory
-
-    return change
+    return client_updates("fed_prox", optimizer, period, optax.sgd(1.0), inclusion, via, direction)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.facts import method
-from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient
+from algorithms.mechanisms.outer import Inner, Outer, local_updates, outer_gradient
 from dsgd import Algorithm, checks, network
 from dsgd.base import Gradients, Period, Real
 from dsgd.communication import Communicator

@@ -10,7 +10,7 @@ import optax
 
 from algorithms import optimizers
 from algorithms.facts import method
-from algorithms.local_updates.outer import Inner, Outer, local_updates, outer_gradient, scaled
+from algorithms.mechanisms.outer import Inner, Outer, local_updates, outer_gradient, scaled
 from algorithms.optimizers import Model
 from dsgd import Algorithm, checks, network
 from dsgd.base import Period, PyTree

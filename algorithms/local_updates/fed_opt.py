@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.facts import method
-from algorithms.local_updates.fed_avg import federated
+from algorithms.mechanisms.clients import client_updates
 from dsgd import Algorithm, checks, network
 from dsgd.base import Params, Period, Real
 from dsgd.compressors.sizes import wide
@@ -54,7 +54,7 @@ def fed_opt(
     fedjax's `federated_averaging` is the same: new client optimizers in each period, changes
     weighted by the sizes of the sampled clients, and an optimizer of the server.
     """
-    return federated("fed_opt", optimizer, period, outer, inclusion, via)
+    return client_updates("fed_opt", optimizer, period, outer, inclusion, via)
 
 
 @method(
@@ -94,7 +94,7 @@ def fed_avgm(
     checks.within("fed_avgm: step", step, "(0, inf)")
     checks.within("fed_avgm: momentum", momentum, "[0, 1)")
     outer = optax.sgd(step, momentum=momentum)
-    return federated("fed_avgm", optimizer, period, outer, inclusion, via)
+    return client_updates("fed_avgm", optimizer, period, outer, inclusion, via)
 
 
 @method(
@@ -139,7 +139,7 @@ def fed_adagrad(
         return v + delta**2
 
     outer = _adaptive("fed_adagrad", step, beta1, tau, second)
-    return federated("fed_adagrad", optimizer, period, outer, inclusion, via)
+    return client_updates("fed_adagrad", optimizer, period, outer, inclusion, via)
 
 
 @method(
@@ -177,7 +177,7 @@ def fed_yogi(
         return v - (1 - beta2) * delta**2 * jnp.sign(v - delta**2)
 
     outer = _adaptive("fed_yogi", step, beta1, tau, second)
-    return federated("fed_yogi", optimizer, period, outer, inclusion, via)
+    return client_updates("fed_yogi", optimizer, period, outer, inclusion, via)
 
 
 @method(
@@ -225,7 +225,7 @@ def fed_adam(
         return beta2 * v + (1 - beta2) * delta**2
 
     outer = _adaptive("fed_adam", step, beta1, tau, second)
-    return federated("fed_adam", optimizer, period, outer, inclusion, via)
+    return client_updates("fed_adam", optimizer, period, outer, inclusion, via)
 
 
 class _Moments(NamedTuple):

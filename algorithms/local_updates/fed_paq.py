@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.facts import method
-from algorithms.local_updates.outer import (
+from algorithms.mechanisms.outer import (
     Inner,
     Outer,
     compressed_change,

@@ -11,7 +11,7 @@ import optax
 
 from algorithms import methods, optimizers
 from algorithms.facts import method
-from algorithms.local_updates.outer import Inner, Outer, outer_gradient, replicated, scaled
+from algorithms.mechanisms.outer import Inner, Outer, outer_gradient, replicated, scaled
 from dsgd import Algorithm, checks, network, workers
 from dsgd.base import (
     Gradients,

@@ -7,7 +7,7 @@ from functools import partial
 import optax
 
 from algorithms.facts import method
-from algorithms.local_updates.outer import compressed_change, error_memory, local_updates
+from algorithms.mechanisms.outer import compressed_change, error_memory, local_updates
 from dsgd import Algorithm, checks, compressors, network
 from dsgd.base import Compressor, Period, Real
 from dsgd.compressors import chunked_top_k, contraction, qsgd, top_k, two_bit

@@ -5,8 +5,8 @@ from __future__ import annotations
 import optax
 
 from algorithms.facts import method
+from algorithms.mechanisms.variance_reduction import with_loopless_svrg, with_page, with_saga
 from algorithms.synchronous.minibatch_sgd import averaged_gradients
-from algorithms.variance_reduction import with_loopless_svrg, with_page, with_saga
 from dsgd import Algorithm, checks, network
 from dsgd.base import Real
 

@@ -55,7 +55,7 @@ from algorithms import (
     quasi_global_momentum,
     stochastic_gradient_push,
 )
-from algorithms.decentralized.exact_diffusion import add_up, start_corrected
+from algorithms.mechanisms.corrections import add_up, start_corrected
 from algorithms.optimizers import Model
 from dsgd import compressors, problems
 

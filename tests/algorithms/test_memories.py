@@ -21,8 +21,8 @@ from budgets import sampled
 import algorithms
 import dsgd
 from algorithms import memories
-from algorithms.compressed import servers
-from algorithms.compressed.memories import Down, Up
+from algorithms.mechanisms import servers
+from algorithms.mechanisms.memories import Down, Up
 from dsgd import clusters, compressors, network, problems
 from tests.algorithms import quadratics
 from tests.methods.compressors import Parts, largest

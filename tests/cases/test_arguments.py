@@ -14,7 +14,7 @@ import pytest
 import algorithms
 import dsgd
 from algorithms import cannikin, three_points
-from algorithms.compressed import memories
+from algorithms.mechanisms import memories
 from dsgd import checks, compressors, problems
 
 SGD = optax.sgd(0.1)

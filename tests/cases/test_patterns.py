@@ -18,7 +18,7 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import memories
-from algorithms.compressed import three_points
+from algorithms.mechanisms import three_points
 from dsgd import clusters, communication, compressors, counts, network, problems
 from tests.dsgd.by_hand import method, run
 

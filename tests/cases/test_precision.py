@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
-from algorithms.compressed import three_points
+from algorithms.mechanisms import three_points
 from dsgd import clusters, compressors, network, problems, workers
 from tests.algorithms import quadratics
 from tests.dsgd.by_hand import method, run

@@ -17,7 +17,7 @@ MISTAKES = [
         "tests/methods/test_methods.py -k 'rounds and marina'",
     ),
     Mistake(
-        "algorithms/local_updates/outer.py",
+        "algorithms/mechanisms/outer.py",
         "optax.tree.sub(total, sent.decoded)",
         "total",
         "tests/algorithms/test_slow_links.py -k 'same and SparseLoCo'",
@@ -35,7 +35,7 @@ MISTAKES = [
         "tests/methods/test_methods.py -k 'starts and lead'",
     ),
     Mistake(
-        "algorithms/asynchronous/arrivals.py",
+        "algorithms/mechanisms/arrivals.py",
         "in_order <= t +",
         "in_order < t +",
         '"tests/algorithms/test_asynchronous_methods.py::test_bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_the_bound"',
@@ -47,7 +47,7 @@ MISTAKES = [
         "tests/methods/test_methods.py -k 'continues and scaffold'",
     ),
     Mistake(
-        "algorithms/compressed/memories.py",
+        "algorithms/mechanisms/memories.py",
         "workers.where_delivered(after, kept)",
         "after",
         "tests/methods/test_methods.py -k 'continues and econtrol'",

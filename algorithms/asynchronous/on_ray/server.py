@@ -16,9 +16,9 @@ import numpy as np
 import optax
 
 from algorithms import optimizers
-from algorithms.asynchronous import arrivals
 from algorithms.asynchronous.asynchronous_sgd import stale_step
 from algorithms.asynchronous.on_ray.session import reconstructed
+from algorithms.mechanisms import arrivals
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree, State
 from dsgd.engine import randomness

@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from algorithms.compressed.marina import exactly
 from dsgd import checks, compressors, workers
-from dsgd.base import Compressor, Gradients, Real
+from dsgd.base import Compressor, Gradients, Params, PyTree, Real, Round
 
 # (compressor, vectors [n, ...], workers that send, bool [n], or None: all) -> decoded [n, ...]
 Send = Callable[..., Gradients]
@@ -42,6 +41,26 @@ class ThreePoint(NamedTuple):
     apply: Callable
     constants: Callable
     contractions: tuple[Compressor, ...] = ()
+
+
+class Estimated(NamedTuple):
+    """State of the server, which all workers know.
+
+    Args:
+        params, optimizer: the model.
+        estimate: the estimate of the gradient, g.
+        last: the model of the previous round, if the method needs it, else ().
+    """
+
+    params: Params
+    optimizer: PyTree
+    estimate: Any
+    last: Any = ()
+
+
+def coin(round: Round, probability: Real) -> jax.Array:
+    """Returns the coin of a round: whether whole gradients are sent, as in the first round."""
+    return jax.random.bernoulli(round.key, probability) | (round.step == 0)
 
 
 @checks.arguments
@@ -225,8 +244,7 @@ def v5(Q: Compressor, probability: Real) -> ThreePoint:
     omega = _variance("v5", Q)
 
     def apply(send, x, h, y, round):
-        coin = exactly(round, probability)
-        coins = jnp.broadcast_to(coin, jax.tree.leaves(x)[0].shape[:1])
+        coins = jnp.broadcast_to(coin(round, probability), jax.tree.leaves(x)[0].shape[:1])
         whole = send(compressors.identity, optax.tree.sub(x, h), coins)
         return _sum(_sum(h, whole), send(Q, optax.tree.sub(x, y), ~coins))
 

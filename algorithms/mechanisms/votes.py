@@ -16,7 +16,7 @@ from dsgd.compressors.scales import round_randomly
 from dsgd.wire import codecs
 
 
-def counted(up: Compressor, down: Compressor, vectors: PyTree, round: Communicator) -> PyTree:
+def count_votes(up: Compressor, down: Compressor, vectors: PyTree, round: Communicator) -> PyTree:
     r"""Returns $C_{down}(\frac1N \sum_n C_{up}(x_n))$, leaves `[...]`.
 
     The mean is over the messages that arrive; it is 0 if there are none.

@@ -14,7 +14,7 @@ import topologies
 from algorithms import gossip
 from algorithms.decentralized.gradient_tracking import aug_dgm, gradient_tracking
 from algorithms.facts import method
-from algorithms.variance_reduction import with_recursion, with_snapshots, with_table
+from algorithms.mechanisms.variance_reduction import with_recursion, with_snapshots, with_table
 from dsgd import Algorithm, Topology, checks
 from dsgd.base import Period, Real, Round
 

@@ -1,4 +1,4 @@
-"""Local steps, then an outer step: the mechanism that most methods of this folder share.
+"""Local steps, then an outer step: the mechanism of the methods with local updates.
 
 Each worker makes local steps from the common model with an inner optimizer. At a synchronization
 the mean of the workers' changes is the gradient of one step of an outer optimizer, and all workers

@@ -165,7 +165,7 @@ class OneServer(NamedTuple):
 Route = NServers | OneServer
 
 
-def between(
+def make_route(
     method: str,
     up: Compressor,
     down: Compressor | None,

@@ -1,0 +1,1 @@
+"""Mechanisms that several methods share."""
