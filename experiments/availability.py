@@ -12,22 +12,20 @@ over the second half of the run. Workers' data differ by label.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import optax
 from matplotlib.figure import Figure
 from rich.table import Table
 
 import algorithms
-import dsgd
 import topologies
-from dsgd import clusters, plots
-from experiments.shared import commands, figures, statistics, tables, tuning
+from dsgd import clusters
+from experiments.shared import commands, figures, statistics, studies, tables, tuning
+from experiments.shared.studies import Case, Tuned
 
 WHAT = {"present": "participating workers", "delivered": "delivered messages"}
 SLACK = 1.5  # target: this factor times the highest final loss of any method at the largest share
@@ -59,174 +57,109 @@ class Args(commands.Data, commands.Switch, commands.Common):
     """Folder for config.json, history.csv and figure.png."""
 
 
-class Case(NamedTuple):
-    """A method with this share of participating workers, or of delivered messages."""
-
-    method: str
-    what: str
-    share: float
-
-    def __str__(self) -> str:
-        return f"{self.method}, {self.what} {self.share:g}"
-
-
-Outcomes = dict[Case, tuning.Tuned]
+Outcomes = dict[tuple[str, str], Tuned]  # by method and share, see `label`
 
 
 def main(args: Args) -> None:
-    problem = tuning.logistic_regression(args, args.workers, args.partition)
-    methods = build(args)
-    cases = [
-        Case(name, what, share)
-        for what in WHAT
-        for share in sorted(args.shares, reverse=True)
-        for name in methods
-    ]
-    by_case = {case: make_cluster(args, case) for case in cases}
-    by_name = {cluster.name: cluster for cluster in by_case.values()}
+    methods = make_methods(args.workers, args.period)
+    shares = sorted(args.shares, reverse=True)
+    found = studies.run(args, "availability", make_cases(args, methods, shares))
+    most = [one.loss for (_, share), one in found.items() if share.endswith(f" {shares[0]:g}")]
+    target = SLACK * max(most)
+    what = f"{args.data}, {args.partition}, {args.workers} workers"
 
-    @functools.cache  # at a share of 1 both kinds of cases are the same
-    def tune(method: str, cluster: str) -> tuning.Tuned | None:
-        found = tuning.tune(args, methods[method], problem, cluster=by_name[cluster])
-        if found:
-            found.history.pop("present", None)  # gives all cases the same columns
-        return found
+    def tabulate(title: str, caption: str, cell: Callable[[Tuned], str]) -> Table:
+        """Returns a table with one row per share and one column per method."""
+        table = tables.table(title, ("share of", *methods), caption)
+        for kind, words in WHAT.items():
+            table.add_section()
+            table.add_row(words)
+            for share in shares:
+                row = (found.get((name, label(kind, share))) for name in methods)
+                table.add_row(f"{share:.0%}", *("-" if one is None else cell(one) for one in row))
+        return table
 
-    commands.begin(args)
-    found = tuning.compare(
-        args, "availability", cases, lambda case: tune(case.method, by_case[case].name)
+    losses = tabulate(
+        f"{what}, {statistics.runs(args.seeds)}:\nloss over the last tenth of {args.steps:,} "
+        "rounds",
+        "*: step size at an edge of the grid. -: diverged.",
+        lambda one: f"{one.edge()}{one.loss:.3g}",
     )
-    commands.finish(
-        args,
-        {"figure": draw(args, found)},
-        {"losses": losses(args, found), "seconds": seconds(args, found)},
-    )
-
-
-def build(args: Args) -> dict[str, Callable[[Any], dsgd.Algorithm]]:
-    """Returns the methods by name, each a function of the step size."""
-    ring, peers = topologies.ring(args.workers), topologies.one_peer_exponential(args.workers)
-    return {
-        "minibatch_sgd": lambda learning_rate: algorithms.minibatch_sgd(optax.sgd(learning_rate)),
-        "local_sgd": lambda learning_rate: algorithms.local_sgd(
-            optax.sgd(learning_rate), args.period
-        ),
-        "scaffold": lambda learning_rate: algorithms.scaffold(
-            optax.sgd(learning_rate), args.period
-        ),
-        "decentralized_sgd": lambda learning_rate: algorithms.decentralized_sgd(
-            optax.sgd(learning_rate), ring
-        ),
-        "gradient_tracking": lambda learning_rate: algorithms.gradient_tracking(
-            optax.sgd(learning_rate), ring
-        ),
-        "stochastic_gradient_push": lambda learning_rate: algorithms.stochastic_gradient_push(
-            optax.sgd(learning_rate), peers
-        ),
-    }
-
-
-def make_cluster(args: Args, case: Case) -> clusters.Cluster:
-    """Returns equal workers with random delays, with this share of participating workers or of
-    delivered messages; with a share of 1 nothing is drawn.
-    """
-    some: dict[str, Any] = {}
-    if case.share < 1 and case.what == "present":
-        some["present"] = clusters.sampled(
-            max(1, round(case.share * args.workers)), of=args.workers
-        )
-        some["participation_period"] = (
-            args.period if case.method in ("local_sgd", "scaffold") else 1
-        )
-    elif case.share < 1:
-        some["delivered"] = clusters.bernoulli(case.share, 1.0)
-    return tuning.equal_workers(
-        args.compute * args.batch_size, args.bandwidth, args.latency, args.delay, **some
-    )
-
-
-def target(found: Outcomes) -> float:
-    """Returns a loss that every method reaches well before its end at the largest share."""
-    most = max(case.share for case in found)
-    ends = (dsgd.tail_mean(o.history["loss"]) for case, o in found.items() if case.share == most)
-    return SLACK * max(float(end.mean()) for end in ends)
-
-
-def losses(args: Args, found: Outcomes) -> Table:
-    """Returns the final loss of each case."""
-
-    def cell(one: tuning.Tuned) -> str:
-        edge = statistics.edge(one.learning_rate, args.learning_rates)
-        return f"{edge}{dsgd.tail_mean(one.history['loss']).mean():.3g}"
-
-    what = f"{args.data}, {args.partition}, {args.workers} workers, {statistics.runs(args.seeds)}"
-    title = f"{what}:\nloss over the last tenth of {args.steps:,} rounds"
-    return tabulate(found, cell, title, "*: step size at an edge of the grid. -: diverged.")
-
-
-def seconds(args: Args, found: Outcomes) -> Table:
-    """Returns the seconds of each case to the target."""
-    goal = target(found)
-    return tabulate(
-        found,
-        lambda one: statistics.cost_to(one.history, goal)[-1],
-        f"seconds to loss {goal:.3g}",
+    seconds = tabulate(
+        f"seconds to loss {target:.3g}",
         f"-: not reached. Target: {SLACK:g} times the highest\nfinal loss of any method in the "
         "first row.",
+        lambda one: statistics.cost_to(one.history, target)[-1],
+    )
+    sheet = draw(found, list(methods), shares)
+    bands = statistics.errors("bands", args.seeds)
+    figures.title(sheet, f"{what}, each share at its best step size; {bands}")
+    commands.finish(args, {"figure": sheet}, {"losses": losses, "seconds": seconds})
+
+
+def make_methods(workers: int, period: int) -> dict[str, studies.Build]:
+    """Returns the methods by name, each a function of the step size."""
+    ring, peers = topologies.ring(workers), topologies.one_peer_exponential(workers)
+    return studies.name_methods(
+        (algorithms.minibatch_sgd,),
+        (algorithms.local_sgd, period),
+        (algorithms.scaffold, period),
+        (algorithms.decentralized_sgd, ring),
+        (algorithms.gradient_tracking, ring),
+        (algorithms.stochastic_gradient_push, peers),
     )
 
 
-def tabulate(
-    found: Outcomes, cell: Callable[[tuning.Tuned], str], title: str, caption: str
-) -> Table:
-    """Tabulates one row per share, with one column per method."""
-    methods = list(dict.fromkeys(case.method for case in found))
-    table = tables.table(
-        title, ("share of", *(name.replace("-", "\n") for name in methods)), caption
-    )
-    for what, words in WHAT.items():
-        table.add_section()
-        table.add_row(words)
-        for share in sorted({case.share for case in found}, reverse=True):
-            row = (found.get(Case(name, what, share)) for name in methods)
-            table.add_row(f"{share:.0%}", *("-" if one is None else cell(one) for one in row))
-    return table
+def make_cases(
+    args: Args, methods: dict[str, studies.Build], shares: Sequence[float]
+) -> dict[tuple[str, str], Case]:
+    """Returns the cases by method and share: equal workers with random delays, of which a share
+    participates, or whose messages are delivered with this probability. With a share of 1 nothing
+    is drawn, and both are one case.
+    """
+    problem = tuning.logistic_regression(args, args.workers, args.partition)
+    cases: dict[tuple[str, str], Case] = {}
+    for share, (name, build) in itertools.product(shares, methods.items()):
+        every = args.period if name in ("local_sgd", "scaffold") else 1
+        number = max(1, round(share * args.workers))
+        some: dict[str, Any] = {
+            "present": {
+                "present": clusters.sampled(number, of=args.workers),
+                "participation_period": every,
+            },
+            "delivered": {"delivered": clusters.bernoulli(share, 1.0)},
+        }
+        whole = Case(build, problem, make_cluster(args))
+        for kind, absence in some.items():
+            cases[name, label(kind, share)] = (
+                whole if share == 1 else whole._replace(cluster=make_cluster(args, **absence))
+            )
+    return cases
 
 
-def draw(args: Args, found: Outcomes) -> Figure:
+def make_cluster(args: Args, **absence: Any) -> clusters.Cluster:
+    """Returns equal workers with random delays."""
+    seconds = args.compute * args.batch_size
+    return tuning.equal_workers(seconds, args.bandwidth, args.latency, args.delay, **absence)
+
+
+def label(kind: str, share: float) -> str:
+    """Returns the label of a share of participating workers, or of delivered messages."""
+    return f"{kind} {share:g}"
+
+
+def draw(found: Outcomes, methods: Sequence[str], shares: Sequence[float]) -> Figure:
     """Draws the loss against rounds: a panel for each kind of absence and each method, with a line
     for each share.
     """
-    methods = list(dict.fromkeys(case.method for case in found))
-    shares = sorted({case.share for case in found}, reverse=True)
-    columns = min(3, len(methods))
-    rows = math.ceil(len(methods) / columns)
-    sheet = Figure(figsize=(figures.WIDTH, 2.3 * len(WHAT) * rows + 1), layout="constrained")
-    parts = sheet.subfigures(len(WHAT), 1, squeeze=False)[:, 0]
-    for part, (what, label) in zip(parts, WHAT.items(), strict=True):
-        panels = plots.panels(part, columns, rows)
-        for name, axes in zip(methods, panels, strict=False):
-            cases = (Case(name, what, share) for share in shares)
-            histories = {
-                f"{case.share:.0%}": found[case].history for case in cases if case in found
-            }
-            lines = {
-                share: (history["step"].astype(float), history["loss"])
-                for share, history in histories.items()
-            }
-            figures.losses(axes, lines, title=name)
-        for axes in panels[len(methods) :]:
-            axes.set_axis_off()
-        for axes in panels[max(0, len(methods) - columns) : len(methods)]:
-            axes.set_xlabel("rounds")
-        for axes in panels[::columns]:
-            axes.set_ylabel("loss f(mean x)")
-        figures.legend(part, len(shares), panels[0], title=f"share of {label}")
-    what = (
-        f"{args.data}, {args.partition}, {args.workers} workers, each share at its best step size"
-    )
-    figures.title(sheet, f"{what}; {statistics.errors('bands', args.seeds)}")
-    return sheet
+    panels = []
+    for (kind, words), name in itertools.product(WHAT.items(), methods):
+        keys = {f"{share:.0%}": (name, label(kind, share)) for share in shares}
+        one = {share: found[key] for share, key in keys.items() if key in found}
+        title = f"{name}\n{words}"
+        labels = {"xlabel": "rounds", "ylabel": "loss f(mean x)", "title": title}
+        panels.append(figures.curves(studies.lines(one, "rounds"), **labels))
+    return figures.sheet(panels, min(3, len(methods)), legend_columns=len(shares), height=2.4)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ asynchronous method is one gradient.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +21,12 @@ import optax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from rich.table import Table
 
 import algorithms
 import dsgd
 from algorithms import facts
 from dsgd import clusters, plots
-from experiments.shared import commands, figures, statistics, tables, tuning
+from experiments.shared import commands, figures, statistics, studies, tables, tuning
 
 # some methods of each folder of `algorithms`
 METHODS = (
@@ -74,23 +75,44 @@ class Args(commands.Model, commands.Switch, commands.Common):
 def main(args: Args) -> None:
     args = replace(args, methods=tuple(map(facts.full_name, args.methods)))
     problem, cluster = tuning.make_problem(args), make_cluster(args)
-    # an unknown name is reported before the first run
-    names = {
-        name: algorithms.make(name, optax.sgd(1.0), args.workers).name for name in args.methods
+    text = args.model == "language-model"
+    cases = {
+        name: studies.Case(
+            partial(make, name, args.workers), problem, cluster, records=20 if text else 200
+        )
+        for name in args.methods
     }
-    commands.begin(args)
-    outcomes = tuning.compare(
-        args, "methods", args.methods, lambda name: tune(args, problem, cluster, name)
+    found = studies.run(args, "methods", cases)
+    target = args.target if args.target is not None else default_target(found)
+    quality = "bits per byte" if text else "test accuracy"
+    table = tables.table(
+        f"{problem.name}: cost to reach loss {target:.2g}, {args.workers} workers,\nlatency "
+        f"{args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}",
+        ("method", "step size", "rounds", "Mbit", "seconds", quality),
+        "*: step size at an edge of the grid. Mbit: sent and received per worker.\nFor sgd and "
+        "asynchronous_sgd one round is one gradient. -: not reached."
+        + f"\n{quality.capitalize()}: mean ± standard error over seeds."
+        * (args.seeds > 1),
     )
-    histories = {name: outcome.history for name, outcome in outcomes.items()}
-    target = args.target if args.target is not None else default_target(histories)
-    commands.finish(
-        args,
-        {"figure": draw(args, problem, histories, target)},
-        {"costs": tabulate(args, problem, outcomes, target)},
+    studies.fill(
+        table,
+        {name: found.get(name) for name in args.methods},
+        lambda one: [
+            one.cell(),
+            *statistics.cost_to(one.history, target),
+            held_out_quality(one.history),
+        ],
     )
+    sheet = draw({name: one.history for name, one in found.items()}, target)
+    figures.title(
+        sheet,
+        f"{problem.name}, {args.workers} workers, {statistics.runs(args.seeds)}\n"
+        f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s; grey line: target "
+        f"{target:.2g}",
+    )
+    commands.finish(args, {"figure": sheet}, {"costs": table})
     tables.console().print(
-        "\n".join(f"{name}: {names[name]}" for name in outcomes), highlight=False
+        "\n".join(f"{name}: {cases[name].build(1.0).name}" for name in found), highlight=False
     )
 
 
@@ -101,81 +123,38 @@ def make_cluster(args: Args) -> clusters.Cluster:
     )
 
 
-def tune(
-    args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, name: str
-) -> tuning.Tuned | None:
-    """Returns the history at the best step size; None if every step size diverged."""
-    records = 20 if args.model == "language-model" else 200
-
-    def build(learning_rate):
-        return algorithms.make(name, optax.sgd(learning_rate), args.workers)
-
-    return tuning.tune(
-        args, build, problem, cluster=cluster, progress=args.progress, records=records
-    )
+def make(name: str, workers: int, learning_rate: float) -> dsgd.Algorithm:
+    """Returns a method with its default arguments."""
+    return algorithms.make(name, optax.sgd(learning_rate), workers)
 
 
-def default_target(histories: dict[str, dict[str, np.ndarray]]) -> float:
+def default_target(found: Mapping[str, studies.Tuned]) -> float:
     """Returns the default target of the loss. Candidates are the mean losses over the last tenth of
     each run. The target is the highest candidate that fewer than half of the methods reach by their
     first record, or the lowest candidate if all are reached earlier.
 
     Rounded up to two digits.
     """
-    at_first = [history["loss"].mean(axis=0)[:2].min() for history in histories.values()]
-    ends = sorted(
-        (
-            statistics.rounded_up(dsgd.tail_mean(history["loss"]).mean())
-            for history in histories.values()
-        ),
-        reverse=True,
-    )
+    at_first = [one.history["loss"].mean(axis=0)[:2].min() for one in found.values()]
+    ends = sorted((statistics.rounded_up(one.loss) for one in found.values()), reverse=True)
     return next(
         (end for end in ends if 2 * sum(loss <= end for loss in at_first) < len(ends)), ends[-1]
     )
 
 
-def tabulate(
-    args: Args, problem: dsgd.Problem, outcomes: dict[str, tuning.Tuned], target: float
-) -> Table:
-    """Tabulates the cost to the target, and the quality of the model on held-out data at the end,
-    one row per method.
-    """
-    quality = "bits per byte" if args.model == "language-model" else "test accuracy"
-    caption = (
-        "*: step size at an edge of the grid. Mbit: sent and received per worker.\nFor sgd and "
-        "asgd one round is one gradient. -: not reached."
-    )
-    caption += f"\n{quality.capitalize()}: mean ± standard error over seeds." * (args.seeds > 1)
-    if left_out := [name for name in args.methods if name not in outcomes]:
-        caption += f"\nOmitted, because every step size diverged: {', '.join(left_out)}."
-    table = tables.table(
-        f"{problem.name}: cost to reach loss {target:.2g}, {args.workers} workers,\nlatency "
-        f"{args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}",
-        ("method", "step size", "rounds", "Mbit", "seconds", quality),
-        caption,
-    )
-    for name, (learning_rate, history, _) in outcomes.items():
-        step = statistics.step_size(learning_rate, args.learning_rates)
-        table.add_row(name, step, *statistics.cost_to(history, target), held_out(history))
-    return table
-
-
-def held_out(history: dict[str, np.ndarray]) -> str:
+def held_out_quality(history: studies.History) -> str:
     """Returns the test accuracy, or the bits per byte, of the last record."""
     if "test_bits_per_byte" in history:
         return statistics.with_error(history["test_bits_per_byte"][:, -1], digits=2)
     return f"{statistics.with_error(100 * history['test_accuracy'][:, -1])} %"
 
 
-def draw(
-    args: Args, problem: dsgd.Problem, histories: dict[str, dict[str, np.ndarray]], target: float
-) -> Figure:
+def draw(histories: Mapping[str, studies.History], target: float) -> Figure:
     """Draws loss against rounds, bits and seconds: each method in its own colour, in the line style
     of its folder.
     """
     sheet, panels = plots.figure(3, width=figures.WIDTH / 3, height=4.4)
-    families = {name: family(name) for name in histories}
+    families = {name: facts.find(name).family for name in histories}
     for axes, (label, cost) in zip(panels, statistics.COSTS.items(), strict=True):
         axes.set(xlabel=label.replace(" sent and received", ""), xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)
@@ -198,21 +177,10 @@ def draw(
     panels[0].set_ylabel("loss f(x), best so far")
     plots.plain_log(panels[0].yaxis)
     name_families(sheet, panels[0], families)
-    switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    figures.title(
-        sheet,
-        f"{problem.name}, {args.workers} workers, {statistics.runs(args.seeds)}\n{switch}; grey "
-        f"line: target {target:.2g}",
-    )
     return sheet
 
 
-def family(name: str) -> str:
-    """Returns the folder of `algorithms` that contains a registered method."""
-    return facts.find(name).family
-
-
-def name_families(sheet: Figure, panel: Axes, families: dict[str, str]) -> None:
+def name_families(sheet: Figure, panel: Axes, families: Mapping[str, str]) -> None:
     """Adds a legend below the panels with a column for each family, headed by its name.
 
     Args:
@@ -220,21 +188,24 @@ def name_families(sheet: Figure, panel: Axes, families: dict[str, str]) -> None:
         panel: a panel with a line for each method.
         families: family of each method.
     """
-    lines = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+    handles: list[Line2D] = []
+    lines = {str(line.get_label()): line for line in panel.lines}
     groups = {
-        name: [lines[method] for method in lines if families[method] == name] for name in FAMILIES
+        family: [lines[name] for name in families if families[name] == family]
+        for family in FAMILIES
+        if family in families.values()
     }
-    shown = {name: group for name, group in groups.items() if group}
-    longest = max(map(len, shown.values()))
-    columns = [
-        [Line2D([], [], linestyle="", label=name.replace("_", " ")), *group]
-        + [Line2D([], [], linestyle="", label=" ")] * (longest - len(group))
-        for name, group in shown.items()
-    ]
+    longest = max(map(len, groups.values()))
+    for family, group in groups.items():
+        heading, *gaps = (
+            Line2D([], [], linestyle="", label=label)
+            for label in (family.replace("_", " "), *[" "] * (longest - len(group)))
+        )
+        handles += [heading, *group, *gaps]
     legend = sheet.legend(
-        handles=[handle for column in columns for handle in column],
+        handles=handles,
         loc="outside lower center",
-        ncols=len(columns),
+        ncols=len(groups),
         handlelength=2.5,
         columnspacing=1.2,
         frameon=False,

@@ -13,23 +13,20 @@ smallest loss over the second half of the run. The seeds differ in the start.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from matplotlib.figure import Figure
-from rich.table import Table
 
 import algorithms
 import dsgd
 import topologies
-from dsgd import plots, problems
-from experiments.shared import commands, figures, statistics, tables, tuning
+from dsgd import problems
+from experiments.shared import commands, figures, statistics, studies, tables
 
 FIXED, CHANGING = "fixed", "changing"
 
@@ -80,41 +77,74 @@ class Graphs(NamedTuple):
     balanced: dsgd.Topology
 
 
-Build = Callable[[optax.GradientTransformation, Graphs], dsgd.Algorithm]
-
-METHODS: dict[str, Build] = {
-    "SGP": lambda step, on: algorithms.stochastic_gradient_push(step, on.push),
-    "Push-DIGing": lambda step, on: algorithms.push_diging(step, on.push),
-    "Push-Pull": lambda step, on: algorithms.push_pull(step, on.pull, on.push),
-    "AB": lambda step, on: algorithms.ab(step, on.pull, on.push),
-    "DSGD": lambda step, on: algorithms.decentralized_sgd(step, on.balanced),
-    "ATC tracking": lambda step, on: algorithms.atc_tracking(step, on.balanced),
-}
-ON_BALANCED = ("DSGD", "ATC tracking")
+BALANCED = ("decentralized_sgd", "atc_tracking")  # methods that need a doubly stochastic W
+DISTANCE = "squared distance to the optimum"
 
 
-class Case(NamedTuple):
-    """A method on the fixed or the changing graph."""
-
-    method: str
-    graph: str
-
-    def __str__(self) -> str:
-        return f"{self.method}, {self.graph}"
+def make_methods(on: Graphs) -> dict[str, studies.Build]:
+    """Returns the methods by name, each a function of the step size."""
+    return studies.name_methods(
+        (algorithms.stochastic_gradient_push, on.push),
+        (algorithms.push_diging, on.push),
+        (algorithms.push_pull, on.pull, on.push),
+        (algorithms.ab, on.pull, on.push),
+        (algorithms.decentralized_sgd, on.balanced),
+        (algorithms.atc_tracking, on.balanced),
+    )
 
 
 def main(args: Args) -> None:
     graphs, problem = make_graphs(args), make_problem(args)
-    commands.begin(args)
-    cases = [Case(method, graph) for graph in graphs for method in METHODS]
+    cases = {
+        (method, graph): studies.Case(build, problem)
+        for graph, on in graphs.items()
+        for method, build in make_methods(on).items()
+    }
+    found = studies.run(args, "methods", cases)
+    table = tables.table(
+        f"{args.workers} workers on directed graphs: {DISTANCE}",
+        ("method", "graph", "step\nsize", f"after\n{args.steps:,}", "rounds", "kbit"),
+        "*: step size at an edge of the grid. -: not reached.\nrounds, kbit (sent and received per "
+        f"worker): to a distance of {args.target:g}.\nmeans over {statistics.runs(args.seeds)}",
+        left=2,
+    )
+    panels = []
+    for graph, on in graphs.items():
+        names = {method: name_graph(on, method) for method, each in cases if each == graph}
+        rows = {(method, name): found.get((method, graph)) for method, name in names.items()}
+        studies.fill(table, rows, partial(cells, args.target))
+        table.add_section()
+        shown = {method: one for (method, _), one in rows.items() if one}
+        titles = (
+            f"{graph} graph: {name_graph(on, '')}",
+            f"{' and '.join(BALANCED)}: {name_graph(on, BALANCED[0])}",
+        )
+        panels += [
+            figures.curves(
+                studies.lines(shown, x, "distance"), xlabel=x, ylabel=DISTANCE, title=title
+            )
+            for x, title in zip(list(statistics.COSTS)[:2], titles, strict=True)
+        ]
+    sheet = figures.sheet(
+        panels,
+        2,
+        f"directed graphs, {args.workers} workers, quadratics in {args.dimension} dimensions, each "
+        f"method at its best step size; {statistics.errors('bands', args.seeds)}",
+        height=3.7,
+    )
+    pictures = [partial(topologies.draw, on.push) for on in graphs.values()]
+    graphs_sheet = figures.sheet(pictures, 2, height=5.0, legend_columns=None)
+    commands.finish(args, {"figure": sheet, "graphs": graphs_sheet}, {"costs": table})
 
-    def tune(case: Case) -> tuning.Tuned | None:
-        build, on = METHODS[case.method], graphs[case.graph]
-        return tuning.tune(args, lambda learning_rate: build(optax.sgd(learning_rate), on), problem)
 
-    found = tuning.compare(args, "methods", cases, tune)
-    sheets = {"figure": draw(args, graphs, found), "graphs": draw_graphs(graphs)}
-    commands.finish(args, sheets, {"costs": tabulate(args, graphs, found)})
+def cells(target: float, one: studies.Tuned) -> list[str]:
+    """Returns the step size, the distance at the end, and the cost to the target."""
+    history = one.history
+    at = statistics.first_reaching(history["distance"], target)
+    cost = ["-", "-"]
+    if at is not None:
+        cost = [f"{history['step'][at]:,}", f"{history['bits'][:, at].mean() / 1e3:,.0f}"]
+    return [one.cell(), f"{history['distance'][:, -1].mean():.1e}", *cost]
 
 
 def make_graphs(args: Args) -> dict[str, Graphs]:
@@ -163,74 +193,10 @@ def make_problem(args: Args) -> dsgd.Problem:
     )
 
 
-def named(graphs: Graphs, method: str) -> str:
+def name_graph(graphs: Graphs, method: str) -> str:
     """Returns the graph of a method, without the seed and the weights."""
-    graph = graphs.balanced if method in ON_BALANCED else graphs.push
+    graph = graphs.balanced if method in BALANCED else graphs.push
     return graph.name.partition("(")[0].replace("_", " ")
-
-
-def tabulate(args: Args, graphs: dict[str, Graphs], found: dict[Case, tuning.Tuned]) -> Table:
-    """Tabulates the distance at the end, and the cost to the target, one row per case."""
-    table = tables.table(
-        f"{args.workers} workers on directed graphs: squared distance to the optimum",
-        ("method", "graph", "step\nsize", f"after\n{args.steps:,}", "rounds", "kbit"),
-        "*: step size at an edge of the grid. -: not reached.\nrounds, kbit (sent and received per "
-        f"worker): to a distance of {args.target:g}.\nmeans over {statistics.runs(args.seeds)}",
-        left=2,
-    )
-    for graph, on in graphs.items():
-        for method in METHODS:
-            label = (method, named(on, method))
-            if not (one := found.get(Case(method, graph))):
-                table.add_row(*label, "diverged", *["-"] * 3)
-                continue
-            history = one.history
-            at = statistics.first_reaching(history["distance"], args.target)
-            cost = (
-                ("-", "-")
-                if at is None
-                else (f"{history['step'][at]:,}", f"{history['bits'][:, at].mean() / 1e3:,.0f}")
-            )
-            step = statistics.step_size(one.learning_rate, args.learning_rates)
-            table.add_row(*label, step, f"{history['distance'][:, -1].mean():.1e}", *cost)
-        table.add_section()
-    return table
-
-
-def draw(args: Args, graphs: dict[str, Graphs], found: dict[Case, tuning.Tuned]) -> Figure:
-    """Draws the distance against rounds and bits, for each graph."""
-    sheet = Figure(figsize=(figures.WIDTH, 7.4), layout="constrained")
-    panels = plots.panels(sheet, 2, 2, sharey=True).reshape(2, 2)
-    for row, (graph, on) in zip(panels, graphs.items(), strict=True):
-        shown = {name: one for name in METHODS if (one := found.get(Case(name, graph)))}
-        for axes, (label, cost) in zip(row, list(statistics.COSTS.items())[:2], strict=True):
-            axes.set(yscale="log", xlabel=label)
-            plots.draw_lines(
-                axes,
-                {name: (cost(one.history), one.history["distance"]) for name, one in shown.items()},
-            )
-        balanced = f"{' and '.join(ON_BALANCED)}: {named(on, 'DSGD')}"
-        row[0].set(
-            ylabel="squared distance to the optimum", title=f"{graph} graph: {named(on, 'SGP')}"
-        )
-        row[1].set(title=balanced)
-    figures.legend(sheet, 6, panels[0, 0])
-    bands = statistics.errors("bands", args.seeds)
-    figures.title(
-        sheet,
-        f"directed graphs, {args.workers} workers, quadratics in {args.dimension} dimensions, each "
-        f"method at its best step size; {bands}",
-    )
-    return sheet
-
-
-def draw_graphs(graphs: dict[str, Graphs]) -> Figure:
-    """Draws pictures of the graphs."""
-    sheet = Figure(figsize=(figures.WIDTH, 5.0), layout="constrained")
-    strip = sheet.subplots(1, 2)
-    for axes, graph in zip(strip, graphs.values(), strict=True):
-        topologies.draw(graph.push, axes)
-    return sheet
 
 
 if __name__ == "__main__":

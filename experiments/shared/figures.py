@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,6 +19,9 @@ from experiments.shared import statistics
 
 # Inches. Pages show figures 832 pixels wide: a figure of this width has text of 13 pixels there.
 WIDTH = 9.0
+FEW_DECADES = 1e4  # up to this ratio, a logarithmic axis has plain numbers
+
+Panel = Callable[[Axes], None]
 
 
 def save_figure(sheet: Figure, path: Path) -> None:
@@ -86,6 +89,69 @@ def losses(
     if target is not None:
         axes.axhline(target, color="0.4", linewidth=0.8)
     plots.plain_log(axes.yaxis)
+
+
+def curves(
+    lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    target: float | None = None,
+    legend: str = "",
+    **look: Any,
+) -> Panel:
+    """Returns the function that draws lines with error bands over seeds, by default on a
+    logarithmic y axis.
+
+    Args:
+        lines: x `[records]` and y `[seeds, records]`, by name.
+        target: value at which a grey line is drawn; None: no line.
+        legend: its place in the panel; "": no legend.
+        look: labels, scales and title, as in `Axes.set`.
+    """
+
+    def draw(axes: Axes) -> None:
+        axes.set(**{"yscale": "log", **look})
+        plots.draw_lines(axes, lines)
+        if target is not None:
+            axes.axhline(target, color="0.4", linewidth=0.8)
+        low, high = axes.get_ylim()
+        if axes.get_yscale() == "log" and high < FEW_DECADES * low:
+            plots.plain_log(axes.yaxis)
+        if legend:
+            axes.legend(frameon=False, fontsize=9, loc=legend)
+
+    return draw
+
+
+def sheet(
+    panels: Sequence[Panel],
+    columns: int,
+    heading: str = "",
+    *,
+    height: float = 3.2,
+    legend_columns: int | None = 4,
+    sharey: bool | Literal["row"] = "row",
+) -> Figure:
+    """Returns a figure with panels, row by row.
+
+    Args:
+        panels: functions that draw one panel each.
+        columns: number of columns.
+        heading: title above all panels.
+        height: of a panel, inches.
+        legend_columns: of the legend of the first panel, below all panels; None: no legend.
+        sharey: as in `plots.figure`.
+    """
+    rows = -(-len(panels) // columns)
+    made, places = plots.figure(columns, rows, width=WIDTH / columns, height=height, sharey=sharey)
+    for draw, axes in itertools.zip_longest(panels, places, fillvalue=Axes.set_axis_off):
+        draw(axes)
+    if sharey:  # only the first panel of a row names the axis
+        for axes in places.reshape(rows, columns)[:, 1:].flat:
+            axes.set_ylabel("")
+    if legend_columns:
+        legend(made, legend_columns, places[0])
+    if heading:
+        title(made, heading)
+    return made
 
 
 def points(axes: Axes, x: Any, values: Sequence[np.ndarray], **look: Any) -> None:

@@ -23,10 +23,12 @@ def ran(tmp_path_factory, long):
         out=out,
         progress=False,
     )
-    build = availability.build
+    build = availability.make_methods
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            availability, "build", lambda args: {name: build(args)[name] for name in METHODS}
+            availability,
+            "make_methods",
+            lambda *given: {name: build(*given)[name] for name in METHODS},
         )
         scripts.ran(availability.main, args)
     return args

@@ -23,7 +23,7 @@ import dsgd
 from experiments import compare
 from experiments.benchmark import compression as throughput
 from experiments.benchmark import mixing, peers, rounds, start, tokens, workarounds
-from experiments.shared import catalogue, commands, tuning
+from experiments.shared import catalogue, commands, studies
 
 SCRIPTS = [
     importlib.import_module(f"experiments.{name}")
@@ -182,12 +182,12 @@ def test_an_interrupted_command_keeps_its_results(sent, launch, tmp_path, monkey
     """The second method never ends."""
     before = signal.getsignal(signal.SIGTERM)
 
-    def tune(args, problem, cluster, name):
-        if name == "minibatch_sgd":
+    def tune(args, case):
+        if case.build(0.1).name == "minibatch_sgd":
             os.kill(os.getpid(), sent)
-        return tuning.Tuned(0.1, {"step": np.arange(2), "loss": np.ones((1, 2))})
+        return studies.Tuned({}, {"step": np.arange(2), "loss": np.ones((1, 2))}, {})
 
-    monkeypatch.setattr(compare, "tune", tune)
+    monkeypatch.setattr(studies, "tune", tune)
     args = compare.Args(
         methods=("gd", "minibatch_sgd"),
         workers=2,

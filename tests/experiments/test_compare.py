@@ -15,7 +15,7 @@ import algorithms
 import dsgd
 from dsgd import clusters, problems
 from experiments import compare
-from experiments.shared import statistics, tuning
+from experiments.shared import statistics, studies, tables, tuning
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,10 @@ def test_a_language_model_has_its_own_defaults_of_data_and_partition(monkeypatch
     made = tuning.make_problem(compare.Args(model="language-model", workers=2, batch_size=3))
     assert made == (("docstrings", 2, "blocks"), {"batch_size": 3, "seed": 0})
     assert (
-        compare.held_out({"test_bits_per_byte": np.array([[8.0, 4.0], [8.0, 5.0]])})
+        compare.held_out_quality({"test_bits_per_byte": np.array([[8.0, 4.0], [8.0, 5.0]])})
         == "4.50 ± 0.50"
     )
-    assert compare.held_out({"test_accuracy": np.array([[0.1, 0.5]])}) == "50.0 %"
+    assert compare.held_out_quality({"test_accuracy": np.array([[0.1, 0.5]])}) == "50.0 %"
 
 
 def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
@@ -101,25 +101,22 @@ def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def test_diverged_methods_are_left_out_and_a_target_not_reached_is_marked(tmp_path, monkeypatch):
+def test_diverged_methods_and_a_target_not_reached_are_marked(tmp_path, monkeypatch):
     (history,) = histories(np.array([[3.0, 2.0, 1.0], [5.0, 2.0, 3.0]]))
-    tuned = tuning.Tuned(0.1, history | {"test_accuracy": np.ones((2, 3))})
-    args = compare.Args(methods=("gradient_descent", "sgd"), out=tmp_path, progress=False)
-    table = compare.tabulate(
-        args, problems.random_quadratic(2, 2), {"gradient_descent": tuned}, target=1e-9
+    tuned = studies.Tuned({"learning_rate": 0.1}, history, {"learning_rate": (0.1, 0.3)})
+    table = tables.table("", ("method", "step size", "rounds", "Mbit", "seconds"))
+    studies.fill(
+        table,
+        {"gd": tuned, "sgd": None},
+        lambda one: [one.cell(), *statistics.cost_to(one.history, 1e-9)],
     )
-    assert [next(iter(column.cells)) for column in table.columns] == [
-        "gradient_descent",
-        "*0.1",
-        "-",
-        "-",
-        "-",
-        "100.0 ± 0.0 %",
-    ]
-    assert "Omitted, because every step size diverged: sgd." in str(table.caption)
+    first, second = zip(*(column.cells for column in table.columns), strict=True)
+    assert first == ("gd", "*0.1", "-", "-", "-")
+    assert second == ("sgd", "diverged", "-", "-", "-")
     assert statistics.cost_to(history, 2.0) == ["1", "1", "1"]
     assert statistics.first_reaching(history["loss"], 1.0) is None
-    monkeypatch.setattr(compare, "tune", lambda *_: None)
+    monkeypatch.setattr(studies, "tune", lambda *_: None)
+    args = compare.Args(methods=("gradient_descent", "sgd"), out=tmp_path, progress=False)
     with pytest.raises(ValueError, match="methods: all runs diverged at every step size of"):
         compare.main(args)
 
@@ -130,14 +127,18 @@ def test_a_method_that_diverges_at_every_step_size_has_no_result(monkeypatch):
         "sweep",
         lambda *_, **__: SimpleNamespace(history={"loss": np.full((2, 3, 9), np.nan)}),
     )
-    assert tuning.tune(compare.Args(), print, problems.random_quadratic(2, 2)) is None
+    case = studies.Case(print, problems.random_quadratic(2, 2))
+    assert studies.tune(compare.Args(), case) is None
 
 
 def test_the_default_target_is_reached_by_all_and_immediately_by_few():
     falling, stuck = np.geomspace(1, 0.01, 101)[None, :], np.full((1, 101), 0.95)
-    fast, slow, stuck, also_stuck = histories(falling, falling**0.25, stuck, stuck)
+    fast, slow, stuck, also_stuck = (
+        studies.Tuned({}, history, {})
+        for history in histories(falling, falling**0.25, stuck, stuck)
+    )
     target = compare.default_target({"fast": fast, "slow": slow})
-    assert dsgd.tail_mean(slow["loss"]) <= target <= 1.1 * dsgd.tail_mean(slow["loss"])
+    assert slow.loss <= target <= 1.1 * slow.loss
     assert (
         compare.default_target(
             {"fast": fast, "slow": slow, "stuck": stuck, "also stuck": also_stuck}
@@ -154,7 +155,7 @@ def test_every_method_has_its_own_look_in_the_line_style_of_its_folder():
         for name in algorithms.ALGORITHMS
     }
     histories["sgd"]["bits"] = noisy * 0
-    sheet = compare.draw(compare.Args(seeds=1), problems.random_quadratic(16, 2), histories, 0.4)
+    sheet = compare.draw(histories, 0.4)
     first, bits, _ = sheet.axes
     lines = {line.get_label(): line for line in first.lines if line.get_label() in histories}
     assert set(lines) == set(algorithms.ALGORITHMS), "each has a family"
