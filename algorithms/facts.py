@@ -184,5 +184,5 @@ def full_name(name: str) -> str:
             if spelled.startswith(alias) and full in known:
                 return full
     raise ValueError(
-        f"make: unknown method {checks.shown(name)}; expected one of {', '.join(known)}"
+        f"make: unknown method {checks.show(name)}; expected one of {', '.join(known)}"
     )

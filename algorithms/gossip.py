@@ -70,7 +70,7 @@ def require_step(method: str, value: Any) -> None:
     """Raises a ValueError if the consensus step is not in (0, 1]. A traced value, as in a sweep, is
     not checked.
     """
-    checks.within(f"{method}: consensus_step", value, "(0, 1]")
+    checks.number(f"{method}: consensus_step", value, "(0, 1]")
 
 
 def midpoint(one: Any, other: Any) -> Any:

@@ -316,7 +316,7 @@ def require_descent(optimizer: optax.GradientTransformation) -> float:
     first = f"optimizer {display_name(optimizer)}: its first step for a gradient of 1"
     if not checks.is_numeric(step):
         raise ValueError(
-            f"{first} is {checks.typed(step)}; expected a real number: pass a real step size, and "
+            f"{first} is {checks.kind(step)}; expected a real number: pass a real step size, and "
             "schedules that return one"
         )
     if not np.isfinite(step):
@@ -398,7 +398,7 @@ def _require_updates(
         name = f"{where}{jax.tree_util.keystr(path)}"
         if jnp.shape(leaf) != jnp.shape(x):
             raise ValueError(
-                f"{name} are {checks.typed(leaf)} for parameters {checks.typed(x)}; expected the "
+                f"{name} are {checks.kind(leaf)} for parameters {checks.kind(x)}; expected the "
                 "parameters' shape: an optimizer that"
                 " clips or sums per-sample gradients needs a problem whose gradients are per sample"
             )
@@ -406,7 +406,7 @@ def _require_updates(
             jnp.result_type(leaf), jnp.floating
         ):
             raise ValueError(
-                f"{name} are {checks.typed(leaf)} for parameters {checks.typed(x)}; expected real "
+                f"{name} are {checks.kind(leaf)} for parameters {checks.kind(x)}; expected real "
                 "numbers: pass real step sizes"
             )
 

@@ -44,7 +44,7 @@ def with_starts(method: Algorithm, models: Any) -> Algorithm:
     kept = (
         models
         if callable(models)
-        else owned(array_likes.tree("with_starts: models", models, checks.as_array))
+        else owned(array_likes.tree("with_starts: models", models, checks.copy_array))
     )
 
     def init(params, N):

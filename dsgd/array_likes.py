@@ -53,7 +53,7 @@ def numbers(where: str, values: Any) -> np.ndarray:
     if is_native(array):
         return array
     kind = float if array.dtype.char == _LONG else array.dtype.newbyteorder("=")
-    return _rounded(where, np.asarray(array), np.dtype(kind))
+    return _cast(where, np.asarray(array), np.dtype(kind))
 
 
 def is_native(values: Any) -> bool:
@@ -119,7 +119,7 @@ def is_leaf(node: Any) -> bool:
     return _is_jax_sparse(node)
 
 
-def kept(where: str, array: np.ndarray) -> np.ndarray:
+def narrow(where: str, array: np.ndarray) -> np.ndarray:
     """Converts an array to the type in which JAX stores it: at most 32 bits unless x64 is
     enabled.
 
@@ -133,10 +133,10 @@ def kept(where: str, array: np.ndarray) -> np.ndarray:
         ValueError: if integers would wrap around, a floating-point number would become infinite, or
             all of them would become zero.
     """
-    return _rounded(where, array, np.dtype(jnp.result_type(array)))
+    return _cast(where, array, np.dtype(jnp.result_type(array)))
 
 
-def _rounded(where: str, array: np.ndarray, kind: np.dtype) -> np.ndarray:
+def _cast(where: str, array: np.ndarray, kind: np.dtype) -> np.ndarray:
     if kind == array.dtype or array.size == 0:
         return array.astype(kind, copy=False)
     if array.dtype.kind in "iu":
@@ -208,13 +208,13 @@ def _read_column(values: Any, which: str = "") -> np.ndarray:
         raise _Refused(
             f"{which}{missing} missing entries; expected none; fill them or drop these rows first"
         )
-    array = _as_numpy(values, which)
+    array = _to_numpy(values, which)
     if not _is_real(array.dtype):
         raise _Refused(f"{which}{_reason(array)}")
     return array
 
 
-def _as_numpy(values: Any, which: str) -> np.ndarray:
+def _to_numpy(values: Any, which: str) -> np.ndarray:
     # Nullable types of pandas would become Python objects.
     inner = getattr(getattr(values, "dtype", None), "numpy_dtype", None)
     try:

@@ -59,7 +59,7 @@ def error_context(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def explained(where: str) -> Iterator[None]:
+def refuse_errors(where: str) -> Iterator[None]:
     """Converts errors of a user function to ValueErrors that begin with the function and the
     reason.
 
@@ -90,7 +90,7 @@ def put_last(error: Exception) -> None:
         ]
 
 
-def of(error: Exception) -> str:
+def note_on(error: Exception) -> str:
     """Returns our note on the origin of an error; "" if there is none."""
     return " ".join(note.removeprefix(_MARK) for note in _ours(error))
 

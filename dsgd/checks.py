@@ -55,9 +55,9 @@ def natural(name: str, value: Any, most: int | None = 2**31 - 1) -> int:
 
 def _whole(name: str, value: Any, least: int, most: int | None) -> int:
     if not is_integer(value) or value < least:
-        raise ValueError(f"{name} = {shown(value)}; expected an integer, at least {least}")
+        raise ValueError(f"{name} = {show(value)}; expected an integer, at least {least}")
     if most is not None and value > most:
-        raise ValueError(f"{name} = {shown(value)}; expected an integer, at most {most:,}")
+        raise ValueError(f"{name} = {show(value)}; expected an integer, at most {most:,}")
     return int(value)
 
 
@@ -71,7 +71,7 @@ def period(name: str, value: Any, least: int = 1) -> Any:
     return value if isinstance(value, Tracer) else _whole(name, value, least, 2**31 - 1)
 
 
-def within(name: str, value: Any, interval: str) -> Any:
+def number(name: str, value: Any, interval: str) -> Any:
     """Returns a real number of the interval, or a traced value of a sweep, which is not validated.
 
     Args:
@@ -90,7 +90,7 @@ def within(name: str, value: Any, interval: str) -> Any:
         and (value <= high if interval[-1] == "]" else value < high)
     )
     if not inside:
-        raise ValueError(f"{name} = {shown(value)}; expected a number in {interval}")
+        raise ValueError(f"{name} = {show(value)}; expected a number in {interval}")
     return value
 
 
@@ -109,15 +109,15 @@ def truth(where: str, given: Any, example: str) -> bool:
         getattr(given, "dtype", None) != np.bool_ or np.shape(given)
     ):
         raise ValueError(
-            f"{where} returned {typed(given)}; expected True or False, such as {example}"
+            f"{where} returned {kind(given)}; expected True or False, such as {example}"
         )
     return bool(given)
 
 
-def shown(value: Any) -> str:
+def show(value: Any) -> str:
     """Returns a value as text for an error message: one line of limited length."""
     if isinstance(value, Tracer):
-        return f"a traced {typed(value)}"
+        return f"a traced {kind(value)}"
     if hasattr(value, "_fields") and isinstance(getattr(value, "name", None), str):
         return f"the {type(value).__name__} {value.name}"  # a method, a compressor, a pattern
     if inspect.isclass(value) or inspect.isfunction(value):
@@ -132,14 +132,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:100]} ..."
 
 
-def typed(value: Any) -> str:
+def kind(value: Any) -> str:
     """Returns a value as text for an error message: arrays by type and shape, numbers and texts by
     value, and other objects by type.
     """
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return f"{value.dtype}{list(value.shape)}"
     return (
-        shown(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
+        show(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
     )
 
 
@@ -165,7 +165,7 @@ def require_same(
         shape = (*leading, *jnp.shape(want))
         if jnp.shape(leaf) != shape or (types and jnp.result_type(leaf) != jnp.result_type(want)):
             expected = jax.ShapeDtypeStruct(shape, jnp.result_type(want))
-            raise ValueError(f"{where}{keystr(path)} as {typed(leaf)}; expected {typed(expected)}")
+            raise ValueError(f"{where}{keystr(path)} as {kind(leaf)}; expected {kind(expected)}")
 
 
 def require_scalar(where: str, value: Any, expected: str = "a scalar,") -> None:
@@ -180,7 +180,7 @@ def require_scalar(where: str, value: Any, expected: str = "a scalar,") -> None:
         not isinstance(value, jax.Array | np.ndarray | np.generic | int | float)
         or np.ndim(value) != 0
     ):
-        raise ValueError(f"{where} as {typed(value)}; expected {expected} the same on every device")
+        raise ValueError(f"{where} as {kind(value)}; expected {expected} the same on every device")
 
 
 def _leaves(tree: PyTree) -> str:
@@ -218,16 +218,16 @@ def arguments(function: F, *, members: bool = True) -> F:
     """
     made: Any = function
     if inspect.isclass(function):
-        made.__init__ = _validated(made.__init__, made.__name__, members)
+        made.__init__ = _validate(made.__init__, made.__name__, members)
         return made
-    return _validated(
+    return _validate(
         function,
         function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__"),
         members,
     )
 
 
-def _validated(function: Any, name: str, members: bool) -> Any:
+def _validate(function: Any, name: str, members: bool) -> Any:
     order = tuple(inspect.signature(function).parameters)
     _VALIDATED.add(name.rpartition(".")[2])
 
@@ -246,22 +246,22 @@ def _validated(function: Any, name: str, members: bool) -> Any:
         }
 
     @functools.wraps(function)
-    def validated(*args: Any, **kwargs: Any) -> Any:
+    def validating(*args: Any, **kwargs: Any) -> Any:
         requirements = needs()
         given = {**dict(zip(order, args, strict=False)), **kwargs}
 
         def convert(argument: str, value: Any) -> Any:
             need = requirements.get(argument)
             if need and need.accepts(value):
-                if need.convert is _with_members and not members:
+                if need.convert is _check_members and not members:
                     return value
                 return need.convert(f"{name}: {argument}", value)
             if need and isinstance(value, Tracer):
-                modes.refuse_tracing(name, f"{argument} is", f"{need.words}, not {typed(value)}")
+                modes.refuse_tracing(name, f"{argument} is", f"{need.words}, not {kind(value)}")
             if need:
                 raise ValueError(
                     f"{name}: {argument} = {_mismatch(value, need)}{array_likes.hint(value)}"
-                    f"{_swapped(argument, given, requirements)}"
+                    f"{_swap_hint(argument, given, requirements)}"
                 )
             return value
 
@@ -277,7 +277,7 @@ def _validated(function: Any, name: str, members: bool) -> Any:
             _name_caller(error, name, function.__module__, order)
             raise
 
-    return validated
+    return validating
 
 
 def require(where: str, value: Any, annotation: Any) -> Any:
@@ -308,7 +308,7 @@ def _name_caller(error: Exception, name: str, module: str, parameters: Sequence[
         error.args = (f"{name}{str(error)[len(said[1]) :]}",)
 
 
-def _unchanged(where: str, value: Any) -> Any:
+def _identity(where: str, value: Any) -> Any:
     return value
 
 
@@ -325,7 +325,7 @@ class _Requirement(NamedTuple):
 
     accepts: Callable[[Any], bool]
     words: str
-    convert: Callable[[str, Any], Any] = _unchanged
+    convert: Callable[[str, Any], Any] = _identity
     call: str = ""  # for functions: the number of arguments of a call
 
 
@@ -333,12 +333,12 @@ def _mismatch(value: Any, need: _Requirement) -> str:
     """Returns the given value and the expected one, as text."""
     if need.call and callable(value) and not inspect.isclass(value):
         signature = _signature(value)
-        return f"{shown(value)}, which takes {signature}; expected a function of {need.call}"
+        return f"{show(value)}, which takes {signature}; expected a function of {need.call}"
     long = _is_long(value) and need.words.startswith(("an integer", "a number"))
-    return f"{shown(value)}; expected {need.words}{' of at most 64 bits' if long else ''}"
+    return f"{show(value)}; expected {need.words}{' of at most 64 bits' if long else ''}"
 
 
-def _swapped(argument: str, given: dict[str, Any], needs: dict[str, _Requirement]) -> str:
+def _swap_hint(argument: str, given: dict[str, Any], needs: dict[str, _Requirement]) -> str:
     """Returns the end of a message if this value and that of another argument, both invalid, are
     valid for each other's argument; else "".
     """
@@ -399,14 +399,14 @@ def _need(annotation: Any) -> _Requirement | None:
         return _function_of(len(inner[0]) if inner and isinstance(inner[0], list) else None)
     return _Requirement(
         lambda value: isinstance(value, kind),
-        described(kind),
-        _with_members
+        describe_kind(kind),
+        _check_members
         if any(base.__name__ in _MEMBERS for base in inspect.getmro(kind))
-        else _unchanged,
+        else _identity,
     )
 
 
-def described(kind: type) -> str:
+def describe_kind(kind: type) -> str:
     """Returns the description of a type, for messages: "a dsgd.Algorithm, such as ..."."""
     return _WORDS.get(kind.__name__, f"a {kind.__name__}")
 
@@ -483,15 +483,15 @@ def require_call(where: str, function: Any, *arguments: str, keywords: Sequence[
     """
     named = [*arguments, *(f"{name}=..." for name in keywords)]
     if not callable(function):
-        raise ValueError(f"{where} = {shown(function)}; expected a function ({', '.join(named)})")
+        raise ValueError(f"{where} = {show(function)}; expected a function ({', '.join(named)})")
     if not _takes(function, len(arguments), keywords):
-        given = f"{shown(function)}, which takes {_signature(function)}"
+        given = f"{show(function)}, which takes {_signature(function)}"
         raise ValueError(
             f"{where} = {given}; expected a function of {_count(len(named))} ({', '.join(named)})"
         )
 
 
-def _with_members(where: str, value: Any) -> Any:
+def _check_members(where: str, value: Any) -> Any:
     """Validates the functions in a method, a problem or a compressor.
 
     Raises:
@@ -525,7 +525,7 @@ def require_delay(where: str, value: Any) -> float:
         ValueError: if it is not a finite number, at least 0.
     """
     if not is_number(value) or not 0 <= value < float("inf"):
-        raise ValueError(f"{where} = {shown(value)}; expected finite seconds >= 0")
+        raise ValueError(f"{where} = {show(value)}; expected finite seconds >= 0")
     return float(value)
 
 
@@ -621,7 +621,7 @@ def _one_key(where: str, value: Any) -> jax.Array:
             "; pass one of these keys, keys[0]" if typed_key or value.shape[1:] == (2,) else ""
         )
         expected = "one key, such as jax.random.key(0), or the uint32[2] of jax.random.PRNGKey(0)"
-        raise ValueError(f"{where} = {typed(value)}; expected {expected}{several}")
+        raise ValueError(f"{where} = {kind(value)}; expected {expected}{several}")
     return value if typed_key else jax.random.wrap_key_data(jnp.array(value), impl=_THREEFRY)
 
 
@@ -669,7 +669,7 @@ def _is_array(value: Any) -> bool:
     )
 
 
-def as_array(where: str, value: Any) -> Any:
+def copy_array(where: str, value: Any) -> Any:
     """Copies arrays, which their owner may modify later: those of other libraries, those of numpy
     in types that JAX does not accept, and lists of them, become arrays of numpy. Numbers and arrays
     of JAX are returned unchanged.
@@ -684,9 +684,9 @@ def as_array(where: str, value: Any) -> Any:
 
 _LISTS = (Sequence, list, tuple)
 _ARRAY = _Requirement(
-    lambda value: _is_array(value) and is_numeric(value), "an array of numbers", as_array
+    lambda value: _is_array(value) and is_numeric(value), "an array of numbers", copy_array
 )
-_NUMBERS = _Requirement(is_numeric, "numbers", as_array)
+_NUMBERS = _Requirement(is_numeric, "numbers", copy_array)
 _NUMBER = _Requirement(is_number, "a number", lambda where, value: _float(value))
 _FRACTION = _Requirement(is_number, "a number", lambda where, value: python_number(value))
 _INTEGER = _Requirement(

@@ -52,7 +52,7 @@ def frame(runs: Runs) -> pd.DataFrame:
 
 
 def _columns(labels: dict[str, Any], history: History) -> dict[str, Any]:
-    columns = dict(records.by_worker(history))
+    columns = dict(records.worker_columns(history))
     step = columns.pop("step")
     if taken := {"seed", "step", *columns} & labels.keys():
         raise ValueError(
@@ -100,7 +100,7 @@ def _points(where: str, what: str, one: Any) -> Iterator[tuple[dict[str, Any], H
         return
     history = one.history if isinstance(one, Result) else one
     if not _is_history(history):
-        raise ValueError(f"{where}: {what} = {checks.shown(one)}; expected {_NEEDED}")
+        raise ValueError(f"{where}: {what} = {checks.show(one)}; expected {_NEEDED}")
     if history["loss"].ndim > 2:
         raise ValueError(
             f"{where}: {what} has a loss of shape {list(history['loss'].shape)}; expected at most "

@@ -133,7 +133,7 @@ def explain_tracing(name: str, arguments: dict[str, Any], error: Exception) -> N
     text = str(error)
     of_another = _TRACED in text and not text.startswith(f"{name}: ")
     of_tracing = isinstance(error, causes.TRACING) or "Tracer" in text or of_another
-    if of_tracing and not causes.of(error):
+    if of_tracing and not causes.note_on(error):
         try:
             _require_values(name, arguments, "concrete values")
         except ValueError as explained:

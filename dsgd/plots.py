@@ -77,7 +77,7 @@ def curves(
     for what, scale in (("xscale", xscale), ("yscale", yscale)):
         if scale not in ("linear", "log"):
             raise ValueError(f"curves: {what} = {scale!r}; expected 'linear' or 'log'")
-    histories = {_named(labels): history for labels, history in single_points("curves", runs)}
+    histories = {_line_label(labels): history for labels, history in single_points("curves", runs)}
     across = [
         {
             label: _series(label, history, "x", name).mean(axis=0)
@@ -101,7 +101,7 @@ def curves(
     return sheet
 
 
-def _named(labels: dict[str, Any]) -> str:
+def _line_label(labels: dict[str, Any]) -> str:
     method, point = (
         labels.get("method"),
         [f"{name} = {value:.4g}" for name, value in labels.items() if name != "method"],

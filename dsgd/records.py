@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 
-def expanded(where: str, path: str | Path) -> Path:
+def user_path(where: str, path: str | Path) -> Path:
     """Returns a path given by the user, with `~` replaced by the home folder.
 
     Args:
@@ -112,7 +112,7 @@ def write_histories(path: Path, histories: Mapping[str, Mapping[str, np.ndarray]
             have is empty. A series with one number per worker, `[seeds, records, N]`, becomes N
             columns `samples[0]`, `samples[1]`, and so on.
     """
-    histories = {method: dict(by_worker(history)) for method, history in histories.items()}
+    histories = {method: dict(worker_columns(history)) for method, history in histories.items()}
     columns = list(
         dict.fromkeys(name for history in histories.values() for name in history if name != "step")
     )
@@ -132,7 +132,7 @@ def write_histories(path: Path, histories: Mapping[str, Mapping[str, np.ndarray]
     write_rows(path, ["method", "seed", "step", *columns], rows())
 
 
-def by_worker(history: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+def worker_columns(history: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the series of a history with seeds. A series `[seeds, records, N]` becomes N series
     `[seeds, records]`.
     """

@@ -33,16 +33,16 @@ def same(one: Any, other: Any) -> bool:
         return False
 
 
-def hashed(value: Any) -> int:
+def hash_value(value: Any) -> int:
     """Returns a hash that is equal for objects that are the `same`. For unhashable objects it is
     the hash of the type.
     """
     if isinstance(value, tuple | list):
-        return hash((type(value), *map(hashed, value)))
+        return hash((type(value), *map(hash_value, value)))
     if isinstance(value, Mapping):
         return hash((type(value), len(value)))
     if isinstance(value, functools.partial):
-        return hashed((value.func, value.args))
+        return hash_value((value.func, value.args))
     try:
         return hash(value)
     except Exception:
@@ -63,7 +63,7 @@ class Key:
         return isinstance(other, Key) and same(self.value, other.value)
 
     def __hash__(self) -> int:
-        return hashed(self.value)
+        return hash_value(self.value)
 
 
 class Compared:
@@ -76,7 +76,7 @@ class Compared:
         return type(self) is type(other) and same(_fields(self), _fields(other))
 
     def __hash__(self) -> int:
-        return hash((type(self), hashed(_fields(self))))
+        return hash((type(self), hash_value(_fields(self))))
 
 
 def _fields(value: Any) -> tuple[Any, ...]:

@@ -73,19 +73,19 @@ def local_batches(
     B = checks.positive_int("local_batches: batch_size", batch_size, most=None)
     M = checks.positive_int("local_batches: micro_batches", micro_batches, most=None)
     if np.iinfo(np.int32).max < M * B:
-        numbers = f"{checks.shown(M)[:30]} micro-batches of {checks.shown(B)[:30]}"
+        numbers = f"{checks.show(M)[:30]} micro-batches of {checks.show(B)[:30]}"
         raise ValueError(
             f"local_batches: {numbers}; expected fewer than 2^31 samples, which are counted in "
             "int32"
         )
     each = _array(sizes)
     if each.ndim != 1 or not jnp.issubdtype(each.dtype, jnp.integer):
-        raise ValueError(f"local_batches: sizes = {checks.typed(each)}; expected integers [N]")
+        raise ValueError(f"local_batches: sizes = {checks.kind(each)}; expected integers [N]")
     if isinstance(each, np.ndarray):
         if not each.size or each.min() < 0 or each.max() > M * B:
             most = f"0 to {M * B}, the capacity ({M} micro-batches of {B})"
             raise ValueError(
-                f"local_batches: sizes = {checks.shown(each.tolist())}; expected integers [N] from "
+                f"local_batches: sizes = {checks.show(each.tolist())}; expected integers [N] from "
                 f"{most}"
             )
         _require_some("local_batches: sizes", each)
@@ -123,7 +123,7 @@ def micro_batches(
     """
     each = _array(counted)
     if each.ndim != 2 or each.dtype != bool or not each.size:
-        raise ValueError(f"micro_batches: counted = {checks.typed(each)}; expected bool [N, M]")
+        raise ValueError(f"micro_batches: counted = {checks.kind(each)}; expected bool [N, M]")
     if isinstance(each, np.ndarray):
         _require_some("micro_batches: counted", each)
     return _averaged("micro_batches", each, average, present)
@@ -149,11 +149,11 @@ def weighted(weights: ArrayLike | jax.Array) -> LocalWork:
     each = _array(weights)
     if each.ndim != 2 or not jnp.issubdtype(each.dtype, jnp.floating) or not each.size:
         raise ValueError(
-            f"weighted: weights = {checks.typed(each)}; expected floating-point numbers [N, M]"
+            f"weighted: weights = {checks.kind(each)}; expected floating-point numbers [N, M]"
         )
     if isinstance(each, np.ndarray):
         _require_weights("weighted: weights", each)
-        array_likes.kept("weighted: weights", each)
+        array_likes.narrow("weighted: weights", each)
         _require_some("weighted: weights", each)
     return LocalWork(each != 0, each)
 
@@ -229,7 +229,7 @@ def require_arrays(where: str, work: Any, N: int | None) -> None:
     """
     if not isinstance(work, LocalWork):
         raise ValueError(
-            f"{where} as {checks.typed(work)}; expected a dsgd.LocalWork; construct it with "
+            f"{where} as {checks.kind(work)}; expected a dsgd.LocalWork; construct it with "
             "dsgd.work"
         )
     for name, array in (("samples", work.samples), ("weights", work.weights)):
@@ -248,7 +248,7 @@ def require_arrays(where: str, work: Any, N: int | None) -> None:
         if not fits or not any(jnp.issubdtype(array.dtype, kind) for kind in kinds):
             rows = "N" if N is None else N
             raise ValueError(
-                f"{where} with {name} as {checks.typed(array)}; expected {words} [{rows}, M], "
+                f"{where} with {name} as {checks.kind(array)}; expected {words} [{rows}, M], "
                 "M >= 1, with equal shapes of samples and weights"
             )
     samples, weights, draws = *map(_array, work[:2]), work.first_batch
@@ -257,7 +257,7 @@ def require_arrays(where: str, work: Any, N: int | None) -> None:
         or not jnp.issubdtype(jnp.result_type(draws), jnp.integer)
     ):
         raise ValueError(
-            f"{where} with draws as {checks.typed(draws)}; expected None, or int32 "
+            f"{where} with draws as {checks.kind(draws)}; expected None, or int32 "
             f"[{samples.shape[0]}]"
         )
     if not isinstance(samples, Tracer):
@@ -287,9 +287,7 @@ def _averaged(function: str, samples: Any, average: str, present: Any) -> LocalW
     if present is not None:
         mask = _array(present)
         if mask.shape != samples.shape[:1] or mask.dtype != bool:
-            raise ValueError(
-                f"{function}: present = {checks.typed(mask)}; expected bool [{number}]"
-            )
+            raise ValueError(f"{function}: present = {checks.kind(mask)}; expected bool [{number}]")
         samples, number = (
             _library(samples, mask).where(mask[:, None], samples, np.zeros((), samples.dtype)),
             mask.sum(),

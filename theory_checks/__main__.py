@@ -120,7 +120,7 @@ def main(
     screen.print(Text(closing(findings, compared), style="bold red" if wrong else "bold"))
     if args.json:
         records.write_json(
-            records.expanded("--json", args.json), as_data(findings, compared, exact)
+            records.user_path("--json", args.json), as_data(findings, compared, exact)
         )
     return 1 if wrong else 0
 

@@ -322,7 +322,7 @@ def from_graph(
 
     if not isinstance(graph, nx.Graph):
         raise ValueError(
-            f"{name}: graph = {checks.shown(graph)}; expected a networkx graph{_how_to_make(graph)}"
+            f"{name}: graph = {checks.show(graph)}; expected a networkx graph{_how_to_make(graph)}"
         )
     if len(graph) == 0:
         raise ValueError(f"{name}: the graph has no nodes; expected at least one")
@@ -375,7 +375,7 @@ def _frame_names(name: str, W: Any) -> list[Any] | None:
         index == numbers and set(columns) == set(numbers) and columns != numbers
     ):
         raise ValueError(
-            f"{name}: W has rows {checks.shown(index)} and columns {checks.shown(columns)}; "
+            f"{name}: W has rows {checks.show(index)} and columns {checks.show(columns)}; "
             "expected the same order: pass W.loc[W.columns]"
         )
     return None if columns == numbers else columns
@@ -411,7 +411,7 @@ def _weighted(name: str, graph: nx.Graph, nodes: list[Any], attribute: str) -> c
             what = (
                 f"no attribute {attribute!r}"
                 if value is None
-                else f"{attribute} = {checks.shown(value)}"
+                else f"{attribute} = {checks.show(value)}"
             )
             hint = (
                 f"; topologies.{attribute} is a function: pass it" if attribute in WEIGHTS else ""
@@ -502,13 +502,13 @@ def named(
     name = f"{name[:-1]}{how})" if name.endswith(")") else f"{name}{how}"
     rounds = adjacency if isinstance(adjacency, list) else [adjacency]
     try:
-        with causes.explained(f"{name}: weights"):
+        with causes.refuse_errors(f"{name}: weights"):
             matrices = [weights(one) for one in rounds]
     except ValueError as error:
         if names is None:
             raise
         raise ValueError(
-            f"{error} (the workers are the nodes {checks.shown(names)}, in this order)"
+            f"{error} (the workers are the nodes {checks.show(names)}, in this order)"
         ) from error
     W = [_on_edges(name, W, one) for W, one in zip(matrices, rounds, strict=True)]
     return Topology(name, W, names, role_of(weights))
@@ -520,7 +520,7 @@ def _on_edges(name: str, W: Any, adjacency: csr_array) -> csr_array:
     """
     if not issparse(W) and (not checks.is_numeric(W) or np.ndim(W) != 2):
         raise ValueError(
-            f"{name}: the weights function returned {checks.shown(W)}; expected a matrix of "
+            f"{name}: the weights function returned {checks.show(W)}; expected a matrix of "
             f"shape {adjacency.shape}"
         )
     W = csr_array(W)

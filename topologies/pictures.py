@@ -35,7 +35,7 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     if not isinstance(axes, Axes | None):
-        raise ValueError(f"draw: axes = {checks.shown(axes)}; expected matplotlib axes, or None")
+        raise ValueError(f"draw: axes = {checks.show(axes)}; expected matplotlib axes, or None")
     if axes is None:
         axes = Figure(figsize=(3, 3.3), layout="constrained").subplots()
     graph = nx.Graph() if topology.symmetric else nx.DiGraph()

@@ -50,7 +50,7 @@ def matcha(topology: Topology, budget: float, period: int = 32, seed: int = 0) -
             f"{name}: {topology.name} is {kind}; expected an undirected graph, the same in all "
             "rounds"
         )
-    checks.within(f"{name}: budget", budget, "(0, 1]")
+    checks.number(f"{name}: budget", budget, "(0, 1]")
     checks.positive_int(f"{name}: period", period)
     checks.natural(f"{name}: seed", seed, most=None)
     if topology.n == 1:

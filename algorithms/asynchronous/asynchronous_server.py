@@ -219,7 +219,7 @@ def _given(method: str, delays: delays_.Delays, server: Server, round: Round) ->
     given = isinstance(staleness, jax.Array | np.ndarray) and staleness.shape == (parts,)
     if not given or not jnp.issubdtype(staleness.dtype, jnp.integer):
         raise ValueError(
-            f"delays.{delays.name}: staleness returned {checks.typed(staleness)}; expected int32 "
+            f"delays.{delays.name}: staleness returned {checks.kind(staleness)}; expected int32 "
             f"[{parts}], one for each part"
         )
     worker = jax.random.randint(round.key, (1,), 0, round.workers)[0]

@@ -38,7 +38,7 @@ def efficiency(total_batch: Totals, noise_scale: float, initial_batch: int) -> A
     )
     if not (np.isfinite(B) & (B >= 1)).all():
         raise ValueError(
-            f"cannikin.efficiency: total_batch = {checks.shown(total_batch)}; expected finite "
+            f"cannikin.efficiency: total_batch = {checks.show(total_batch)}; expected finite "
             "numbers >= 1"
         )
     if not noise_scale >= 0:
@@ -68,7 +68,7 @@ def goodput(seconds: ArrayLike, total_batch: Totals, noise_scale: float, initial
     T, B = np.asarray(seconds, float), np.asarray(total_batch, float)
     if T.shape != B.shape or not (T > 0).all():
         raise ValueError(
-            f"cannikin.goodput: seconds = {checks.shown(seconds)}; expected numbers > 0 with the "
+            f"cannikin.goodput: seconds = {checks.show(seconds)}; expected numbers > 0 with the "
             f"shape {list(B.shape)} of total_batch"
         )
     return B / T * efficiency(total_batch, noise_scale, initial_batch)

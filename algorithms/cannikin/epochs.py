@@ -206,7 +206,7 @@ def _there(plan: Plan, epoch: int) -> np.ndarray:
     present = np.asarray(plan.present(epoch))
     if present.shape != (N,) or present.dtype != bool or not present.any():
         raise ValueError(
-            f"{plan.name}: present({epoch}) = {checks.shown(present)}; expected bool [{N}] with at "
+            f"{plan.name}: present({epoch}) = {checks.show(present)}; expected bool [{N}] with at "
             "least one True"
         )
     return np.flatnonzero(present)
@@ -245,7 +245,7 @@ def _require_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
         or not np.issubdtype(batches.dtype, np.integer)
         or ((batches < 0) | (batches > most)).any()
     ):
-        given, limits = checks.shown(decided), checks.shown(most.tolist())
+        given, limits = checks.show(decided), checks.show(most.tolist())
         raise ValueError(
             f"{where} returned batches {given}; expected integers, one for each node, from 0 to "
             f"{limits}"
@@ -285,7 +285,7 @@ def _require_limits(name: str, limits: Any, N: int, most: int) -> np.ndarray:
     given = np.asarray(limits)
     if given.shape != (N,) or not np.issubdtype(given.dtype, np.integer) or (given < 0).any():
         raise ValueError(
-            f"{name}: limits = {checks.shown(limits)}; expected integers >= 0, a number of samples "
+            f"{name}: limits = {checks.show(limits)}; expected integers >= 0, a number of samples "
             f"for each of {N} nodes"
         )
     # small integer types cannot represent `most`

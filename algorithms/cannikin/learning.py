@@ -198,7 +198,7 @@ class Learner:
         b = np.asarray(batches, float)
         if b.shape != (self.nodes,) or not (np.isfinite(b) & (b >= 0)).all():
             raise ValueError(
-                f"Learner.observed: batches = {checks.shown(batches)}; expected {self.nodes} "
+                f"Learner.observed: batches = {checks.show(batches)}; expected {self.nodes} "
                 "finite numbers >= 0"
             )
         given = {
@@ -298,7 +298,7 @@ class Learner:
         Raises:
             ValueError: if B is not positive and finite, or exceeds the sum of the limits.
         """
-        checks.within("Learner.next_batches: total", total, "(0, inf)")
+        checks.number("Learner.next_batches: total", total, "(0, inf)")
         model = self.model()
         if model is not None:
             return model.optperf(total).batches
@@ -326,13 +326,13 @@ class Learner:
         """
         if wrong := [node for node in nodes if not 0 <= node < self.nodes]:
             raise ValueError(
-                f"Learner.without: nodes = {checks.shown(wrong)}; expected indices from 0 to "
+                f"Learner.without: nodes = {checks.show(wrong)}; expected indices from 0 to "
                 f"{self.nodes - 1}"
             )
         kept = np.setdiff1d(np.arange(self.nodes), np.asarray(nodes, int))
         if not kept.size:
             raise ValueError(
-                f"Learner.without: nodes = {checks.shown(nodes)}; expected at least one node that "
+                f"Learner.without: nodes = {checks.show(nodes)}; expected at least one node that "
                 "stays"
             )
         return replace(
@@ -445,7 +445,7 @@ def _unseen(n: int) -> Observed:
 def _require_limits(name: str, limits: Each | None, n: int) -> np.ndarray:
     most = np.full(n, np.inf) if limits is None else np.array(limits, float)
     if most.shape != (n,) or not (most >= 0).all():
-        raise ValueError(f"{name}: limits = {checks.shown(limits)}; expected {n} numbers >= 0")
+        raise ValueError(f"{name}: limits = {checks.show(limits)}; expected {n} numbers >= 0")
     return most
 
 

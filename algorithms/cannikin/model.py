@@ -215,7 +215,7 @@ class ClusterModel:
         """
         B = np.asarray(total_batch)
         if not np.issubdtype(B.dtype, np.integer) or (B < 1).any():
-            given = f"total_batch = {checks.shown(total_batch)}"
+            given = f"total_batch = {checks.show(total_batch)}"
             raise ValueError(
                 f"ClusterModel.optperf_integer: {given}; expected an integer >= 1, or an array "
                 "of them"
@@ -275,7 +275,7 @@ class ClusterModel:
             )
         if not np.isfinite(given).all():
             raise ValueError(
-                f"ClusterModel.{name}: batches = {checks.shown(given.tolist())}; expected finite "
+                f"ClusterModel.{name}: batches = {checks.show(given.tolist())}; expected finite "
                 "numbers of samples"
             )
         return given
@@ -304,7 +304,7 @@ def _require_numbers(name: str, values: Any, n: int, *, finite: bool = True) -> 
         )
     if not (numbers >= 0).all() or (finite and not np.isfinite(numbers).all()):
         raise ValueError(
-            f"ClusterModel: {name} = {checks.shown(numbers.tolist())}; expected "
+            f"ClusterModel: {name} = {checks.show(numbers.tolist())}; expected "
             f"{'finite ' * finite}numbers >= 0"
         )
     numbers.flags.writeable = False

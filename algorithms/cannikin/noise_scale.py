@@ -186,12 +186,12 @@ def _require_batches(batches: ArrayLike, local: Any, whole: Any) -> Any:
         each = np.asarray(b)
         if not (np.isfinite(each) & (each >= 0)).all():
             raise ValueError(
-                f"gradient_noise_scale: batches = {checks.shown(each.tolist())}; expected finite "
+                f"gradient_noise_scale: batches = {checks.show(each.tolist())}; expected finite "
                 "numbers >= 0"
             )
         if (each > 0).sum() < 2:
             raise ValueError(
-                f"gradient_noise_scale: batches = {checks.shown(each.tolist())}; expected at "
+                f"gradient_noise_scale: batches = {checks.show(each.tolist())}; expected at "
                 "least two nodes with samples (n - 1 > 0)"
             )
     return b

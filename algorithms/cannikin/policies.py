@@ -220,7 +220,7 @@ def _adaptive(
     totals = np.unique(np.atleast_1d(np.asarray(total_batches)))
     if not totals.size or not np.issubdtype(totals.dtype, np.integer) or totals[0] < 1:
         raise ValueError(
-            f"cannikin.{name.lower()}: total_batches = {checks.shown(total_batches)}; expected "
+            f"cannikin.{name.lower()}: total_batches = {checks.show(total_batches)}; expected "
             "integers >= 1"
         )
     totals = totals.astype(np.int64)  # products of small integer types would overflow

@@ -109,7 +109,7 @@ def rescaled(name: str, state: PyTree, factor: float) -> PyTree:
 
     if not (checks.is_number(factor) and 0 < factor < np.inf):
         raise ValueError(
-            f"{name}: scaling returned {checks.shown(factor)}; expected a finite number > 0"
+            f"{name}: scaling returned {checks.show(factor)}; expected a finite number > 0"
         )
     leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Scale))
     if factor != 1 and not any(isinstance(leaf, Scale) for leaf in leaves):

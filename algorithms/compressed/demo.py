@@ -64,7 +64,7 @@ def demo(
     by the number of workers that sent it, not by N.
     """
     optimizers.require_descent(optimizer)
-    checks.within("demo: decay", decay, "[0, 1)")
+    checks.number("demo: decay", decay, "[0, 1)")
     checks.positive_int("demo: k", k)
     checks.positive_int("demo: chunk", chunk)
 

@@ -96,9 +96,9 @@ def dgc(
     """
     optimizers.require_descent(optimizer)
     compressor = top_k(0.001) if compressor is None else compressor
-    checks.within("dgc: momentum", momentum, "[0, 1)")
+    checks.number("dgc: momentum", momentum, "[0, 1)")
     if clip is not None:
-        checks.within("dgc: clip", clip, "(0, inf)")
+        checks.number("dgc: clip", clip, "(0, inf)")
     stage = checks.period("dgc: stage", stage)
     stages = (*warm_up, compressor)
 

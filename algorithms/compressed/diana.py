@@ -72,7 +72,7 @@ def diana(
     if alpha is None:
         alpha_of, name = (lambda sizes, N: 1 / (1 + _omega("diana", compressor, sizes))), ""
     else:
-        alpha_of, name = checks.within("diana: alpha", alpha, "[0, 1]"), f", {alpha}"
+        alpha_of, name = checks.number("diana: alpha", alpha, "[0, 1]"), f", {alpha}"
     up = Up(compressor, shift=alpha_of, over="arrived")
     return with_memories(f"diana({compressor.name}{name})", optimizer, up, None, via=via)
 
@@ -145,7 +145,7 @@ def ef_bv(
 
 
 def _within(name: str, value: Real, interval: str) -> Real:
-    return checks.within(f"ef_bv: {name}", value, interval)
+    return checks.number(f"ef_bv: {name}", value, interval)
 
 
 def _omega(method: str, compressor: Compressor, sizes: tuple[int, ...]) -> float:
@@ -154,7 +154,7 @@ def _omega(method: str, compressor: Compressor, sizes: tuple[int, ...]) -> float
     for size, omega in zip(sizes, omegas, strict=True):
         if not (checks.is_number(omega) and omega >= 0):
             raise ValueError(
-                f"{method}: {compressor.name} states omega = {checks.typed(omega)} for vectors of "
+                f"{method}: {compressor.name} states omega = {checks.kind(omega)} for vectors of "
                 f"{size} elements; expected a number, or the step size of the shifts as an argument"
             )
     return max(omegas)

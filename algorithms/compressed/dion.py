@@ -66,7 +66,7 @@ def dion(
     microsoft/dion, `dion_simple.py`.
     """
     require_share("dion", "rank_fraction", rank_fraction)
-    checks.within("dion: momentum", momentum, "[0, 1)")
+    checks.number("dion: momentum", momentum, "[0, 1)")
 
     def rank(a, b):
         return math.ceil(rank_fraction * min(a, b) - 1e-9)

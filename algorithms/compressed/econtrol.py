@@ -58,7 +58,7 @@ def econtrol(
     Source: Gao, Islamov and Stich, "EControl: fast distributed optimization with compression and
     error control", 2024. Departure: $h_n$ starts at 0 instead of $g_n(x_0)$.
     """
-    checks.within("econtrol: eta", eta, "[0, inf)")
+    checks.number("econtrol: eta", eta, "[0, inf)")
     return with_memories(
         f"econtrol({compressor.name}, {eta})",
         optimizer,

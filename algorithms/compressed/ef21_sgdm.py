@@ -63,7 +63,7 @@ def ef21_sgdm(
     Departure: $v_n$, $w_n$ and $u_n$ start at 0; the paper's start at a gradient of a mini-batch at
     $x_0$.
     """
-    checks.within("ef21_sgdm: eta", eta, "(0, 1]")
+    checks.number("ef21_sgdm: eta", eta, "(0, 1]")
     return with_memories(
         f"ef21_sgdm({compressor.name}, {eta}{', double' * double})",
         optimizer,

@@ -58,7 +58,7 @@ def error_feedback(
     validate("error_feedback", up, down)
     parts = [up.compressor.name, *([down.compressor.name] if down else [])]
     numbers = [
-        f"{name}={checks.shown(number)}"
+        f"{name}={checks.show(number)}"
         for name, number in zip(Up._fields[1:5], up[1:5], strict=True)
         if number is not None
     ]

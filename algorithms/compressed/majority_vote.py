@@ -57,7 +57,7 @@ def majority_vote(optimizer: optax.GradientTransformation, momentum: Real = 0.9)
     Bernstein et al., "signSGD with majority vote is communication efficient and fault tolerant",
     2019.
     """
-    checks.within("majority_vote: momentum", momentum, "[0, 1)")
+    checks.number("majority_vote: momentum", momentum, "[0, 1)")
     return _voting(f"majority_vote({momentum})", optimizer, "vote", momentum, momentum)
 
 
@@ -109,8 +109,8 @@ def distributed_lion(
     """
     if aggregate not in ("vote", "mean"):
         raise ValueError(f"distributed_lion: aggregate = {aggregate!r}; expected 'vote' or 'mean'")
-    checks.within("distributed_lion: beta1", beta1, "[0, 1)")
-    checks.within("distributed_lion: beta2", beta2, "[0, 1)")
+    checks.number("distributed_lion: beta1", beta1, "[0, 1)")
+    checks.number("distributed_lion: beta2", beta2, "[0, 1)")
     return _voting(
         f"distributed_lion({aggregate}, {beta1}, {beta2})", optimizer, aggregate, beta1, beta2
     )

@@ -192,7 +192,7 @@ def _marina(
         keep_model: whether the server keeps the last model.
     """
     optimizers.require_descent(optimizer)
-    checks.within(f"{name}: probability", probability, "(0, 1]")
+    checks.number(f"{name}: probability", probability, "(0, 1]")
     if clients is not None:
         checks.positive_int(f"{name}: clients", clients)
     if not Q.unbiased:

@@ -247,7 +247,7 @@ def zero_one_adam(
     lose all gradients; v is updated before the step.
     """
     if not callable(learning_rate):
-        checks.within("zero_one_adam: learning_rate", learning_rate, "(0, inf)")
+        checks.number("zero_one_adam: learning_rate", learning_rate, "(0, inf)")
     freeze = checks.period("zero_one_adam: freeze", freeze)
     updates = checks.period("zero_one_adam: updates", updates)
     stretch = checks.period("zero_one_adam: stretch", stretch)
@@ -333,6 +333,6 @@ def _zeros(params: Params) -> Params:
 
 
 def _require_numbers(name: str, beta1: Real, beta2: Real, epsilon: Real) -> None:
-    checks.within(f"{name}: beta1", beta1, "[0, 1)")
-    checks.within(f"{name}: beta2", beta2, "[0, 1)")
-    checks.within(f"{name}: epsilon", epsilon, "[0, inf)")
+    checks.number(f"{name}: beta1", beta1, "[0, 1)")
+    checks.number(f"{name}: beta2", beta2, "[0, 1)")
+    checks.number(f"{name}: epsilon", epsilon, "[0, inf)")

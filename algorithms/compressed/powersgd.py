@@ -89,7 +89,7 @@ def powersgd_momentum(
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, algorithm 2.
     """
-    checks.within("powersgd_momentum: momentum", momentum, "[0, 1)")
+    checks.number("powersgd_momentum: momentum", momentum, "[0, 1)")
     trace = optax.trace(momentum)
 
     def update(updates, state, params=None):

@@ -252,7 +252,7 @@ def fetch_sgd(
 def _sketch(method: str, fraction: float, rows: int, columns: int, momentum: Real) -> LinearCode:
     """Validates the arguments that both methods have, and returns their sketch."""
     require_share(method, "fraction", fraction)
-    checks.within(f"{method}: momentum", momentum, "[0, 1)")
+    checks.number(f"{method}: momentum", momentum, "[0, 1)")
     return count_sketch(rows, columns)
 
 

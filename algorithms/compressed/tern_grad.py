@@ -55,7 +55,7 @@ def tern_grad(optimizer: optax.GradientTransformation, limit: float | None = 2.5
     as digits, while the paper sends the last layer uncompressed.
     """
     if limit is not None:
-        checks.within("tern_grad: limit", limit, "[1, inf)")
+        checks.number("tern_grad: limit", limit, "[1, inf)")
 
     def limited(g):
         g = wide(g)

@@ -130,7 +130,7 @@ def c_gt(
     Source: Liao, Li, Huang and Pu, "A compressed gradient tracking method for decentralized
     optimization with linear convergence", 2022. Departure: as for `beer`.
     """
-    checks.within("c_gt: memory_step", memory_step, "(0, 1]")
+    checks.number("c_gt: memory_step", memory_step, "(0, 1]")
     return _tracked(
         "c_gt", optimizer, topology, compressor, consensus_step, memory_step, unbiased=True
     )
@@ -175,7 +175,7 @@ def motef(
     Source: Islamov, Gao and Stich, "Near optimal decentralized optimization with compression and
     momentum tracking", 2024. Departure: as for `beer`.
     """
-    checks.within("motef: momentum_step", momentum_step, "(0, 1]")
+    checks.number("motef: momentum_step", momentum_step, "(0, 1]")
     return _tracked(
         "motef", optimizer, topology, compressor, consensus_step, momentum_step=momentum_step
     )

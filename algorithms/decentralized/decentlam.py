@@ -66,7 +66,7 @@ def decentlam(
     $\gamma$ times its momentum. The two differ if the step size changes.
     """
     gossip.require_topology("decentlam", topology)
-    checks.within("decentlam: momentum", momentum, "[0, 1)")
+    checks.number("decentlam: momentum", momentum, "[0, 1)")
 
     def update(state, gradients, round):
         half = optimizers.local_step(optimizer, state, gradients, round)  # X - gamma G

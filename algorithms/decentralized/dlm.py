@@ -53,7 +53,7 @@ def dlm(
     """
     gossip.require_topology("dlm", topology, symmetric=True, fixed=True)
     topology.require_one_exchange("dlm")
-    checks.within("dlm: penalty", penalty, "(0, inf)")
+    checks.number("dlm: penalty", penalty, "(0, inf)")
 
     def update(x, gradients, round):
         round.require_all(ONE_W)

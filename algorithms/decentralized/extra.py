@@ -88,7 +88,7 @@ def pg_extra(step_size: Real, topology: Topology) -> Algorithm:
     Source: Shi, Ling, Wu and Yin, "A proximal gradient algorithm for decentralized composite
     optimization", 2015.
     """
-    checks.within("pg_extra: step_size", step_size, "(0, inf)")
+    checks.number("pg_extra: step_size", step_size, "(0, inf)")
     gossip.require_topology("pg_extra", topology, symmetric=True, fixed=True)
     descent = optax.sgd(step_size)
 

@@ -91,7 +91,7 @@ def momentum_tracking(
     start at 0; the paper starts them at $(g_n - \bar g) / (1 - \beta)$, which requires an
     all-reduce. With a schedule, trackers are averaged as in `gradient_tracking`.
     """
-    checks.within("momentum_tracking: momentum", momentum, "[0, 1)")
+    checks.number("momentum_tracking: momentum", momentum, "[0, 1)")
 
     def accumulated(last, gradients):
         return jax.tree.map(lambda u, g: jnp.asarray(momentum, u.dtype) * u + g, last, gradients)
@@ -210,11 +210,11 @@ def _require_factors(factors: Sequence[float] | np.ndarray | None, topology: Top
         return
     if np.ndim(factors) != 1 or len(factors) != topology.n:
         raise ValueError(
-            f"aug_dgm: step_factors = {checks.shown(factors)}, but {topology.name} has "
+            f"aug_dgm: step_factors = {checks.show(factors)}, but {topology.name} has "
             f"{topology.n} nodes; expected one number for each node"
         )
     for factor in factors:
-        checks.within("aug_dgm: step_factors", factor, "(0, inf)")
+        checks.number("aug_dgm: step_factors", factor, "(0, inf)")
 
 
 def _combine_then_adapt(

@@ -90,7 +90,7 @@ def lead(
     topology.require_one_exchange("lead")
     gossip.require_unbiased("lead", compressor)
     gossip.require_step("lead", consensus_step)
-    checks.within("lead: memory_step", memory_step, "(0, 1]")
+    checks.number("lead: memory_step", memory_step, "(0, 1]")
 
     def start(x: optimizers.Model):
         copies = start_copies("lead", compressor, x.params, topology, unbiased=True)

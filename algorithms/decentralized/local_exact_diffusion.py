@@ -87,7 +87,7 @@ def _require_contraction(topology: Topology, period: Period, beta: Real) -> None
     """Raises a ValueError if disagreement does not contract for small step sizes. Traced values, as
     in a sweep, are not checked.
     """
-    checks.within("local_exact_diffusion: correction_step", beta, "(0, inf)")
+    checks.number("local_exact_diffusion: correction_step", beta, "(0, inf)")
     if isinstance(period, Tracer) or isinstance(beta, Tracer):
         return
     smallest = topology.smallest_eigenvalue

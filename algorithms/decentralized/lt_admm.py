@@ -143,8 +143,8 @@ def _local_admm(
     period = checks.period(f"{name}: period", period)
     gossip.require_topology(name, topology, symmetric=True, fixed=True)
     topology.require_one_exchange(name)
-    checks.within(f"{name}: penalty", penalty, "(0, inf)")
-    checks.within(f"{name}: correction_step", correction_step, "(0, inf)")
+    checks.number(f"{name}: penalty", penalty, "(0, inf)")
+    checks.number(f"{name}: correction_step", correction_step, "(0, inf)")
 
     def start(x: optimizers.Model):
         exists = np.arange(topology.degree) < topology.out_degrees[0][:, None]

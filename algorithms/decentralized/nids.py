@@ -124,7 +124,7 @@ def _step_sizes(given: Any, topology: Topology) -> Any:
     valid = traced or ((gamma > 0) & (gamma < np.inf)).all()
     if gamma.shape not in ((), (N,)) or not valid:
         raise ValueError(
-            f"nids: step_sizes = {checks.shown(given)}; expected a positive number, or one for "
+            f"nids: step_sizes = {checks.show(given)}; expected a positive number, or one for "
             f"each of the {N} nodes of {topology.name}"
         )
     return (jnp if traced else np).broadcast_to(gamma, (N,))
@@ -137,5 +137,5 @@ def _coupling(given: Any, gamma: Any, topology: Topology) -> Any:
         return 1 / (2 * largest)
     if not isinstance(largest, Tracer):
         most = 1 / ((1 - topology.smallest_eigenvalue) * largest)
-        checks.within("nids: coupling", given, f"(0, {most:.17g}]")
+        checks.number("nids: coupling", given, f"(0, {most:.17g}]")
     return given

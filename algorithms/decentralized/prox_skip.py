@@ -63,7 +63,7 @@ def prox_skip(
     ProxSkip: achieving linear speedup", 2023.
     """
     gossip.require_topology("prox_skip", topology, symmetric=True, fixed=True)
-    checks.within("prox_skip: probability", probability, "(0, 1]")
+    checks.number("prox_skip: probability", probability, "(0, 1]")
     gossip.require_step("prox_skip", consensus_step)
     largest = 1 / (1 - min(topology.smallest_eigenvalue, 0.0))
     if not isinstance(consensus_step, Tracer) and float(consensus_step) > largest + 1e-9:

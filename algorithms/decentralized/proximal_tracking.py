@@ -73,7 +73,7 @@ def proximal_tracking(step_size: Real, topology: Topology) -> Algorithm:
     convergence rates", 2021, with $\bar A = W$ and $B = C = I - W$; trackers are in the place of
     its dual variable.
     """
-    checks.within("proximal_tracking: step_size", step_size, "(0, inf)")
+    checks.number("proximal_tracking: step_size", step_size, "(0, inf)")
     gossip.require_topology("proximal_tracking", topology)
 
     descent = optax.sgd(step_size)

@@ -164,11 +164,11 @@ def _workers(topology: Topology) -> str:
     return (
         f"{topology.n} workers"
         if topology.names is None
-        else f"the workers {checks.shown(topology.names)}"
+        else f"the workers {checks.show(topology.names)}"
     )
 
 
 def _named(topology: Topology) -> str:
     """Returns the topology's roots as text."""
     names = topology.names or range(topology.n)
-    return checks.shown([names[root] for root in topology.roots])
+    return checks.show([names[root] for root in topology.roots])

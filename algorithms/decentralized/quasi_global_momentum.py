@@ -76,9 +76,9 @@ def quasi_global_momentum(
     $\gamma$; D is $\gamma$ times its momentum. The two differ if the step size changes.
     """
     gossip.require_topology("quasi_global_momentum", topology)
-    checks.within("quasi_global_momentum: momentum", momentum, "[0, 1)")
+    checks.number("quasi_global_momentum: momentum", momentum, "[0, 1)")
     decay = momentum if decay is None else decay
-    checks.within("quasi_global_momentum: decay", decay, "[0, 1)")
+    checks.number("quasi_global_momentum: decay", decay, "[0, 1)")
     beta, mu = momentum, decay
     ahead, memory_share = (1 + beta, beta**2) if nesterov else (1, beta)
 

@@ -90,7 +90,7 @@ def gt_vr(
     Source: Jiang, Zeng, Sun and Chen, "Distributed stochastic gradient tracking algorithm with
     variance reduction for non-convex optimization", 2022.
     """
-    checks.within("gt_vr: probability", probability, "(0, 1]")
+    checks.number("gt_vr: probability", probability, "(0, 1]")
     gossip.require_topology("gt_vr", topology)
 
     def renewed(round: Round) -> jax.Array:
@@ -175,7 +175,7 @@ def gt_hsgd(
     Source: Xin, Khan and Kar, "A hybrid variance-reduced method for decentralized stochastic
     non-convex optimization", 2021. Departure: $V_0$ is exact instead of that of a large batch.
     """
-    checks.within("gt_hsgd: momentum_step", momentum_step, "[0, 1]")
+    checks.number("gt_hsgd: momentum_step", momentum_step, "[0, 1]")
     gossip.require_topology("gt_hsgd", topology)
     inner = aug_dgm(optimizer, topology)
     return _recursive(

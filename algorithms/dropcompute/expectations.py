@@ -365,7 +365,7 @@ def _together(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np
     N = np.asarray(workers)
     if not np.issubdtype(N.dtype, np.integer) or not (N >= 1).all():
         raise ValueError(
-            f"{where}: workers = {checks.shown(workers)}; expected an integer >= 1, or an array of "
+            f"{where}: workers = {checks.show(workers)}; expected an integer >= 1, or an array of "
             "them"
         )
     tau = np.asarray(thresholds, float)

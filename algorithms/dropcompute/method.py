@@ -195,7 +195,7 @@ def drop_compute(
         jnp.ndim(threshold) or not threshold >= 0
     ):
         raise ValueError(
-            f"drop_compute: threshold = {checks.shown(threshold)}; expected seconds >= 0, or "
+            f"drop_compute: threshold = {checks.show(threshold)}; expected seconds >= 0, or "
             "dropcompute.auto_threshold(rounds)"
         )
 
@@ -344,6 +344,6 @@ def require_correction(where: str, correction: Any) -> None:
         jnp.ndim(correction) or not 0 <= correction < math.inf
     ):
         raise ValueError(
-            f"{where}: correction = {checks.shown(correction)}; expected a word, or a finite "
+            f"{where}: correction = {checks.show(correction)}; expected a word, or a finite "
             "number >= 0"
         )

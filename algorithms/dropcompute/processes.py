@@ -344,7 +344,7 @@ def accumulate(
 def _read(clock: Callable[[], float]) -> float:
     now = clock()
     if not checks.is_number(now):
-        raise ValueError(f"accumulate: clock returned {checks.shown(now)}; expected seconds")
+        raise ValueError(f"accumulate: clock returned {checks.show(now)}; expected seconds")
     return now
 
 

@@ -256,7 +256,7 @@ def _validated(name: str, errors: Any, sizes: Any, budget: Any) -> _Given:
     for what, table in (("errors", errors), ("sizes", sizes)):
         if table.ndim != 2 or 0 in table.shape:
             raise ValueError(
-                f"{name}: {what} = {checks.typed(table)}; expected numbers [layers, choices], "
+                f"{name}: {what} = {checks.kind(table)}; expected numbers [layers, choices], "
                 "with at least one of each"
             )
     if errors.shape != sizes.shape:
@@ -294,7 +294,7 @@ def _validated_sizes(name: str, sizes: Any) -> Any:
 
 def _validated_budget(name: str, budget: Any) -> Any:
     if np.ndim(budget):
-        raise ValueError(f"{name}: budget = {checks.typed(budget)}; expected one number of bits")
+        raise ValueError(f"{name}: budget = {checks.kind(budget)}; expected one number of bits")
     if not isinstance(budget, Tracer):
         value = budget.item() if hasattr(budget, "item") else budget
         if not value >= 0:

@@ -61,7 +61,7 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
     """
     if np.ndim(ratios) != 1 or not len(ratios):
         raise ValueError(
-            f"kimad.top_k: ratios = {checks.shown(ratios)}; expected a list of at least one number "
+            f"kimad.top_k: ratios = {checks.show(ratios)}; expected a list of at least one number "
             "in (0, 1]"
         )
     ratios = [

@@ -237,7 +237,7 @@ def _require_choices(chosen: Any, layers: int) -> jax.Array | np.ndarray:
         or not jnp.issubdtype(chosen.dtype, jnp.integer)
     ):
         raise ValueError(
-            f"kimad_sgd: the rule returned {checks.typed(chosen)}; expected the choice of each "
+            f"kimad_sgd: the rule returned {checks.kind(chosen)}; expected the choice of each "
             f"layer, int32 [{layers}]"
         )
     return chosen

@@ -214,14 +214,14 @@ def _require_times(
     """Validates the times; returns T_comp as an array."""
     for what, value in (("round_time", round_time), ("congestion", congestion)):
         if jnp.ndim(value):
-            raise ValueError(f"kimad_sgd: {what} = {checks.shown(value)}; expected a number")
+            raise ValueError(f"kimad_sgd: {what} = {checks.show(value)}; expected a number")
     budgets.require_times("kimad_sgd", round_time, congestion)
     if computation is None or isinstance(computation, Tracer):
         return computation
     seconds = np.array(computation, float)
     if seconds.ndim > 1 or not seconds.size or not (seconds >= 0).all():
         raise ValueError(
-            f"kimad_sgd: computation = {checks.shown(computation)}; expected seconds >= 0, one "
+            f"kimad_sgd: computation = {checks.show(computation)}; expected seconds >= 0, one "
             "number or one for each worker"
         )
     if not isinstance(round_time, Tracer) and not seconds.max() < round_time:
@@ -236,7 +236,7 @@ def _require_weights(weights: Sequence[float] | np.ndarray) -> np.ndarray:
     given = np.array(weights, float)
     if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any() or not given.sum() > 0:
         raise ValueError(
-            f"kimad_sgd: weights = {checks.shown(weights)}; expected finite numbers >= 0, one for "
+            f"kimad_sgd: weights = {checks.show(weights)}; expected finite numbers >= 0, one for "
             "each worker, not all 0"
         )
     return given

@@ -73,7 +73,7 @@ def adacomm(
     """
     period = checks.period("adacomm: period", period)
     interval = checks.period("adacomm: interval", interval)
-    checks.within("adacomm: minimum", minimum, "(-inf, inf)")
+    checks.number("adacomm: minimum", minimum, "(-inf, inf)")
     if schedule is not None:
         _require_schedule(schedule)
 
@@ -131,11 +131,11 @@ def adacomm(
 
 def _require_schedule(schedule: Callable[[Any], Any]) -> None:
     """Raises a ValueError unless the schedule starts with a positive number."""
-    with causes.explained("adacomm: schedule"):
+    with causes.refuse_errors("adacomm: schedule"):
         first = schedule(0)
     if not checks.is_number(first) or not (isinstance(first, Tracer) or first > 0):
         raise ValueError(
-            f"adacomm: schedule(0) = {checks.shown(first)}; expected a number above 0: pass a "
+            f"adacomm: schedule(0) = {checks.show(first)}; expected a number above 0: pass a "
             "function from the round to the step size, such as optax.exponential_decay(0.1, 100, "
             "0.5)"
         )

@@ -97,7 +97,7 @@ def slowmo(
     filtering", 2016.
     """
     period = checks.period("slowmo: period", period)
-    checks.within("slowmo: step", step, "(0, inf)")
-    checks.within("slowmo: momentum", momentum, "[0, 1)")
+    checks.number("slowmo: step", step, "(0, inf)")
+    checks.number("slowmo: momentum", momentum, "[0, 1)")
     outer = optax.sgd(step, momentum=momentum)
     return local_updates(f"slowmo({period}, {momentum})", optimizer, outer, period, via=via)

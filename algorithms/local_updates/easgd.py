@@ -58,7 +58,7 @@ def easgd(
     equations (5) and (6).
     """
     period = checks.period("easgd: period", period)
-    checks.within("easgd: moving_rate", moving_rate, "(0, 1]")
+    checks.number("easgd: moving_rate", moving_rate, "(0, 1]")
     return _elastic(f"easgd({period}, {moving_rate})", optimizer, period, moving_rate, via)
 
 
@@ -98,8 +98,8 @@ def eamsgd(
     Source: Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD", 2015.
     """
     period = checks.period("eamsgd: period", period)
-    checks.within("eamsgd: momentum", momentum, "[0, 1)")
-    checks.within("eamsgd: moving_rate", moving_rate, "(0, 1]")
+    checks.number("eamsgd: momentum", momentum, "[0, 1)")
+    checks.number("eamsgd: moving_rate", moving_rate, "(0, 1]")
     name = f"eamsgd({momentum}, {period}, {moving_rate})"
     # the trace of the updates is v
     moving = optax.chain(optimizer, optax.trace(momentum))

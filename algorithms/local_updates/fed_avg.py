@@ -108,7 +108,7 @@ def fed_prox(
 
     Source: Li et al., "Federated optimization in heterogeneous networks", 2020, Algorithm 2.
     """
-    checks.within("fed_prox: proximal", proximal, "[0, inf)")
+    checks.number("fed_prox: proximal", proximal, "[0, inf)")
 
     def direction(gradients: Gradients, x: Outer, y: Inner) -> Gradients:
         return jax.tree.map(

@@ -62,7 +62,7 @@ def fed_dyn(
     gradients.
     """
     period = checks.period("fed_dyn: period", period)
-    checks.within("fed_dyn: regularization", regularization, "(0, inf)")
+    checks.number("fed_dyn: regularization", regularization, "(0, inf)")
 
     def direction(gradients: Gradients, x: Outer, y: Inner) -> Gradients:
         return jax.tree.map(

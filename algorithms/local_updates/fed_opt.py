@@ -91,8 +91,8 @@ def fed_avgm(
     Source: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for
     federated visual classification", 2019.
     """
-    checks.within("fed_avgm: step", step, "(0, inf)")
-    checks.within("fed_avgm: momentum", momentum, "[0, 1)")
+    checks.number("fed_avgm: step", step, "(0, inf)")
+    checks.number("fed_avgm: momentum", momentum, "[0, 1)")
     outer = optax.sgd(step, momentum=momentum)
     return client_updates("fed_avgm", optimizer, period, outer, inclusion, via)
 
@@ -171,7 +171,7 @@ def fed_yogi(
 
     Source: Reddi et al., "Adaptive federated optimization", 2021, Algorithm 2.
     """
-    checks.within("fed_yogi: beta2", beta2, "[0, 1)")
+    checks.number("fed_yogi: beta2", beta2, "[0, 1)")
 
     def second(v, delta):
         return v - (1 - beta2) * delta**2 * jnp.sign(v - delta**2)
@@ -219,7 +219,7 @@ def fed_adam(
 
     Source: Reddi et al., "Adaptive federated optimization", 2021, Algorithm 2.
     """
-    checks.within("fed_adam: beta2", beta2, "[0, 1)")
+    checks.number("fed_adam: beta2", beta2, "[0, 1)")
 
     def second(v, delta):
         return beta2 * v + (1 - beta2) * delta**2
@@ -249,9 +249,9 @@ def _adaptive(
         step, beta1, tau: $\eta$, $\beta_1$, $\tau$.
         second: $(v_{t-1}, \Delta_t) \mapsto v_t$, of one leaf.
     """
-    checks.within(f"{name}: step", step, "(0, inf)")
-    checks.within(f"{name}: beta1", beta1, "[0, 1)")
-    checks.within(f"{name}: tau", tau, "[1e-18, 1e18]")  # so that its square is a normal float32
+    checks.number(f"{name}: step", step, "(0, inf)")
+    checks.number(f"{name}: beta1", beta1, "[0, 1)")
+    checks.number(f"{name}: tau", tau, "[1e-18, 1e18]")  # so that its square is a normal float32
 
     def init(params):
         return _Moments(optax.tree.zeros_like(params), optax.tree.full_like(params, tau**2))

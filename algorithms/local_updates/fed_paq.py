@@ -137,7 +137,7 @@ def fed_comgate(
     _require_unbiased("fed_comgate", compressor)
     period = checks.period("fed_comgate: period", period)
     for name, value in {"step_size": step_size, "step": step}.items():
-        checks.within(f"fed_comgate: {name}", value, "(0, inf)")
+        checks.number(f"fed_comgate: {name}", value, "(0, inf)")
 
     def direction(gradients: Gradients, x: Outer, y: Inner) -> Gradients:
         return optax.tree.sub(gradients, y.memory)

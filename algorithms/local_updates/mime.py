@@ -73,7 +73,7 @@ def mime_lite(
     learning", 2020, Algorithm 1 (MimeLite).
     """
     period = checks.period("mime_lite: period", period)
-    checks.within("mime_lite: server_step", server_step, "(0, inf)")
+    checks.number("mime_lite: server_step", server_step, "(0, inf)")
 
     def update(x: Outer, y: Inner, gradients: Gradients, round: Communicator):
         at_start = round.step % period == 0
@@ -139,7 +139,7 @@ def mime(
     learning", 2020, Algorithm 1 (Mime).
     """
     period = checks.period("mime: period", period)
-    checks.within("mime: server_step", server_step, "(0, inf)")
+    checks.number("mime: server_step", server_step, "(0, inf)")
 
     def query(state: State, round: Round) -> tuple[Query, Query, Query]:
         x, y, at_start = state.server.params, state.workers.params, round.step % period == 0

@@ -83,9 +83,9 @@ def noloco(
     """
     period = checks.period("noloco: period", period)
     gossip.require_topology("noloco", topology)
-    checks.within("noloco: step", step, "(0, inf)")
-    checks.within("noloco: consensus", consensus, "(0, inf)")
-    checks.within("noloco: momentum", momentum, "[0, 1)")
+    checks.number("noloco: step", step, "(0, inf)")
+    checks.number("noloco: consensus", consensus, "(0, inf)")
+    checks.number("noloco: momentum", momentum, "[0, 1)")
 
     def update(y: Slow, gradients, round):
         y = optimizers.local_step(optimizer, y, gradients, round)

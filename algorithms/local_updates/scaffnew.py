@@ -78,7 +78,7 @@ def scaffnew(
     Source: Mishchenko et al., "ProxSkip: yes! Local gradient steps provably lead to communication
     acceleration! Finally!", 2022, Algorithm 2, Theorem 3.6.
     """
-    checks.within("scaffnew: probability", probability, "(0, 1]")
+    checks.number("scaffnew: probability", probability, "(0, 1]")
 
     def update(server, x, gradients, round):
         round.require_all("the control variates of all workers add up to 0")

@@ -161,7 +161,7 @@ def _compressed(
     decay: Real,
 ) -> Algorithm:
     period = checks.period(f"{name}: period", period)
-    checks.within(f"{name}: decay", decay, "[0, 1]")
+    checks.number(f"{name}: decay", decay, "[0, 1]")
     return local_updates(
         f"{name}({period}, {compressor.name})",
         optimizer,

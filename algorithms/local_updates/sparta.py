@@ -48,7 +48,7 @@ def sparta(
     Source: EXO Labs, "SPARTA", 2025, a report; `SparseCommunicator` of its package exo gym draws
     each element independently with probability p, so that the number of elements is random.
     """
-    checks.within("sparta: density", density, "(0, 1]")
+    checks.number("sparta: density", density, "(0, 1]")
 
     def update(y: optimizers.Model, gradients, round):
         y = optimizers.local_step(optimizer, y, gradients, round)

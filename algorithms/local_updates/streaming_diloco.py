@@ -92,10 +92,10 @@ def streaming_diloco(
             f"expected period >= {max(fragments, delay + 1)}: at least the number of fragments, "
             "and more than the delay"
         )
-    checks.within("streaming_diloco: local_share", local_share, "[0, 1]")
+    checks.number("streaming_diloco: local_share", local_share, "[0, 1]")
     if compressor is not None and via not in (None, network.all_gather):
         raise ValueError(
-            f"streaming_diloco: via = {checks.shown(via)} with the compressor {compressor.name}; "
+            f"streaming_diloco: via = {checks.show(via)} with the compressor {compressor.name}; "
             "expected network.all_gather, by which workers send such messages, or compressor=None"
         )
     outer = optax.sgd(0.4, momentum=0.9, nesterov=True) if outer is None else outer

@@ -55,14 +55,14 @@ def _mean_change_of_clients(name: str, inclusion: Real | Sequence[float] | None)
         return mean_change
     if not isinstance(inclusion, Tracer):
         for probability in np.ravel(inclusion).tolist():
-            checks.within(f"{name}: inclusion", probability, "(0, 1]")
+            checks.number(f"{name}: inclusion", probability, "(0, 1]")
     probabilities = jnp.asarray(inclusion, jnp.result_type(float))
 
     def change(x: Outer, y: Inner, round: Communicator, via: network.AllReduce):
         N = round.workers
         if workers.participation() is None:
             raise ValueError(
-                f"{name}: inclusion = {checks.shown(inclusion)} but all clients participate; "
+                f"{name}: inclusion = {checks.show(inclusion)} but all clients participate; "
                 "expected a cluster with `present`, for example clusters.sampled(m, of=N), or "
                 "inclusion=None"
             )

@@ -113,9 +113,7 @@ def given(D: Sequence[int] | np.ndarray, bound: int | None = None) -> Delays:
     Source: Liu and Zhang, section 4.2, where t and D(t) count from 1.
     """
     if not checks.is_numeric(D):
-        raise ValueError(
-            f"delays.given: D = {checks.shown(D)}; expected integers [T] or [T, parts]"
-        )
+        raise ValueError(f"delays.given: D = {checks.show(D)}; expected integers [T] or [T, parts]")
     models = np.asarray(D)
     if models.ndim not in (1, 2) or models.size == 0 or models.dtype.kind not in "iu":
         raise ValueError(

@@ -76,7 +76,7 @@ def momentum(eta: Real) -> Vector:
     Raises:
         ValueError: if eta is not in (0, 1].
     """
-    checks.within("memories.momentum: eta", eta, "(0, 1]")
+    checks.number("memories.momentum: eta", eta, "(0, 1]")
 
     def step(v, g, x):
         v = _average(v, eta, g)
@@ -96,7 +96,7 @@ def double_momentum(eta: Real) -> Vector:
     Raises:
         ValueError: if eta is not in (0, 1].
     """
-    checks.within("memories.double_momentum: eta", eta, "(0, 1]")
+    checks.number("memories.double_momentum: eta", eta, "(0, 1]")
 
     def start(params):
         return optax.tree.zeros_like(params), optax.tree.zeros_like(params)
@@ -366,22 +366,22 @@ def validate(method: str, up: Up, down: Down | None) -> None:
     ):
         value = getattr(up, name)
         if value is not None and not callable(value):
-            checks.within(f"{method}: {name} of up", value, interval)
+            checks.number(f"{method}: {name} of up", value, interval)
     for end, given in (("up", up), ("down", down)):
         if given is not None and not isinstance(given.compressor, Compressor):
             raise ValueError(
-                f"{method}: compressor of {end} = {checks.shown(given.compressor)}; expected a "
+                f"{method}: compressor of {end} = {checks.show(given.compressor)}; expected a "
                 "compressor, such as compressors.sign"
             )
     if not isinstance(up.over, str) or up.over not in ("all", "arrived"):
         raise ValueError(
-            f"{method}: over of up = {checks.shown(up.over)}; expected 'all' or 'arrived'"
+            f"{method}: over of up = {checks.show(up.over)}; expected 'all' or 'arrived'"
         )
     memory = None if down is None else down.memory
     if memory is not None and (
         not isinstance(memory, str) or memory not in ("error", "difference")
     ):
         raise ValueError(
-            f"{method}: memory of down = {checks.shown(memory)}; expected 'error', "
+            f"{method}: memory of down = {checks.show(memory)}; expected 'error', "
             "'difference' or None"
         )

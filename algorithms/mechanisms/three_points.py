@@ -113,7 +113,7 @@ def clag(C: Compressor, threshold: Real) -> ThreePoint:
     Raises:
         ValueError: if the compressor states no contraction, or $\zeta$ is negative.
     """
-    checks.within("clag: threshold", threshold, "[0, inf)")
+    checks.number("clag: threshold", threshold, "[0, inf)")
     delta = _contraction("clag", C)
 
     def apply(send, x, h, y, round):
@@ -240,7 +240,7 @@ def v5(Q: Compressor, probability: Real) -> ThreePoint:
     Raises:
         ValueError: if Q is biased, or p is not in (0, 1].
     """
-    checks.within("v5: probability", probability, "(0, 1]")
+    checks.number("v5: probability", probability, "(0, 1]")
     omega = _variance("v5", Q)
 
     def apply(send, x, h, y, round):

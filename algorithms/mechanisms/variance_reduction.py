@@ -63,7 +63,7 @@ def with_loopless_svrg(method: Algorithm, probability: Real) -> Algorithm:
     and Katyusha are better without the outer loop", 2020; with compression, Horvath et al.,
     "Stochastic distributed learning with gradient quantization and variance reduction", 2019.
     """
-    checks.within("with_loopless_svrg: probability", probability, "(0, 1]")
+    checks.number("with_loopless_svrg: probability", probability, "(0, 1]")
 
     def renewed(round: Round) -> jax.Array:
         return jnp.broadcast_to(_coin(round, probability), round.workers)
@@ -94,7 +94,7 @@ def with_page(method: Algorithm, probability: Real) -> Algorithm:
     estimator for nonconvex optimization", 2021; with compression, Fatkhullin et al., "EF21 with
     bells and whistles", 2021.
     """
-    checks.within("with_page: probability", probability, "(0, 1]")
+    checks.number("with_page: probability", probability, "(0, 1]")
     return with_recursion(
         f"{method.name} with PAGE", method, lambda round: _coin(round, probability), 0.0
     )

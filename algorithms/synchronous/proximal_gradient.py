@@ -69,7 +69,7 @@ def proximal_sgd(step_size: Real) -> Algorithm:
     Raises:
         ValueError: if the step size is not positive.
     """
-    checks.within("proximal_sgd: step_size", step_size, "(0, inf)")
+    checks.number("proximal_sgd: step_size", step_size, "(0, inf)")
     descent = optax.sgd(step_size)
 
     def update(x, gradients, round):

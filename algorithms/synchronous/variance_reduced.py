@@ -51,7 +51,7 @@ def page(
     estimator for nonconvex optimization", 2021. Departure: all samples are distributed over
     workers, and each worker has an estimate.
     """
-    checks.within("page: probability", probability, "(0, 1]")
+    checks.number("page: probability", probability, "(0, 1]")
     inner = averaged_gradients("minibatch_sgd", optimizer, via)
     return with_page(inner, probability)._replace(name=f"page({probability})")
 
@@ -95,7 +95,7 @@ def loopless_svrg(
     and Katyusha are better without the outer loop", 2020. Departure: w is renewed before the step
     instead of after it, so that the exact gradient is also used for the step of its round.
     """
-    checks.within("loopless_svrg: probability", probability, "(0, 1]")
+    checks.number("loopless_svrg: probability", probability, "(0, 1]")
     inner = averaged_gradients("minibatch_sgd", optimizer, via)
     return with_loopless_svrg(inner, probability)._replace(name=f"loopless_svrg({probability})")
 

@@ -23,28 +23,28 @@ LONG = {
 }
 
 # docstrings of data and properties, in which napoleon would read the words before a colon as a type
-_kept: dict[str, list[str]] = {}
+_held_back: dict[str, list[str]] = {}
 
 
-def _before_napoleon(
+def _prepare(
     app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
 ) -> None:
-    found = _of_data(name, thing) if what == "data" else lines
+    found = _data_lines(name, thing) if what == "data" else lines
     if not any(found):
         logging.getLogger(__name__).warning("%s has no docstring", name)
     lines[:] = rst.from_markdown("\n".join(found)).split("\n")
     if what in ("attribute", "data", "property"):
-        _kept[name] = lines[:]
+        _held_back[name] = lines[:]
         lines.clear()
 
 
-def _after_napoleon(
+def _restore(
     app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
 ) -> None:
-    lines[:] = _kept.pop(name, lines)
+    lines[:] = _held_back.pop(name, lines)
 
 
-def _of_data(name: str, thing: Any) -> list[str]:
+def _data_lines(name: str, thing: Any) -> list[str]:
     """Returns the docstring below the assignment of a value, from the module that assigns it."""
     last = name.rpartition(".")[2]
     for module_name, module in sorted(sys.modules.items()):
@@ -80,8 +80,8 @@ def _skip(
 
 
 def setup(app: Any) -> dict[str, bool]:
-    app.connect("autodoc-process-docstring", _before_napoleon, priority=400)
-    app.connect("autodoc-process-docstring", _after_napoleon, priority=600)
+    app.connect("autodoc-process-docstring", _prepare, priority=400)
+    app.connect("autodoc-process-docstring", _restore, priority=600)
     app.connect("autodoc-skip-member", _skip)
     # before autodoc merges types and arguments
     app.connect("object-description-transform", _plain_types, priority=400)

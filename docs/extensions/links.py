@@ -28,7 +28,7 @@ def _thing(name: str) -> Any:
     return None
 
 
-def _documented(objects: dict[str, Any], name: str) -> str | None:
+def _documented_name(objects: dict[str, Any], name: str) -> str | None:
     """Returns the documented name that ends with `name`, or that of the class with this member.
     Returns None if no name or several names match.
     """
@@ -45,7 +45,7 @@ def _documented(objects: dict[str, Any], name: str) -> str | None:
             return ends[0]
     owner, _, member = name.rpartition(".")
     return (
-        _documented(objects, owner)
+        _documented_name(objects, owner)
         if member and owner.rpartition(".")[2][:1].isupper()
         else None
     )
@@ -77,7 +77,7 @@ def _literals(app: Any, doctree: nodes.document, docname: str) -> None:
         match = NAME.fullmatch(literal.astext())
         if match is None or isinstance(literal.parent, nodes.reference | nodes.title):
             continue
-        name = _documented(objects, match[1])
+        name = _documented_name(objects, match[1])
         if name is not None:
             entry = objects[name]
             link = make_refnode(

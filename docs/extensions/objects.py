@@ -10,12 +10,12 @@ from docutils import nodes
 from sphinx.ext.autosummary import autosummary_toc
 
 
-def _without_sidebar(app: Any, doctree: nodes.document) -> None:
+def _remove_sidebar(app: Any, doctree: nodes.document) -> None:
     for contents in list(doctree.findall(autosummary_toc)):
         contents.parent.remove(contents)
 
 
 def setup(app: Any) -> dict[str, bool]:
     # before Sphinx collects the contents of the page
-    app.connect("doctree-read", _without_sidebar, priority=400)
+    app.connect("doctree-read", _remove_sidebar, priority=400)
     return {"parallel_read_safe": True}

@@ -17,17 +17,17 @@ RETURNS = re.compile(r"^Returns:\n((?:    .*\n?|\n(?=    ))+)", re.MULTILINE)
 
 def from_markdown(text: str) -> str:
     """Returns the docstring in reStructuredText; napoleon then formats its sections."""
-    lines = _with_code(RETURNS.sub(_returned, text).split("\n"))
+    lines = _mark_code(RETURNS.sub(_return_field, text).split("\n"))
     return "\n".join(block if code else _prose(block) for block, code in _blocks(lines))
 
 
-def _returned(section: re.Match[str]) -> str:
+def _return_field(section: re.Match[str]) -> str:
     """Returns `Returns:` as a field, since napoleon would read words before a colon as a type."""
     first, _, rest = section[1].strip().partition("\n")
     return f":returns: {first}\n{rest}\n\n"
 
 
-def _with_code(lines: list[str]) -> list[tuple[str, bool]]:
+def _mark_code(lines: list[str]) -> list[tuple[str, bool]]:
     """Returns each line, and whether it is code: indented by four, after an empty line, below text
     that is not a section title.
     """

@@ -67,7 +67,7 @@ def save(path: str | Path, cluster: Equal, about: Mapping[Any, Any] | None = Non
     Raises:
         ValueError: if the file cannot be written, or `about` cannot be converted to JSON.
     """
-    file = records.expanded("clusters.save: path", path)
+    file = records.user_path("clusters.save: path", path)
     try:
         records.write_json(file, {"kind": _KIND, **asdict(cluster), "about": dict(about or {})})
     except OSError as error:
@@ -92,18 +92,18 @@ def load(path: str | Path) -> Equal:
             message says what is wrong and where.
     """
     where = f"clusters.load: {path}"
-    found = _read(where, records.expanded("clusters.load: path", path))
+    found = _read(where, records.user_path("clusters.load: path", path))
     if not isinstance(found, dict) or found.get("kind") != _KIND:
         given = found.get("kind") if isinstance(found, dict) else found
         raise ValueError(
-            f"{where}: kind = {checks.shown(given)}; expected {_KIND!r}, as python -m "
+            f"{where}: kind = {checks.show(given)}; expected {_KIND!r}, as python -m "
             "experiments.calibrate writes it"
         )
     if missing := [name for name in ("latency", "bandwidth") if name not in found]:
         raise ValueError(f"{where}: missing {', '.join(missing)}; expected a number for each")
     if unknown := found.keys() - {"kind", "about", *_NUMBERS}:
         raise ValueError(
-            f"{where}: unknown {checks.shown(', '.join(sorted(unknown)))[1:-1]}; expected only "
+            f"{where}: unknown {checks.show(', '.join(sorted(unknown)))[1:-1]}; expected only "
             f"{', '.join(_NUMBERS)}"
         )
     numbers = {name: found[name] for name in _NUMBERS if name in found}
@@ -152,7 +152,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(
-            f"{checks.shown(next(name for name in found if names.count(name) > 1))} occurs twice"
+            f"{checks.show(next(name for name in found if names.count(name) > 1))} occurs twice"
         )
     return found
 
@@ -164,5 +164,5 @@ def _no_constant(name: str) -> Any:
 def _need(where: str, numbers: dict[str, Any]) -> None:
     for name, value in numbers.items():
         if not checks.is_number(value):
-            raise ValueError(f"{where}: {name} = {checks.shown(value)}; expected a number")
+            raise ValueError(f"{where}: {name} = {checks.show(value)}; expected a number")
         require_number(f"{where}: {name}", value, least=0, more=name == "bandwidth")

@@ -428,7 +428,7 @@ def _table(what: str, values: Any) -> tuple[np.ndarray, int | None]:
 def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
     array = np.array(array_likes.numbers(what, values))
     if array.dtype == bool:
-        raise ValueError(f"{what}: given {checks.shown(values)}; expected numbers")
+        raise ValueError(f"{what}: given {checks.show(values)}; expected numbers")
     with np.errstate(over="ignore"):
         # Draws are float32, so that the numbers must be finite and not round to 0 in float32.
         drawn = array.astype(np.float32)

@@ -154,7 +154,7 @@ def _require_scalar(where: str, function: Callable, *arguments: Any) -> None:
     """Raises ValueError if the function does not return one real number."""
 
     def called(*arguments: Any) -> Any:
-        with causes.explained(where):
+        with causes.refuse_errors(where):
             value = function(*arguments)
         if (
             not isinstance(value, jax.Array | np.ndarray | np.generic | float | int)
@@ -162,7 +162,7 @@ def _require_scalar(where: str, function: Callable, *arguments: Any) -> None:
             or not checks.is_numeric(value)
         ):
             raise ValueError(
-                f"{where} = {checks.shown(function)} returned {checks.typed(value)}; expected a "
+                f"{where} = {checks.show(function)} returned {checks.kind(value)}; expected a "
                 "float scalar"
             )
         return value

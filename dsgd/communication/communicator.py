@@ -597,7 +597,7 @@ class Communicator(Round):
                 or not np.isin(pairs, ids).all()
                 or (pairs[pairs] != ids).any()
             ):
-                given = checks.shown(partner)
+                given = checks.show(partner)
                 raise ValueError(
                     f"{self.record.method}: round.exchange: partner = {given}; expected the "
                     f"partner of each of {self.workers} workers, in pairs: "
@@ -746,7 +746,7 @@ class Communicator(Round):
         """
         self.record.require_seen("computed")
         if np.shape(seconds) != (self.workers,):
-            given = checks.typed(seconds)
+            given = checks.kind(seconds)
             raise ValueError(
                 f"{self.record.method}: round.computed: seconds = {given}; expected an array of "
                 f"shape [{self.workers}], one number for each worker"
@@ -904,7 +904,7 @@ class Communicator(Round):
         """
         if not isinstance(topology, Topology):
             raise ValueError(
-                f"{self.record.method}: round.{call}: topology = {checks.shown(topology)}; "
+                f"{self.record.method}: round.{call}: topology = {checks.show(topology)}; "
                 "expected a dsgd.Topology, such as topologies.ring(16)"
             )
         topology.require_workers(self.record.method, self.workers)

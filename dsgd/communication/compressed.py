@@ -476,7 +476,7 @@ def require_contraction(
         delta = stated(compressor.delta, leaf.shape[-1])
         if delta is not None and not (checks.is_number(delta) and 0 < delta <= 1):
             raise ValueError(
-                f"{method}: delta of {compressor.name} returns {checks.typed(delta)}; expected a "
+                f"{method}: delta of {compressor.name} returns {checks.kind(delta)}; expected a "
                 "number in (0, 1], or None"
             )
         if delta is None:

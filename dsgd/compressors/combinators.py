@@ -337,9 +337,9 @@ def _finite(compressor: Compressor, path: str, leaf: Any) -> jax.Array:
     """Returns the leaf as an array, if it is floating point, and finite unless it is traced."""
     where = f"apply: {compressor.name} of leaf {path}" if path else f"apply: {compressor.name}"
     if checks.is_numeric(leaf):
-        leaf = checks.as_array(where, leaf)
+        leaf = checks.copy_array(where, leaf)
     if not checks.is_numeric(leaf) or not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-        given = leaf.dtype if hasattr(leaf, "dtype") else checks.shown(leaf)
+        given = leaf.dtype if hasattr(leaf, "dtype") else checks.show(leaf)
         raise ValueError(f"{where}: got {given}; expected floating point")
     if np.size(leaf) == 0:
         raise ValueError(f"{where}: the leaf has no elements; expected at least one")

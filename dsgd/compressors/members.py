@@ -43,12 +43,12 @@ def encode(
     """
     if jnp.ndim(x) != 1:
         raise ValueError(
-            f"encode: x = {checks.typed(x)}; expected a vector [d]: compressors.apply compresses "
+            f"encode: x = {checks.kind(x)}; expected a vector [d]: compressors.apply compresses "
             "pytrees of arrays"
         )
     if last is not None and not compressor.warm:
         raise ValueError(
-            f"encode: last = {checks.typed(last)}, but {compressor.name} has no warm start; "
+            f"encode: last = {checks.kind(last)}, but {compressor.name} has no warm start; "
             "expected last=None"
         )
     x = jnp.asarray(x)
@@ -89,7 +89,7 @@ def count_bits(compressor: Compressor, message: PyTree) -> int | jax.Array:
     traced = isinstance(bits, jax.Array) and bits.shape == () and bits.dtype == jnp.uint32
     if not traced and (not isinstance(bits, int) or isinstance(bits, bool) or bits < 0):
         raise ValueError(
-            f"{compressor.name}: bits returned {checks.typed(bits)}; expected an int, or a uint32 "
+            f"{compressor.name}: bits returned {checks.kind(bits)}; expected an int, or a uint32 "
             "scalar if messages differ in size"
         )
     return bits
@@ -119,7 +119,7 @@ def _require_message(compressor: Compressor, message: Any) -> Any:
     leaves = jax.tree.leaves(message)
     if not leaves or not all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves):
         raise ValueError(
-            f"{compressor.name}: compress returned {checks.typed(message)}; expected a message, a "
+            f"{compressor.name}: compress returned {checks.kind(message)}; expected a message, a "
             "pytree of arrays"
         )
     return message
@@ -128,7 +128,7 @@ def _require_message(compressor: Compressor, message: Any) -> Any:
 def _require_vector(compressor: Compressor, member: str, x: Any, d: int) -> jax.Array:
     if not isinstance(x, jax.Array) or x.shape != (d,) or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
-            f"{compressor.name}: {member} returned {checks.typed(x)}; expected a floating-point "
+            f"{compressor.name}: {member} returned {checks.kind(x)}; expected a floating-point "
             f"vector [{d}]"
         )
     return x

@@ -183,7 +183,7 @@ def eden(
     for federated learning", 2022. Departure: which elements have more bits is not drawn, since all
     elements of Rx have the same distribution.
     """
-    checks.within("eden: bits", bits, "[1, 4]")
+    checks.number("eden: bits", bits, "[1, 4]")
     checks.positive_int("eden: rounds", rounds)
     few, share = math.floor(bits), bits % 1
     widths = (few + 1, few) if share else (few,)

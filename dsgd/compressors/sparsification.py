@@ -211,7 +211,7 @@ def random_sparsification(probability: float) -> Compressor:
     Source: Wangni et al., 2018; Liu and Zhang, section 3.2, which prints "set z to 0 with
     probability p" for 1 - p.
     """
-    checks.within("random_sparsification: probability", probability, "(0, 1]")
+    checks.number("random_sparsification: probability", probability, "(0, 1]")
     p, name = probability, f"random_sparsification({probability:g})"
 
     def compress(key, x):
@@ -329,7 +329,7 @@ def require_share(name: str, what: str, value: float, or_count: str = "") -> flo
             f"{name}: {what} = {value}, an integer; expected a share, a float in (0, 1], where 1.0 "
             f"is all{or_count}"
         )
-    return checks.within(f"{name}: {what}", value, "(0, 1]")
+    return checks.number(f"{name}: {what}", value, "(0, 1]")
 
 
 def shown(size: float) -> str:

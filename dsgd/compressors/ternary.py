@@ -41,7 +41,7 @@ def clipped_ternary(limit: float = 2.5) -> Compressor:
     $\sigma$ is the root mean square instead of the standard deviation, which is 0 for vectors of
     equal elements.
     """
-    checks.within("clipped_ternary: limit", limit, "[1, inf)")
+    checks.number("clipped_ternary: limit", limit, "[1, inf)")
 
     return _ternary(
         f"clipped_ternary({limit:g})", prepare=lambda x: clipped(wide(x), limit), omega=None

@@ -42,7 +42,7 @@ def threshold(v: float) -> Compressor:
     Source: Dutta et al., "On the discrepancy between the theoretical analysis and practical
     implementations of compressed communication for distributed deep learning", 2020.
     """
-    checks.within("threshold: v", v, "(0, inf)")
+    checks.number("threshold: v", v, "(0, inf)")
     return _counted(f"threshold({v:g})", lambda d: d, lambda key, x: ~(jnp.abs(x) <= v))
 
 
@@ -133,7 +133,7 @@ def sidco(fraction: float, stages: int = 1) -> Compressor:
     distributed training systems", 2021, for exponential magnitudes. Departure: the number of stages
     is fixed, and their shares are equal.
     """
-    checks.within("sidco: fraction", fraction, "(0, 1)")
+    checks.number("sidco: fraction", fraction, "(0, 1)")
     checks.positive_int("sidco: stages", stages)
     factor = -math.log(fraction) / stages
 

@@ -151,7 +151,7 @@ def _attempt(what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
         return look()
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        cause = causes.of(error)
+        cause = causes.note_on(error)
         where = f" ({cause})" if cause and str(error) not in cause else ""
         return [Finding(what, False, f"{kind}{error}{where}")]
 

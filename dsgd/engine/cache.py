@@ -85,7 +85,7 @@ def _absolute(chosen: str | Path | None) -> Path:
             valid.
     """
     if chosen:
-        return records.expanded("cache", chosen).absolute()
+        return records.user_path("cache", chosen).absolute()
     place = platformdirs.user_cache_path("dsgd")
     if not place.is_absolute():  # "~/.cache" if no home directory is known
         raise OSError(f"{place} is not an absolute path: there is no home directory")

@@ -76,7 +76,7 @@ def require_arrays(where: str, tree: PyTree) -> PyTree:
         isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int) for leaf in leaves
     ):
         raise ValueError(
-            f"{where} returned {checks.typed(tree) if leaves else checks.shown(tree)}; expected a "
+            f"{where} returned {checks.kind(tree) if leaves else checks.show(tree)}; expected a "
             "pytree of arrays"
         )
     return tree
@@ -124,11 +124,11 @@ def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
     mask = trainable
     if callable(trainable):
         checks.require_call(f"{name}: trainable", trainable, "parameters")
-        with causes.explained(f"{name}: trainable"):
+        with causes.refuse_errors(f"{name}: trainable"):
             mask = trainable(params)
     if not all(isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(mask)):
         raise ValueError(
-            f"{name}: trainable = {checks.shown(mask)}; expected a tree of True and False"
+            f"{name}: trainable = {checks.show(mask)}; expected a tree of True and False"
         )
     try:
         return jax.tree.leaves(jax.tree.broadcast(mask, params))
@@ -152,7 +152,7 @@ def _difference(mask: PyTree, params: Params, path: str = "") -> str:
         return next(filter(None, each), "")
     need = ", ".join(filter(None, expected))
     return (
-        f"{path} = {checks.shown(mask)}; expected a prefix of the parameters' tree: True or False"
+        f"{path} = {checks.show(mask)}; expected a prefix of the parameters' tree: True or False"
         f"{f', or a tree with the entries {need}' if need else ''}"
     )
 

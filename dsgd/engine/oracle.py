@@ -527,7 +527,7 @@ def _loss_and_slope(
         result = _weighted(problem, "evaluate", problem.evaluation.function, params, data, shared)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
             raise ValueError(
-                f"{problem.name}: evaluate returns {checks.typed(result)}; expected a pair "
+                f"{problem.name}: evaluate returns {checks.kind(result)}; expected a pair "
                 "(scalars by name, gradient or None)"
             )
         scalars, slope = result

@@ -131,14 +131,14 @@ def parameters(problem: Problem) -> Params:
 
 def _require_state(where: str, state: Any) -> None:
     if not isinstance(state, State):
-        raise ValueError(f"{where} returns {checks.typed(state)}; expected a dsgd.State")
+        raise ValueError(f"{where} returns {checks.kind(state)}; expected a dsgd.State")
 
 
 def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
     """Validates a query. Returns it with `exact` as a Python bool and `workers` as int32."""
     if not isinstance(query, Query):
         raise ValueError(
-            f"{name}: query returns {checks.typed(query)}; expected a dsgd.Query, or a tuple of "
+            f"{name}: query returns {checks.kind(query)}; expected a dsgd.Query, or a tuple of "
             "queries"
         )
     exact = query.exact
@@ -167,7 +167,7 @@ def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
         and jnp.issubdtype(chosen.dtype, jnp.integer)
     ):
         raise ValueError(
-            f"{name}: query returns workers = {checks.typed(chosen)}; expected None, or int32 [k], "
+            f"{name}: query returns workers = {checks.kind(chosen)}; expected None, or int32 [k], "
             "k >= 1"
         )
     if given is not None:
@@ -197,7 +197,7 @@ def _active(name: str, active: Any, N: int) -> jax.Array | None:
         isinstance(active, bool | np.bool_) or (_is_array(active) and active.dtype == bool)
     ) or (jnp.shape(active) not in ((), (N,))):
         raise ValueError(
-            f"{name}: query returns active = {checks.typed(active)}; expected None, a bool scalar, "
+            f"{name}: query returns active = {checks.kind(active)}; expected None, a bool scalar, "
             f"or bool [{N}]"
         )
     return jnp.broadcast_to(active, (N,))
@@ -216,7 +216,7 @@ def _samples(name: str, query: Query, problem: Problem, N: int) -> jax.Array | N
         and samples.size
     ):
         raise ValueError(
-            f"{name}: query returns samples = {checks.typed(samples)}; expected None, integers "
+            f"{name}: query returns samples = {checks.kind(samples)}; expected None, integers "
             f"[{N}], or integers [{N}, b] with b >= 1"
         )
     if problem.choose is None or problem.local_samples is None:
@@ -240,14 +240,14 @@ def _is_array(value: Any) -> bool:
 
 def _static(value: Any) -> str:
     """Formats a value that must be known during tracing, for an error message."""
-    return f"a traced {checks.typed(value)}" if isinstance(value, Tracer) else checks.shown(value)
+    return f"a traced {checks.kind(value)}" if isinstance(value, Tracer) else checks.show(value)
 
 
 def drawn(problem: Problem, batch: PyTree) -> PyTree:
     """Returns the batch that the problem drew, which must have arrays."""
     if not jax.tree.leaves(batch):
         raise ValueError(
-            f"{problem.name}: sample returns {checks.shown(batch)}; expected a batch, a pytree of "
+            f"{problem.name}: sample returns {checks.show(batch)}; expected a batch, a pytree of "
             "arrays"
         )
     return batch
@@ -265,7 +265,7 @@ def loss(problem: Problem) -> Callable:
             or not jnp.issubdtype(value.dtype, jnp.floating)
         ):
             raise ValueError(
-                f"{problem.name}: loss returns {checks.typed(value)}; expected one floating-point "
+                f"{problem.name}: loss returns {checks.kind(value)}; expected one floating-point "
                 "scalar, the mean over the batch"
             )
         return value

@@ -540,7 +540,7 @@ def _labels(name: str, names: tuple[Any, ...] | None, n: int) -> Label:
         return str
     if len(names) != n or _repeated(names):
         raise ValueError(
-            f"{name}: names = {checks.shown(names)}; expected {n} different names, one for each "
+            f"{name}: names = {checks.show(names)}; expected {n} different names, one for each "
             "worker"
         )
     return lambda worker: repr(names[worker])

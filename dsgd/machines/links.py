@@ -132,7 +132,7 @@ def require_allowed(latency: float = 0.0) -> None:
     """Raises ValueError if network namespaces and links of this latency are not available. The
     message reports what is missing.
     """
-    checks.within("shaped: latency", latency, "[0, inf)")
+    checks.number("shaped: latency", latency, "[0, inf)")
     if not sys.platform.startswith("linux"):
         raise ValueError(
             f"shaped: the platform is {sys.platform}; expected Linux, for network namespaces and tc"

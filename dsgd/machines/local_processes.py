@@ -102,7 +102,7 @@ def called(
         sent = cloudpickle.dumps(function)
     except Exception as error:  # an object's own pickling may raise anything
         raise ValueError(
-            f"{name}: function = {checks.shown(function)} cannot be pickled ({error}); expected a "
+            f"{name}: function = {checks.show(function)} cannot be pickled ({error}); expected a "
             "function that can be sent to other processes"
         ) from error
     return [cloudpickle.loads(result) for result in _results(name, sent, sites, timeout)]

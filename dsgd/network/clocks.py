@@ -139,7 +139,7 @@ def exchange(
         raise ValueError(f"elapse: finish of shape {np.shape(finish)}; expected seconds [N]")
     ports = ports._replace(
         **{
-            name: checks.as_array(f"elapse: ports.{name}", getattr(ports, name))
+            name: checks.copy_array(f"elapse: ports.{name}", getattr(ports, name))
             for name in ("latency", "up", "down")
         }
     )

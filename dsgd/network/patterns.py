@@ -351,7 +351,7 @@ def cost(
     seconds = pattern.seconds(workers, latency, transfer, convention)
     if not checks.is_number(seconds) and not checks.is_numeric(seconds):
         raise ValueError(
-            f"cost: seconds of {pattern.name}, {convention}, returns {checks.typed(seconds)}; "
+            f"cost: seconds of {pattern.name}, {convention}, returns {checks.kind(seconds)}; "
             "expected seconds"
         )
     return seconds

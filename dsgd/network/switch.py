@@ -251,7 +251,7 @@ def check_convention(convention: str) -> None:
 def require_seconds(what: str, value: Number) -> None:
     """Raises ValueError if the value is negative, infinite or NaN."""
     if not checks.is_number(value) or not 0 <= value < math.inf:
-        raise ValueError(f"{what} = {checks.shown(value)}; expected seconds >= 0, finite")
+        raise ValueError(f"{what} = {checks.show(value)}; expected seconds >= 0, finite")
 
 
 def _ports(what: str, values: Number | Sequence[Number]) -> Number | list[Number]:
@@ -261,7 +261,7 @@ def _ports(what: str, values: Number | Sequence[Number]) -> Number | list[Number
         require_seconds(f"simulate: {what}", values)
         return values
     if getattr(values, "ndim", 1) != 1 or not len(values):
-        raise ValueError(f"simulate: {what} = {checks.shown(values)}; expected seconds by worker")
+        raise ValueError(f"simulate: {what} = {checks.show(values)}; expected seconds by worker")
     for worker, value in enumerate(values):
         require_seconds(f"simulate: {what} of worker {worker}", value)
     return list(values)
@@ -275,7 +275,7 @@ def _check(i: int, message: Message, count: int, *ports: Number | list[Number]) 
     num_workers = min((len(list_) for list_ in ports if isinstance(list_, list)), default=math.inf)
     if not isinstance(message, Message):
         raise ValueError(
-            f"simulate: messages[{i}] = {checks.shown(message)}; expected a network.Message"
+            f"simulate: messages[{i}] = {checks.show(message)}; expected a network.Message"
         )
     for end, worker in (("from", message.sender), ("to", message.receiver)):
         if not checks.is_integer(worker) or not 0 <= worker < num_workers:

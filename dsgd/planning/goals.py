@@ -147,7 +147,7 @@ def goal_of(
     for name, number in given.items():
         if not np.isfinite(number) or (name != "target" and number <= 0):
             raise ValueError(
-                f"plan: {name} = {checks.shown(number)}; expected a finite number"
+                f"plan: {name} = {checks.show(number)}; expected a finite number"
                 f"{' > 0' * (name != 'target')}"
             )
     return Goal(metric, sign, target, seconds, bits)

@@ -147,7 +147,7 @@ def plan(
         mesh,
         optimizer,
         max(1, steps // RECORDS),
-        None if checkpoint is None else records.expanded("plan: checkpoint", checkpoint),
+        None if checkpoint is None else records.user_path("plan: checkpoint", checkpoint),
     )
     # a method refuses its arguments before the first run
     each = [training.all_points(setting, candidate, rates, steps) for candidate in candidates]

@@ -171,7 +171,7 @@ def _named(candidate: Candidate, what: str = "") -> Iterator[None]:
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     except Exception as error:
-        cause = causes.of(error) or f"{type(error).__name__}: {causes.remedy(error)}"
+        cause = causes.note_on(error) or f"{type(error).__name__}: {causes.remedy(error)}"
         raise ValueError(f"{where}: {cause}") from error
 
 

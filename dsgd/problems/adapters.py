@@ -96,7 +96,7 @@ def adapt(model: Any, inputs: PyTree) -> Network:
     if callable(model) and (not inspect.isclass(model) or issubclass(model, nnx.Module)):
         parts = _made(model)
         return _of_nnx(parts.graph.nodes[0].type.__name__, parts, _NnxInit(model), _samples(inputs))
-    raise ValueError(f"model = {checks.shown(model)}; expected {_NEED}")
+    raise ValueError(f"model = {checks.show(model)}; expected {_NEED}")
 
 
 def _samples(inputs: PyTree) -> PyTree:
@@ -186,7 +186,7 @@ def _of_linen(module: Any, inputs: PyTree) -> Network:
     ]
     shapes = tuple(jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in leaves)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    with causes.explained(f"model {name}: init"):
+    with causes.refuse_errors(f"model {name}: init"):
         variables = jax.eval_shape(
             _LinenInit(_LinenApply(*modes[0]), structure, shapes).all_variables, key
         )
@@ -211,7 +211,7 @@ def _of_linen(module: Any, inputs: PyTree) -> Network:
         if others
         else None
     )
-    with causes.explained(f"model {name} in training"):
+    with causes.refuse_errors(f"model {name} in training"):
         random = depends(
             lambda key, params, inputs: trained(params, inputs, key)[0], key, params, inputs
         )
@@ -403,11 +403,11 @@ def _made(factory: Callable) -> _Parts:
         made.append(parts._replace(params=None))
         return parts.params
 
-    with causes.explained(f"model = {checks.shown(factory)}"):
+    with causes.refuse_errors(f"model = {checks.show(factory)}"):
         params = jax.eval_shape(make)
     if others:
         raise ValueError(
-            f"model = {checks.shown(factory)} returned {checks.typed(others[0])}; expected {_NEED}"
+            f"model = {checks.show(factory)} returned {checks.kind(others[0])}; expected {_NEED}"
         )
     return made[0]._replace(params=params)
 

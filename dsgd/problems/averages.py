@@ -120,7 +120,7 @@ def require_supported(
         trained: which leaves of the parameters are trained.
     """
     key = jax.eval_shape(lambda: jax.random.key(0)) if training.random else None
-    with causes.explained(f"model {name} in training"):
+    with causes.refuse_errors(f"model {name} in training"):
         jaxpr: Any = jax.make_jaxpr(
             lambda params: training.apply(params, *_zeros((inputs, key)))[1]
         )(params).jaxpr

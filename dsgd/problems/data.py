@@ -84,7 +84,7 @@ def load(
         isinstance(data, str | Path) and str(data).endswith(tables.ENDS)
     ):
         raise ValueError(
-            f"load: target = {target!r} for data = {checks.shown(data)}; expected target for CSV "
+            f"load: target = {target!r} for data = {checks.show(data)}; expected target for CSV "
             "files only"
         )
     if isinstance(data, Dataset):
@@ -100,10 +100,12 @@ def load(
                 "folder that holds them"
             )
         return _checked(
-            Dataset(name=str(data), **files.read(str(data), records.expanded("data_dir", data_dir)))
+            Dataset(
+                name=str(data), **files.read(str(data), records.user_path("data_dir", data_dir))
+            )
         )
     return _from_file(
-        records.expanded("data_dir", data_dir or "") / records.expanded("data", data),
+        records.user_path("data_dir", data_dir or "") / records.user_path("data", data),
         str(data),
         target,
     )
@@ -141,8 +143,8 @@ def _from_file(path: Path, data: str, target: str | None) -> Dataset:
     if found is None:
         names = ", ".join([*BUNDLED, *FILES])
         raise ValueError(
-            f"load: data = {checks.shown(data)}; expected one of {names}, a LIBSVM or CSV file "
-            f"(there is no {checks.shown(str(path))}), or arrays"
+            f"load: data = {checks.show(data)}; expected one of {names}, a LIBSVM or CSV file "
+            f"(there is no {checks.show(str(path))}), or arrays"
         )
     train, test = found
     (inputs, targets), *held_out = svmlight.read(*(each for each in found if each))
@@ -193,7 +195,7 @@ def _real(where: str, inputs: np.ndarray) -> np.ndarray:
     if not np.isfinite(inputs).all():
         raise ValueError(f"{where} have entries that are not finite; expected finite numbers")
     kind = jnp.result_type(float)
-    return (inputs if inputs.dtype.kind in "iub" else array_likes.kept(where, inputs)).astype(
+    return (inputs if inputs.dtype.kind in "iub" else array_likes.narrow(where, inputs)).astype(
         kind, copy=False
     )
 
@@ -286,7 +288,7 @@ def _checked(dataset: Dataset) -> Dataset:
     """Validates a data set and returns it with arrays in place of array-like objects."""
     name = dataset.name
     if not isinstance(name, str) or not checks.is_integer(dataset.classes) or dataset.classes < 1:
-        given = f"name = {checks.shown(name)}, classes = {checks.shown(dataset.classes)}"
+        given = f"name = {checks.show(name)}, classes = {checks.show(dataset.classes)}"
         raise ValueError(
             f"Dataset: {given}; expected a string, and a number of classes that is an integer, at "
             "least 1"

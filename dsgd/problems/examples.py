@@ -356,7 +356,7 @@ def arrays(what: str, pair: Any) -> tuple[PyTree, PyTree]:
             else ""
         )
         raise ValueError(
-            f"{what} = {checks.shown(pair)}; expected a pair (inputs, targets){several}"
+            f"{what} = {checks.show(pair)}; expected a pair (inputs, targets){several}"
         )
     inputs = array_likes.tree(f"{what}: inputs", pair[0], _inputs)
     targets = array_likes.tree(f"{what}: targets", pair[1], _samples)
@@ -365,7 +365,7 @@ def arrays(what: str, pair: Any) -> tuple[PyTree, PyTree]:
             sparse.require_columns(f"{what}: inputs", leaf)
     if not jax.tree.leaves(inputs):
         raise ValueError(
-            f"{what}: inputs = {checks.shown(pair[0])} has no arrays; expected leaves [M, ...]"
+            f"{what}: inputs = {checks.show(pair[0])} has no arrays; expected leaves [M, ...]"
         )
     length = len(jax.tree.leaves(inputs)[0])
     for path, leaf in tree_leaves_with_path((inputs, targets)):
@@ -405,4 +405,4 @@ def _samples(where: str, leaf: Any) -> np.ndarray:
         )
     if jnp.issubdtype(array.dtype, jnp.floating) and not np.isfinite(array).all():
         raise ValueError(f"{where} has entries that are not finite; expected finite numbers")
-    return array_likes.kept(where, array)
+    return array_likes.narrow(where, array)

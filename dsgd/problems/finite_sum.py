@@ -410,7 +410,7 @@ def _parameters(name: str, model: Network, trainable: Any) -> tuple[PyTree, tupl
     """Returns the shapes and types of a model's parameters, and which leaves are trained: those
     that both the model and the user select.
     """
-    with causes.explained(name):
+    with causes.refuse_errors(name):
         params = leaves.started("init of the model", model.parameters.init)
     chosen = (leaves.of(name, params, of) for of in (model.parameters.trainable, trainable))
     return params, tuple(map(all, zip(*chosen, strict=True)))
@@ -502,7 +502,7 @@ def _weights(
         ):
             need = f"{len(sizes)} finite numbers, one for each worker, at least 0 and not all 0"
             raise ValueError(
-                f"{name}: weights = {checks.shown(weights)}; expected {need}, or one of "
+                f"{name}: weights = {checks.show(weights)}; expected {need}, or one of "
                 f"{', '.join(map(repr, WEIGHTS))}"
             )
     return None if np.ptp(numbers) == 0 else tuple((numbers / numbers.mean()).tolist())
@@ -519,7 +519,7 @@ def _held_out(
     """
     if (test is None) != (not metrics):
         raise ValueError(
-            f"finite_sum: test = {checks.shown(test)}, metrics = {checks.shown(metrics)}; "
+            f"finite_sum: test = {checks.show(test)}, metrics = {checks.show(metrics)}; "
             "expected both, or neither"
         )
     if test is None or not metrics:
@@ -528,7 +528,7 @@ def _held_out(
         if not callable(function) or metric in oracle.RESERVED | {"loss"}:
             taken = ", ".join(sorted(oracle.RESERVED | {"loss"}))
             raise ValueError(
-                f"finite_sum: metrics[{metric!r}] = {checks.shown(function)}; expected functions "
+                f"finite_sum: metrics[{metric!r}] = {checks.show(function)}; expected functions "
                 f"with names other than {taken}"
             )
     held_out = arrays("test", test)
@@ -549,7 +549,7 @@ def _require_per_sample(
 
     def values(m):
         piece = accumulate.of_length(rows, m)
-        with causes.explained(f"{name}: model"):
+        with causes.refuse_errors(f"{name}: model"):
             outputs = jax.eval_shape(
                 lambda params, inputs: leaves.require_arrays("it", loss.apply(params, inputs)),
                 params,
@@ -557,7 +557,7 @@ def _require_per_sample(
             )
         given = {}
         for what, function in (("loss", loss.per_sample), *metrics):
-            with causes.explained(f"{name}: {what}"):
+            with causes.refuse_errors(f"{name}: {what}"):
                 given[what] = jax.eval_shape(
                     lambda outputs, targets, of=function: leaves.require_arrays(
                         "it", of(outputs, targets)
@@ -578,7 +578,7 @@ def _require_per_sample(
             and three.shape == (3, *two.shape[1:])
         )
         if not fits or not (what != "loss" or jnp.issubdtype(two.dtype, jnp.floating)):
-            given = f"{checks.typed(two)} for 2 samples, {checks.typed(three)} for 3"
+            given = f"{checks.kind(two)} for 2 samples, {checks.kind(three)} for 3"
             raise ValueError(
                 f"{name}: {what} returned {given}; expected floating point [m, ...], one value "
                 "(or row) for each sample"

@@ -138,7 +138,7 @@ def next_byte(logits: jax.Array, targets: jax.Array) -> jax.Array:
     """
     if getattr(logits, "shape", None) != (*targets.shape, BYTES):
         raise ValueError(
-            f"language_model: model returned {checks.typed(logits)} for bytes "
+            f"language_model: model returned {checks.kind(logits)} for bytes "
             f"{list(targets.shape)}; expected logits [m, T, {BYTES}]"
         )
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets.astype(jnp.int32))

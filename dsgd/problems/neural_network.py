@@ -96,7 +96,7 @@ def _require_logits(name: str, model: Network, shape: tuple[int, ...], classes: 
     params = jax.eval_shape(model.parameters.init, jax.eval_shape(lambda: jax.random.key(0)))
     logits = jax.eval_shape(model.apply, params, inputs)
     if not isinstance(logits, jax.ShapeDtypeStruct) or logits.shape != (1, classes):
-        given = checks.typed(logits)
+        given = checks.kind(logits)
         raise ValueError(
             f"neural_network: model {name} maps {(1, *shape)} to {given}; expected logits "
             f"{(1, classes)}, one for each of the {classes} classes"

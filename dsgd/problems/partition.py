@@ -204,5 +204,5 @@ def require_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.n
             or part.max() >= samples
         ):
             need = f"indices from 0 to {samples - 1}, at least one"
-            raise ValueError(f"partition: worker {n} has {checks.shown(parts[n])}; expected {need}")
+            raise ValueError(f"partition: worker {n} has {checks.show(parts[n])}; expected {need}")
     return checked

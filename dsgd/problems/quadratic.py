@@ -247,7 +247,7 @@ def random_quadratic(
 def _real(name: str, values: ArrayLike) -> np.ndarray:
     """Returns the values in float64, after checking that JAX's default type can represent them."""
     real = array_likes.numbers(f"quadratic: {name}", values).astype(np.float64, copy=False)
-    array_likes.kept(f"quadratic: {name}", real)
+    array_likes.narrow(f"quadratic: {name}", real)
     return real
 
 
@@ -263,7 +263,7 @@ def _check(A: np.ndarray, b: np.ndarray, noise: float, start: np.ndarray | None)
         )
     if not 0 <= noise < np.inf:
         raise ValueError(f"quadratic: noise = {noise}; expected a finite sigma >= 0")
-    array_likes.kept("quadratic: noise", np.array(noise, np.float64))
+    array_likes.narrow("quadratic: noise", np.array(noise, np.float64))
     if start is not None and np.shape(start) != b.shape[1:]:
         raise ValueError(
             f"quadratic: start has shape {np.shape(start)}; expected {b.shape[1:]}, as b[n]"

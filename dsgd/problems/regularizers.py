@@ -13,7 +13,7 @@ import optax
 
 from dsgd import array_likes, checks, workers, xla
 from dsgd.base import Params, Problem, Regularizer
-from dsgd.causes import explained
+from dsgd.causes import refuse_errors
 from dsgd.engine import leaves, protocol
 
 # The mean of feasible local models may violate the constraints by rounding.
@@ -59,16 +59,16 @@ def _require_functions(problem: Problem, r: Regularizer) -> None:
         given = r.value(params)
         floating = checks.is_number(given) and jnp.issubdtype(jnp.result_type(given), jnp.floating)
         if not floating:
-            raise ValueError(f"returns {checks.typed(given)}; expected a floating-point scalar")
+            raise ValueError(f"returns {checks.kind(given)}; expected a floating-point scalar")
         return given
 
     def prox(params):
         return leaves.require_arrays("the function", r.prox(params, 1.0))
 
     params = protocol.parameters(problem)
-    with explained(f"regularized: value of {r.name}"):
+    with refuse_errors(f"regularized: value of {r.name}"):
         jax.eval_shape(value, params)
-    with explained(f"regularized: prox of {r.name}"):
+    with refuse_errors(f"regularized: prox of {r.name}"):
         after = jax.eval_shape(prox, params)
     checks.require_same(f"regularized: prox of {r.name} returns a tree", after, params)
 
@@ -86,7 +86,7 @@ def l1(penalty: float) -> Regularizer:
     Raises:
         ValueError: if the penalty is outside of this interval.
     """
-    checks.within("l1: penalty", penalty, _PENALTIES)
+    checks.number("l1: penalty", penalty, _PENALTIES)
     return Regularizer(partial(_l1, penalty), partial(_soft_threshold, penalty), f"l1({penalty})")
 
 
@@ -119,7 +119,7 @@ def group_lasso(penalty: float, groups: str = "rows") -> Regularizer:
     Source: Yuan and Lin, "Model selection and estimation in regression with grouped variables",
     2006.
     """
-    checks.within("group_lasso: penalty", penalty, _PENALTIES)
+    checks.number("group_lasso: penalty", penalty, _PENALTIES)
     if groups not in ("rows", "leaves"):
         raise ValueError(f"group_lasso: groups = {groups!r}; expected 'rows' or 'leaves'")
     of = (penalty, groups == "rows")
@@ -171,7 +171,7 @@ def box(low: float, high: float) -> Regularizer:
     """
     if not low <= high:
         raise ValueError(f"box: low = {low}, high = {high}; expected low <= high")
-    array_likes.kept("box: bounds", np.array([low, high]))
+    array_likes.narrow("box: bounds", np.array([low, high]))
     return Regularizer(
         partial(_inside, low, high), partial(_clip, low, high), f"box({low}, {high})"
     )

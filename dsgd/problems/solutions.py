@@ -60,7 +60,7 @@ def solved(problem: Problem, tolerance: float = 1e-12) -> Problem:
     problems", 2009; O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes",
     2015.
     """
-    checks.within("solved: tolerance", tolerance, "(0, 1)")
+    checks.number("solved: tolerance", tolerance, "(0, 1)")
     if not all(leaves.flags(problem)):
         raise ValueError(
             f"solved: parameters of {problem.name} include leaves that are not trained; expected a "

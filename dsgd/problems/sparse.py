@@ -126,7 +126,7 @@ def _canonical(where: str, matrix: Any) -> Any:
     """
     if not issparse(matrix) or matrix.ndim != 2:
         raise ValueError(
-            f"{where} = {checks.typed(matrix)}; expected a scipy.sparse matrix [M, features], "
+            f"{where} = {checks.kind(matrix)}; expected a scipy.sparse matrix [M, features], "
             "scipy.sparse.csr_array(X)"
         )
     if not 1 <= matrix.shape[1] <= _MOST_FEATURES:
@@ -139,7 +139,7 @@ def _canonical(where: str, matrix: Any) -> Any:
     rows.eliminate_zeros()
     if not np.isfinite(rows.data).all():
         raise ValueError(f"{where} has entries that are not finite; expected finite numbers")
-    rows.data = array_likes.kept(where, rows.data).astype(jnp.result_type(float), copy=False)
+    rows.data = array_likes.narrow(where, rows.data).astype(jnp.result_type(float), copy=False)
     return rows
 
 

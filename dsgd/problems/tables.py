@@ -36,13 +36,13 @@ def read(path: Path, target: str | None) -> tuple[np.ndarray, np.ndarray]:
         ) from error
     if len(set(names)) < len(names) or len(names) < 2:
         raise ValueError(
-            f"{path}: the columns are {checks.shown(names)}; expected at least two different "
+            f"{path}: the columns are {checks.show(names)}; expected at least two different "
             "names in the first line"
         )
     if target not in names:
         need = "expected the name of the column with the classes"
         raise ValueError(
-            f"{path}: target = {target!r}, but the columns are {checks.shown(names)}; {need}"
+            f"{path}: target = {target!r}, but the columns are {checks.show(names)}; {need}"
         )
     inputs = [
         _numbers(path, name, column)

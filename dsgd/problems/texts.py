@@ -33,8 +33,8 @@ def documents(text: str | Path, seed: int) -> list[bytes]:
     if text == "grammar":
         return grammar.documents(seed)
     path, given = (
-        records.expanded("language_model: text", text),
-        f"language_model: text = {checks.shown(str(text))}",
+        records.user_path("language_model: text", text),
+        f"language_model: text = {checks.show(str(text))}",
     )
     if text == "" or not is_there(
         path, Path.exists

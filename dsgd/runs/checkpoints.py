@@ -22,7 +22,7 @@ import numpy as np
 from dsgd.base import PyTree
 from dsgd.engine.loop import Carry
 from dsgd.machines import agreement, arrays
-from dsgd.records import expanded, replacing
+from dsgd.records import replacing, user_path
 from dsgd.runs import fingerprint
 from dsgd.runs.starts import FROM_MODEL
 
@@ -52,7 +52,7 @@ class Checkpoint:
     def __init__(self, folder: str | Path, about: dict[str, str], several: bool = False) -> None:
         if not str(folder).strip():
             raise ValueError(f"checkpoint = {folder!r}; expected a folder; '.' is the current one")
-        self._folder = expanded("checkpoint", folder).absolute()
+        self._folder = user_path("checkpoint", folder).absolute()
         self._path = self._folder / _FILE
         self._about = about
         self._several = several

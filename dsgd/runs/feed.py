@@ -136,8 +136,7 @@ class Feed:
     def _check(self, i: int, batch: PyTree) -> None:
         if not jax.tree.leaves(batch):
             raise ValueError(
-                f"batches: batch {i} = {checks.shown(batch)} has no arrays; expected leaves "
-                "[N, ...]"
+                f"batches: batch {i} = {checks.show(batch)} has no arrays; expected leaves [N, ...]"
             )
         for leaf in jax.tree.leaves(batch):
             if np.ndim(leaf) < 1 or np.shape(leaf)[0] != self._plan.N:
@@ -153,7 +152,7 @@ class Feed:
 
 
 def _stored(where: str, leaf: Any) -> np.ndarray:
-    return array_likes.kept(where, array_likes.numbers(where, leaf))
+    return array_likes.narrow(where, array_likes.numbers(where, leaf))
 
 
 def _first_not_finite(stacked: PyTree, first: int) -> int | None:

@@ -298,13 +298,13 @@ def _require_kept(problem: Problem) -> None:
         if isinstance(leaf, jax.Array):
             continue
         numbers = array_likes.numbers(where, leaf)
-        array_likes.kept(where, numbers)
+        array_likes.narrow(where, numbers)
         kind = getattr(leaf, "dtype", numbers.dtype)
         if not isinstance(leaf, np.ndarray | np.generic | bool | int | float) or (
             kind != numbers.dtype
         ):
             raise ValueError(
-                f"{where} is {checks.typed(leaf)}; expected an array of numpy or JAX in a type of "
+                f"{where} is {checks.kind(leaf)}; expected an array of numpy or JAX in a type of "
                 f"JAX; pass numpy.asarray(..., numpy.{numbers.dtype})"
             )
 
@@ -321,7 +321,7 @@ def _require_weights(problem: Problem, N: int) -> None:
         or (numbers < 0).any()
         or abs(numbers.mean() - 1) > _MEAN
     ):
-        shown = checks.shown(problem.weights)
+        shown = checks.show(problem.weights)
         raise ValueError(
             f"{problem.name}: weights = {shown}; expected {N} finite numbers, at least 0, with "
             "mean 1; pass w / w.mean()"

@@ -93,7 +93,7 @@ def replay(
         if callable(cluster):
             traced.require_arithmetic("replay", cluster, values, trace, error)
         if isinstance(error, causes.TRACING):
-            raise ValueError(causes.of(error) or f"replay: {causes.remedy(error)}") from error
+            raise ValueError(causes.note_on(error) or f"replay: {causes.remedy(error)}") from error
         raise
     seconds = clock.to_seconds(np.asarray(jax.device_get(found)))
     shape = (*map(len, values.values()), *of.shape)
@@ -235,7 +235,7 @@ def _ends(rounds: ArrayLike, of: Tape) -> jax.Array:
     fits = np.issubdtype(given.dtype, np.integer) and given.shape in ((), of.shape)
     if not fits or (given < 0).any() or (given > of.steps).any():
         raise ValueError(
-            f"replay: rounds = {checks.shown(rounds)}; expected an integer from 0 to {of.steps}, "
+            f"replay: rounds = {checks.show(rounds)}; expected an integer from 0 to {of.steps}, "
             f"or an array of them of shape {of.shape}"
         )
     return jnp.broadcast_to(jnp.asarray(given, jnp.int32), of.shape).ravel()

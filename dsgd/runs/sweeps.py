@@ -148,7 +148,7 @@ class Sweep(NamedTuple):
         )
         if not fits:
             raise ValueError(
-                f"index = {checks.shown(index)}; expected one integer per axis of the grid of "
+                f"index = {checks.show(index)}; expected one integer per axis of the grid of "
                 f"shape {shape}"
             )
 
@@ -373,13 +373,13 @@ class FromPoint(sameness.Compared):
     kind: type
 
     def __call__(self, point: dict[str, Any]) -> Any:
-        numbers = ", ".join(f"{name} = {checks.shown(value)}" for name, value in point.items())
+        numbers = ", ".join(f"{name} = {checks.show(value)}" for name, value in point.items())
         with causes.error_context(f"{self.where} with {numbers}"):
             made = self.factory(**point)
         if not isinstance(made, self.kind):
             raise ValueError(
-                f"{self.where} returned {checks.shown(made)}; expected "
-                f"{checks.described(self.kind)}, for {numbers}"
+                f"{self.where} returned {checks.show(made)}; expected "
+                f"{checks.describe_kind(self.kind)}, for {numbers}"
             )
         return made
 
@@ -413,13 +413,13 @@ def grid_values(name: str, values: Any) -> np.ndarray:
     array = np.array(array_likes.numbers(f"grid {name}", values))
     if array.dtype.kind == "b":
         raise ValueError(
-            f"grid {name} = {checks.shown(values)}, but all values are traced in one program, in "
+            f"grid {name} = {checks.show(values)}, but all values are traced in one program, in "
             f"which Python cannot branch on them; expected numbers; run one sweep for each value "
             f"of {name}"
         )
     if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
         raise ValueError(
-            f"grid {name} = {checks.shown(values)}; expected a non-empty sequence of finite numbers"
+            f"grid {name} = {checks.show(values)}; expected a non-empty sequence of finite numbers"
         )
     with np.errstate(over="ignore", under="ignore"):
         kept = array.astype(jnp.result_type(array))
@@ -430,7 +430,7 @@ def grid_values(name: str, values: Any) -> np.ndarray:
     )
     if not rounded.all():
         raise ValueError(
-            f"grid {name} = {checks.shown(values)}: {array[~rounded][0]} is out of range for "
+            f"grid {name} = {checks.show(values)}: {array[~rounded][0]} is out of range for "
             f"{kept.dtype}; expected numbers that {kept.dtype} can represent"
         )
     return array

@@ -57,7 +57,7 @@ def pack(codes: UInt8[Array, " d"] | UInt32[Array, " d"], bits: int) -> tuple[ja
     ):
         expected = "uint32 [d]" if bits > BYTE else "uint8 or uint32 [d]"
         raise ValueError(
-            f"codecs.pack: codes = {checks.typed(codes)} for bits = {bits}; expected {expected}"
+            f"codecs.pack: codes = {checks.kind(codes)} for bits = {bits}; expected {expected}"
         )
     if not isinstance(codes, Tracer) and codes.size and int(codes.max()) >> bits:
         raise ValueError(
@@ -127,7 +127,7 @@ def unpack_trits(packed: UInt8[Array, " bytes"], d: int) -> UInt8[Array, " d"]:
 def _require_bits(function: str, bits: Any) -> int:
     if not checks.is_integer(bits) or not 0 <= bits <= _WIDEST:
         raise ValueError(
-            f"codecs.{function}: bits = {checks.shown(bits)}; expected an integer from 0 to "
+            f"codecs.{function}: bits = {checks.show(bits)}; expected an integer from 0 to "
             f"{_WIDEST}"
         )
     return int(bits)

@@ -37,7 +37,7 @@ def from_bits(bits: int | np.integer | jax.Array, workers: int) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(_digits(bits), jnp.uint32), (workers, DIGITS))
     if bits.shape[-1:] != (workers,) or not jnp.issubdtype(bits.dtype, jnp.integer):
         raise ValueError(
-            f"counts.from_bits: bits = {checks.typed(bits)}; expected an integer, or uint32 "
+            f"counts.from_bits: bits = {checks.kind(bits)}; expected an integer, or uint32 "
             f"[..., {workers}]"
         )
     low, high = bits & _MASK, bits >> BASE_BITS
@@ -57,7 +57,7 @@ def _digits(bits: Any) -> list[int]:
     bits = checks.python_number(bits)
     if not checks.is_integer(bits) or not 0 <= bits < 1 << (BASE_BITS * DIGITS):
         raise ValueError(
-            f"counts: bits = {checks.shown(bits)}; expected an integer from 0 to "
+            f"counts: bits = {checks.show(bits)}; expected an integer from 0 to "
             f"2^{BASE_BITS * DIGITS} - 1"
         )
     return [(bits >> (BASE_BITS * i)) & int(_MASK) for i in range(DIGITS)]

@@ -69,7 +69,7 @@ def mesh(devices: int | Sequence[Any] | None = None) -> Mesh:
         if not isinstance(device, jax.Device) or chosen.count(device) > 1:
             again = " more than once" if isinstance(device, jax.Device) else ""
             raise ValueError(
-                f"mesh: devices contains {checks.shown(device)}{again}; expected different "
+                f"mesh: devices contains {checks.show(device)}{again}; expected different "
                 "devices, such as jax.devices()[:2]"
             )
     return Mesh(np.asarray(chosen), (AXIS,))

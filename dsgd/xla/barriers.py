@@ -32,7 +32,7 @@ def materialize(tree: PyTree) -> PyTree:
     """
     if not any(leaf.size for leaf in jax.tree.leaves(tree)):
         return tree
-    return choose(lambda tree: tree, _through_a_loop, tree)
+    return choose(lambda tree: tree, _pass_through_loop, tree)
 
 
 @materialize.def_vmap
@@ -47,7 +47,7 @@ def _(primals, tangents):
     return materialize(*primals), tangents[0]
 
 
-def _through_a_loop(tree: PyTree) -> PyTree:
+def _pass_through_loop(tree: PyTree) -> PyTree:
     """Passes the arrays through a loop without iterations. XLA stores the operands of a loop before
     the loop starts. The condition, a negative number of bits, is never true, but XLA cannot infer
     that.

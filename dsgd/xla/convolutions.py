@@ -42,11 +42,11 @@ def convolve(
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
 
-    def of_shifted_images(x, kernel):
+    def multiply_shifted_images(x, kernel):
         _, height, width, _ = x.shape
         padded = jnp.pad(x, ((0, 0), around, around, (0, 0)))
         places = [(i, j) for i in range(size) for j in range(size)]
         shifted = [padded[:, i : i + height : stride, j : j + width : stride] for i, j in places]
         return jnp.concatenate(shifted, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
-    return choose(plain, of_shifted_images, x, kernel)
+    return choose(plain, multiply_shifted_images, x, kernel)

@@ -17,13 +17,13 @@ from jax import lax
 VARIABLE = "DSGD_XLA_WORKAROUNDS"
 
 
-def _enabled(value: str) -> bool:
+def _is_enabled(value: str) -> bool:
     if value not in ("on", "off"):
         raise ValueError(f"{VARIABLE} = {value!r}; expected 'on' or 'off': unset it for 'on'")
     return value == "on"
 
 
-ENABLED = _enabled(os.environ.get(VARIABLE, "on"))
+ENABLED = _is_enabled(os.environ.get(VARIABLE, "on"))
 
 
 def choose(plain: Callable[..., Any], on_cpus: Callable[..., Any], *args: Any) -> Any:
@@ -37,7 +37,7 @@ def choose(plain: Callable[..., Any], on_cpus: Callable[..., Any], *args: Any) -
     return lax.platform_dependent(*args, cpu=on_cpus, default=plain) if ENABLED else plain(*args)
 
 
-def by_size(
+def choose_by_size(
     plain: Callable[[jax.Array], Any], on_cpus: Callable[[jax.Array], Any], many: int
 ) -> Callable[[jax.Array], Any]:
     """Returns a function of arrays `[runs, ...]` that selects between two forms. Its derivatives

@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from dsgd.xla.barriers import materialize
-from dsgd.xla.forms import by_size
+from dsgd.xla.forms import choose_by_size
 from dsgd.xla.sums import blocks_added_up
 
 # From this many elements of all vectors on, the time saved in some thousand rounds exceeds the
@@ -43,10 +43,10 @@ def largest(x: jax.Array, k: int) -> jax.Array:
     """
     if k == 1:  # small models have many short vectors with k = 1, which needs no sort
         return jnp.argmax(jnp.abs(x))[None]
-    return _sorted(x, k) if x.shape[0] < _MANY else _indices_in_each_vector(k)(x[None])[0]
+    return _top_k(x, k) if x.shape[0] < _MANY else _indices_in_each_vector(k)(x[None])[0]
 
 
-def _sorted(x: jax.Array, k: int) -> jax.Array:
+def _top_k(x: jax.Array, k: int) -> jax.Array:
     return lax.top_k(jnp.abs(x), k)[1]
 
 
@@ -62,28 +62,26 @@ def among_largest(x: jax.Array, k: int) -> jax.Array:
     """Returns a mask of the k elements of a vector with the largest magnitudes, bool `[d]`. Of
     equal elements the first are selected. Which zeros are selected, if any, is unspecified.
     """
-    return _of_each_vector(k)(x[None])[0]
+    return _masks(k)(x[None])[0]
 
 
 @cache
-def _of_each_vector(k: int) -> Callable[[jax.Array], jax.Array]:
-    def sorted_out(x):
-        return jnp.zeros(x.shape, bool).at[_sorted(x, k)].set(True, unique_indices=True)
+def _masks(k: int) -> Callable[[jax.Array], jax.Array]:
+    def mask_by_sort(x):
+        return jnp.zeros(x.shape, bool).at[_top_k(x, k)].set(True, unique_indices=True)
 
-    return by_size(jax.vmap(sorted_out), partial(_counted_out, k), _MANY)
+    return choose_by_size(jax.vmap(mask_by_sort), partial(_masks_by_count, k), _MANY)
 
 
 @cache
 def _indices_in_each_vector(k: int) -> Callable[[jax.Array], jax.Array]:
-    plain = jax.vmap(lambda x: _sorted(x, k))
-    return by_size(plain, partial(_indices_of_counted_out, plain, k), _MANY)
+    plain = jax.vmap(lambda x: _top_k(x, k))
+    return choose_by_size(plain, partial(_indices_by_count, plain, k), _MANY)
 
 
-def _indices_of_counted_out(
-    plain: Callable[[jax.Array], jax.Array], k: int, x: jax.Array
-) -> jax.Array:
+def _indices_by_count(plain: Callable[[jax.Array], jax.Array], k: int, x: jax.Array) -> jax.Array:
     """Returns the indices for vectors `[n, d]`: only the selected elements are sorted."""
-    words = _packed(_counted_out(k, x))
+    words = _pack(_masks_by_count(k, x))
     number = lax.population_count(words).astype(jnp.int32)
     total = jnp.cumsum(number, axis=1)
 
@@ -95,13 +93,13 @@ def _indices_of_counted_out(
             jnp.take_along_axis(words, word, axis=1), order[None] - before
         )
         selected = jnp.take_along_axis(x, places, axis=1)
-        return jnp.take_along_axis(places, jax.vmap(lambda x: _sorted(x, k))(selected), axis=1)
+        return jnp.take_along_axis(places, jax.vmap(lambda x: _top_k(x, k))(selected), axis=1)
 
     # If the k-th largest is 0, fewer elements may be selected.
     return lax.cond(jnp.all(total[:, -1] >= k), sort_selected, lambda: plain(x))
 
 
-def _packed(mask: jax.Array) -> jax.Array:
+def _pack(mask: jax.Array) -> jax.Array:
     """Packs 32 consecutive bits into a word, the first into its lowest bit: `[n, d]` to
     `[n, ceil(d / 32)]`.
     """
@@ -122,7 +120,7 @@ def _nth_bit(words: jax.Array, n: jax.Array) -> jax.Array:
     return place
 
 
-def _counted_out(k: int, x: jax.Array) -> jax.Array:
+def _masks_by_count(k: int, x: jax.Array) -> jax.Array:
     """Returns the masks for vectors `[n, d]`."""
     # If the k-th largest is 0, all nonzero elements are selected, and no zero needs to be.
     kth = jnp.maximum(_kth_largest(k, ranks(x)), 1)

@@ -23,7 +23,7 @@ from jax import lax
 
 from dsgd.base import PyTree
 from dsgd.xla.barriers import materialize
-from dsgd.xla.forms import by_size
+from dsgd.xla.forms import choose_by_size
 
 _MANY = 4096  # elements of all runs from which on the form for CPUs is used
 # Numbers of rows that are added in one expression; the first suitable one is used. XLA does not
@@ -40,7 +40,7 @@ def _wide(x: jax.Array) -> jnp.dtype:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def _added_up(rows: jax.Array) -> jax.Array:
+def _add_rows_up(rows: jax.Array) -> jax.Array:
     """Adds rows, a few at a time. The first addition is fused with the computation of the rows; the
     intermediate sums are stored.
     """
@@ -82,7 +82,7 @@ def _plain_sum_rows(rows: jax.Array) -> jax.Array:
     return jnp.sum(rows, axis=1, dtype=_wide(rows))
 
 
-_rows_of_runs = by_size(_plain_sum_rows, _added_up, _MANY)
+_rows_of_runs = choose_by_size(_plain_sum_rows, _add_rows_up, _MANY)
 
 
 def sum_rows(rows: jax.Array) -> jax.Array:
@@ -96,7 +96,7 @@ def _plain_moments(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.sum(differences, axis=1), jnp.sum(differences**2, axis=1)
 
 
-def _moments_added_up(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _add_moments_up(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Computes two sums in one pass over the rows, as the parts of complex numbers, since XLA on
     CPUs does not fuse two results.
     """
@@ -125,7 +125,7 @@ def _few(rows: jax.Array, numbers: tuple[int, ...]) -> int:
     )
 
 
-_moments_of_runs = by_size(_plain_moments, _moments_added_up, _MANY)
+_moments_of_runs = choose_by_size(_plain_moments, _add_moments_up, _MANY)
 
 
 def moments(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -138,7 +138,7 @@ def moments(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
     return total[0], squares[0]
 
 
-def _elements_added_up(x: jax.Array) -> jax.Array:
+def _add_elements_up(x: jax.Array) -> jax.Array:
     """Sums elements by products with ones, or by additions if there are few. The result of
     additions is stored, since XLA would compute it again for each use.
 
@@ -153,7 +153,7 @@ def _elements_added_up(x: jax.Array) -> jax.Array:
     return jnp.matmul(few, jnp.ones(few.shape[-1], x.dtype), precision=lax.Precision.HIGHEST)
 
 
-_elements_of_runs = by_size(lambda x: jnp.sum(x, axis=-1), _elements_added_up, _MANY)
+_elements_of_runs = choose_by_size(lambda x: jnp.sum(x, axis=-1), _add_elements_up, _MANY)
 
 
 def sum_elements(x: jax.Array) -> jax.Array:

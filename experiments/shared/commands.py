@@ -277,7 +277,7 @@ def at_home(args: Any) -> Any:
     return dataclasses.replace(
         args,
         **{
-            name: records.expanded(f"--{name.replace('_', '-')}", path)
+            name: records.user_path(f"--{name.replace('_', '-')}", path)
             for name, path in paths.items()
         },
     )

@@ -137,7 +137,7 @@ def test_lists_of_numbers_are_arrays_and_other_containers_structure():
     ],
 )
 def test_values_that_jax_stores_are_kept_up_to_rounding(values):
-    kept = array_likes.kept("here", array_likes.numbers("here", values))
+    kept = array_likes.narrow("here", array_likes.numbers("here", values))
     assert type(kept) is np.ndarray
     np.testing.assert_allclose(kept.astype(float), values.astype(float), rtol=1e-6, atol=1e-37)
     assert kept.dtype == jax.device_put(kept).dtype
@@ -146,7 +146,7 @@ def test_values_that_jax_stores_are_kept_up_to_rounding(values):
 def test_x64_keeps_what_float32_cannot_hold():
     with jax.enable_x64(True):
         for values in (BIG, HUGE):
-            np.testing.assert_array_equal(array_likes.kept("here", values), values)
+            np.testing.assert_array_equal(array_likes.narrow("here", values), values)
         assert problems.load((np.ones((20, 2)), np.arange(20) % 2)).train_inputs.dtype == np.float64
 
 
@@ -197,7 +197,7 @@ def test_containers_without_numbers_are_refused_with_a_remedy(name):
     assert (array_likes.refusal(values) is None) == (name in BEYOND)
     remedy = ".*jax_enable_x64" if name in BEYOND else ""
     with pytest.raises(ValueError, match=f"here: got .*{words}{remedy}"):
-        array_likes.kept("here", array_likes.numbers("here", values))
+        array_likes.narrow("here", array_likes.numbers("here", values))
 
 
 def fed(*batches: Any) -> Any:

@@ -99,7 +99,7 @@ class Broken:
         ("function", functools.partial(lambda a, b: 1, 0), r"takes \(b\); expected"),
         ("named", lambda: 1, r"takes \(\); expected a function of 1 argument \(worker\)"),
     ],
-    ids=lambda value: checks.shown(value)[:20],
+    ids=lambda value: checks.show(value)[:20],
 )
 def test_other_numbers_and_functions_are_refused_by_name(argument, value, message):
     with pytest.raises(ValueError, match=f"door: {argument} = .*{message}"):

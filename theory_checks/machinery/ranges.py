@@ -94,7 +94,7 @@ def require(where: str, given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if name in RANGES and not RANGES[name].holds(value):
             raise ValueError(
-                f"{where}: {name} = {checks.shown(value)}; expected {RANGES[name].words}"
+                f"{where}: {name} = {checks.show(value)}; expected {RANGES[name].words}"
             )
     lengths = {name: len(given[name]) for name in _LISTS if name in given}
     if len(set(lengths.values())) > 1:
@@ -112,7 +112,7 @@ def _of_python(value: Any) -> Any:
 
 def _shown(given: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{name} = {checks.shown(value)}" for name, value in given.items() if name in RANGES
+        f"{name} = {checks.show(value)}" for name, value in given.items() if name in RANGES
     )
 
 

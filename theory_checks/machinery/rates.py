@@ -42,7 +42,7 @@ class Rate(NamedTuple):
             raise ValueError(f"{self}: expected finite parts, at least 0")
         if not checks.is_number(epsilon) or not 0 < epsilon < math.inf:
             raise ValueError(
-                f"iterations: epsilon = {checks.shown(epsilon)}; expected a positive number"
+                f"iterations: epsilon = {checks.show(epsilon)}; expected a positive number"
             )
         high = 1
         while self(high) > epsilon:

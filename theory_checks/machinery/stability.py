@@ -57,7 +57,7 @@ def linear_rate(method: Callable, problem: Problem, step: float) -> float:
         ValueError: if the problem is not a quadratic, or the method is not linear in the start and
             the gradients, draws random numbers, or has rounds that do not repeat within 64 rounds.
     """
-    checks.within("linear_rate: step", step, "(0, inf)")
+    checks.number("linear_rate: step", step, "(0, inf)")
     with jax.enable_x64(True):
         return _linear("linear_rate", method, problem).rate(step)
 

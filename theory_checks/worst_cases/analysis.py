@@ -243,7 +243,7 @@ class Analysis:
                 "a minimizer; expected measure='gradient'"
             )
         if delta is not None:
-            checks.within("worst_case: delta", delta, "(0, 1]")
+            checks.number("worst_case: delta", delta, "(0, 1]")
         build = _builder(method, hyperparameters, compressed=delta is not None)
         delta = None if delta == 1 else delta  # messages without errors
         key = checks.default_key() if key is None else key
@@ -454,7 +454,7 @@ def _builder(
         made = method(**values, **({"compressor": compressor} if compressed else {}))
         if not isinstance(made, Algorithm):
             raise ValueError(
-                f"worst_case: method returns {checks.typed(made)}; expected a dsgd.Algorithm"
+                f"worst_case: method returns {checks.kind(made)}; expected a dsgd.Algorithm"
             )
         return made
 

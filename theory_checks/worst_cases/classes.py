@@ -49,15 +49,15 @@ class Smooth:
     where: Where = "optimum"
 
     def __post_init__(self) -> None:
-        checks.within("Smooth: L", self.L, "(0, inf)")
+        checks.number("Smooth: L", self.L, "(0, inf)")
         if not -self.L <= self.mu < self.L:
             raise ValueError(
                 f"Smooth: mu = {self.mu}; expected a number in [-L, L) = [{-self.L}, {self.L})"
             )
-        checks.within("Smooth: heterogeneity", self.heterogeneity, "[0, inf)")
+        checks.number("Smooth: heterogeneity", self.heterogeneity, "[0, inf)")
         for name in ("distance", "gap"):
             if getattr(self, name) is not None:
-                checks.within(f"Smooth: {name}", getattr(self, name), "(0, inf)")
+                checks.number(f"Smooth: {name}", getattr(self, name), "(0, inf)")
         if self.where not in ("optimum", "path", "average"):
             raise ValueError(
                 f"Smooth: where = {self.where!r}; expected 'optimum', 'path' or 'average'"

@@ -126,7 +126,7 @@ def _scale(name: str, bounds: Range) -> _Scale:
     )
     if not pair or not 0 <= bounds[0] < bounds[1] < math.inf:
         raise ValueError(
-            f"best_step: {name} = {checks.shown(bounds)}; expected a range (smallest, largest) of "
+            f"best_step: {name} = {checks.show(bounds)}; expected a range (smallest, largest) of "
             "numbers that are at least 0"
         )
     return _Scale(*bounds)

@@ -20,7 +20,7 @@ from algorithms.asynchronous.on_ray.worker_pool import StallTimeout, WorkerPool
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem
 from dsgd.engine import loop, oracle, pooled
-from dsgd.records import expanded
+from dsgd.records import user_path
 from dsgd.runs import fingerprint
 
 
@@ -260,7 +260,7 @@ def _folder(checkpoint: str | Path | None, p: int) -> str | None:
     return (
         None
         if checkpoint is None
-        else str(expanded("checkpoint", checkpoint).absolute() / f"server{p}")
+        else str(user_path("checkpoint", checkpoint).absolute() / f"server{p}")
     )
 
 
