@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import cache
 
 import jax
@@ -104,14 +103,6 @@ def test_no_worker_takes_negative_time():
     assert abs((values == 0).mean() - part) <= 5 * np.sqrt(part * (1 - part) / values.size)
     mean = 0.5 * scipy.stats.norm.cdf(0.5) + scipy.stats.norm.pdf(0.5)
     assert abs(values.mean() - mean) <= 5 * values.std() / np.sqrt(values.size)
-
-
-def test_a_workers_draw_depends_only_on_the_key_and_its_number():
-    keys = jax.random.split(jax.random.key(0), DRAWS)
-    alone = [float(EXPONENTIAL.sample(keys[3], jnp.float32(0), n)) for n in range(WORKERS)]
-    np.testing.assert_allclose(draws(EXPONENTIAL)[3], alone, rtol=1e-6)
-    again = sampler(EXPONENTIAL)(keys, jnp.float32(0))
-    np.testing.assert_array_equal(draws(EXPONENTIAL), again)
 
 
 # Draws, from the draws of EXPONENTIAL; and the number of workers of the quantity.
@@ -323,30 +314,8 @@ def test_invalid_arguments_are_refused(make, error):
         make()
 
 
-def test_a_clusters_convention_is_a_known_one():
-    """Under pytest the annotation would refuse it first."""
-    fresh = Cluster(EXPONENTIAL)
-    object.__setattr__(fresh, "convention", "duplex")
-    with pytest.raises(ValueError, match="'duplex'"):
-        inspect.unwrap(Cluster.__post_init__)(fresh)
-
-
 def round_at(clock: float, seed: int = 0) -> Round:
     return Round(jnp.int32(0), 4, jax.random.key(seed), now=Now(None, jnp.float32(clock)))
-
-
-def test_a_workers_seconds_are_those_of_its_micro_batches():
-    cluster = Cluster(exponential(1.0), micro_batches=3)
-    latencies = np.asarray(cluster.latencies(round_at(0), jnp.arange(4)))
-    assert latencies.shape == (4, 3)
-    assert len(np.unique(latencies)) == 12
-    np.testing.assert_allclose(
-        cluster.seconds(round_at(0), jnp.arange(4)), latencies.sum(axis=1), rtol=1e-6
-    )
-    np.testing.assert_array_equal(
-        cluster.latencies(round_at(0), jnp.array([2, 0])), latencies[[2, 0]]
-    )
-    assert not np.isin(latencies, cluster.latencies(round_at(0, seed=1), jnp.arange(4))).any()
 
 
 def test_ports_have_their_own_draws_and_follow_the_clock():

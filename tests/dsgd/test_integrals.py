@@ -145,17 +145,6 @@ def test_noise_is_a_factor_of_the_round():
     )
 
 
-def test_a_bound_is_summed_at_64_places():
-    quantity = bounded(trace(VALUES, 0.25), 3.5)
-    for clock, length in [(0.0, 0.2), (0.1, 1.0), (3.0, 2.0), (0.3, 0.01)]:
-        expected = integral(
-            lambda t: np.minimum(trace_of(VALUES, 0.25)(t), 3.5), 0.25, clock, length
-        )
-        found = float(quantity.integrate(KEY, jnp.float32(clock), jnp.float32(length), 0))
-        jumps = max(1, length / 0.25)
-        assert abs(found - expected) <= jumps * length * 2.5 / 40 + 1e-6
-
-
 STEADY = [
     *[
         constant([1, 2]),
@@ -224,33 +213,3 @@ def test_a_windows_bandwidth_is_its_mean():
     assert up.tolist() == [4] * 4
     np.testing.assert_allclose(down, [8, 5, 2, (8 + 2 + 8) / 3], rtol=1e-6)
     np.testing.assert_allclose(of_all, [(0.5 * 8 + 1.5 * 2) / 2] * 4, rtol=1e-6)
-
-
-PORTS = {
-    "constant": constant([3.0, 7.0]),
-    "sinusoid with noise": sinusoid(30.0, 0.5, 0.5, noise=0.4),
-    "square wave": slow(square_wave(9.0, 1.0, 4.0, 0.25), [1], 3.0),
-    "custom": Quantity(
-        lambda key, clock, worker: 2 + worker + jnp.sin(clock), "mine", positive=True
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PORTS)
-def test_a_transfer_takes_its_bits_over_the_mean_bandwidth_during_it(name):
-    """Each worker's bits start at its own time; the round's draws of its port are used."""
-    cluster = Cluster(constant(1.0), up=PORTS[name], down=PORTS[name])
-    after, bits = np.array([0.25, 1.5]), np.array([6.0, 20.0])
-
-    @jax.jit
-    def of_round(clock):
-        now, ids = round_at(clock), jnp.arange(2)
-        seconds = [ports(now, ids, bits, after) for ports in (cluster.sending, cluster.receiving)]
-        return jnp.stack(seconds), jnp.stack(
-            [cluster.bandwidths(now, ids, after, each)[way] for way, each in enumerate(seconds)]
-        )
-
-    for clock in (0.0, 10.375):
-        seconds, means = map(np.asarray, of_round(clock))
-        assert len(np.unique(means)) == (4 if "noise" in name else 2)
-        np.testing.assert_allclose(bits[None] / means, seconds, rtol=2e-6)

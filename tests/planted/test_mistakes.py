@@ -147,7 +147,7 @@ MISTAKES = [
         "dsgd/compressors/quantization.py",
         "delta=lambda d: 1 / d)",
         "delta=lambda d: 2 / d)",
-        "tests/dsgd/compressors/test_quantization.py -k sign_attains",
+        "tests/dsgd/compressors/test_quantization.py -k sign_is",
     ),
     Mistake(
         "dsgd/compressors/combinators.py",

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import topologies
-from dsgd import communication, compressors, workers
+from dsgd import communication, workers
 from dsgd.compressors.sizes import fixed_size
 from tests.dsgd.communication.test_communicator import N, communicated
 
@@ -28,7 +28,6 @@ def spy(key, x, common=None):
 
 
 SPY = fixed_size(spy, lambda message, d: message, "spy")
-WHOLE = compressors.whole_model(SPY)
 
 
 def zeros():
@@ -64,25 +63,3 @@ def test_the_senders_of_an_exchange_share_a_key_and_know_their_numbers(name):
     np.testing.assert_array_equal(parts[:, :, 2:], parts[:1, :, 2:].repeat(N, axis=0))
     different = {tuple(key) for key in parts[0, :, 2:]}
     assert len(different) == (2 * N if name == "to_servers" else 2)
-
-
-def test_the_mean_of_perm_k_is_exact_for_equal_vectors():
-    """Through N servers, and through one."""
-    x = jnp.arange(1.0, 43)
-    perm = compressors.perm_k(N)
-
-    def equal():
-        return workers.local_block({"x": jnp.broadcast_to(x, (N, 42))}, N)
-
-    def of_servers(round, _):
-        rows = equal()
-        received = round.to_servers(perm, communication.shards(rows, N, perm)).received
-        return communication.unshard(workers.gather(received), {"x": x}, perm)
-
-    results = communicated(
-        2,
-        (lambda round, _: round.to_server(perm, equal()).received, EVERYWHERE),
-        (of_servers, EVERYWHERE),
-    ).results
-    for result in results:
-        np.testing.assert_allclose(result["x"], x, rtol=1e-5)

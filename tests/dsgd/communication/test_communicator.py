@@ -36,7 +36,6 @@ WEIGHTS = (0.5, 1.0, 0.0, 0.5, 1.5, 0.5, 2.0, 2.0)
 IDS = np.arange(N)
 PARTNER = np.array([3, 1, 7, 0, 5, 4, 6, 2])
 RING, DIRECTED, COMPLETE = topologies.ring(N), topologies.exponential(N), topologies.complete(N)
-NEAR = np.stack([IDS - 1, (IDS + 1) % N], axis=1)
 SCHEDULE = topologies.one_peer_exponential(N)
 PULL, PUSH = topologies.star(N, topologies.pull), topologies.star(N, topologies.uniform)
 PRESENT = np.array([True, True, False, True, True, True, False, True])
@@ -110,33 +109,6 @@ def send_to_servers(round, x):
 def send_to_server(round, x):
     received = round.to_server(compressors.sign, x, via=network.parameter_server).received
     return round.from_server(received, compressors.sign).received
-
-
-def ask_server(round, x):
-    """Returns the weighted mean, which the server sends uncompressed, and the decoded messages'
-    distance from the signs.
-    """
-    sent = round.to_server(compressors.sign, x, weighted=True)
-    wrong = each(lambda one, other: jnp.max(jnp.abs(one - other)), sent.decoded, signs(x))
-    largest = workers.gather(jnp.max(jnp.stack(jax.tree.leaves(wrong)))[None])
-    return round.from_server(sent.received).received, jnp.max(largest)
-
-
-def ask_server_by_some(round, x):
-    """Returns the mean of the messages of every second worker, and what the workers decode."""
-    some = workers.local_block(jnp.arange(N) % 2 == 0, N)
-    sent = round.to_server(compressors.sign, x, senders=some)
-    return sent.received, workers.gather(sent.decoded)
-
-
-def signs(x):
-    """Returns what the workers' rows decode to."""
-
-    def of_leaf(leaf):
-        scale = jnp.mean(jnp.abs(leaf), axis=tuple(range(1, leaf.ndim)), keepdims=True)
-        return scale * jnp.where(leaf < 0, -1, 1)
-
-    return each(of_leaf, x)
 
 
 def send_around_ring(round, x):
@@ -261,14 +233,6 @@ CALLS = {
         "ring_all_reduce",
         REDUCED,
     ),
-    "decoded codes": Call(
-        lambda round, x: round.mean_of_codes(ALL_PLACES, x, network.star).decoded,
-        X,
-        "star",
-        VECTOR,
-        ROWS,
-        simulated=True,
-    ),
     "mix on the complete graph": Call(
         lambda round, x: round.mix(x, COMPLETE),
         mixed(COMPLETE, X),
@@ -306,14 +270,6 @@ CALLS = {
         "gossip(uneven)",
         UNEVEN.out_degrees[0] * VECTOR,
         ROWS,
-    ),
-    "laplacian, unweighted, on the complete graph": Call(
-        lambda round, x: round.laplacian(x, COMPLETE, weighted=False),
-        each(lambda x: x.sum(axis=0) - N * x, X),
-        "gossip(complete(8))",
-        7 * VECTOR,
-        ROWS,
-        simulated=True,
     ),
     "to_each_neighbour": Call(
         to_each,
@@ -402,15 +358,6 @@ CALLS = {
         turn=1,
         period=4,
     ),
-    "every fifth, the second first": Call(
-        lambda round, x: round.every(5, round.average, x, offset=2),
-        X,
-        "ring_all_reduce",
-        0,
-        ROWS,
-        period=5,
-        now=False,
-    ),
     "every fourth, the second first, of every third": Call(
         lambda round, x: round.every(3, lambda x: round.every(4, round.average, x, offset=2), x),
         for_all(weighted(X)),
@@ -423,38 +370,6 @@ CALLS = {
     "every third, when": Call(
         lambda round, x: round.when(
             x["a"].sum() < np.inf, lambda x: round.every(3, round.average, x), x
-        ),
-        for_all(weighted(X)),
-        "ring_all_reduce",
-        REDUCED,
-        ROWS,
-        turn=1,
-        period=0,
-    ),
-    "every third, when not": Call(
-        lambda round, x: round.when(
-            x["a"].sum() > np.inf, lambda x: round.every(3, round.average, x), x
-        ),
-        X,
-        "ring_all_reduce",
-        0,
-        ROWS,
-        period=0,
-        now=False,
-    ),
-    "every fourth of every third": Call(
-        lambda round, x: round.every(3, lambda x: round.every(4, round.average, x), x),
-        X,
-        "ring_all_reduce",
-        0,
-        ROWS,
-        turn=0,
-        period=12,
-        now=False,
-    ),
-    "when, of every third": Call(
-        lambda round, x: round.every(
-            3, lambda x: round.when(x["a"].sum() < np.inf, round.average, x), x
         ),
         for_all(weighted(X)),
         "ring_all_reduce",
@@ -577,21 +492,6 @@ def test_a_call_moves_data_and_records_bits_pattern_and_period(name):
         assert seen.turns[i] == call.turn
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("mean", "mean via ring_all_reduce"),
-        ("to_servers", "to_servers of sign, from_servers of sign"),
-        ("to_server", "to_server of sign, from_server of sign"),
-        ("joint", "mix on ring(8), laplacian on ring(8)"),
-        ("pull and push", "pull on star(8, pull), push on star(8, uniform)"),
-        ("all_gather of signs", "all_gather of sign"),
-    ],
-)
-def test_exchanges_have_readable_names(name, said):
-    assert all_calls().sendings[list(CALLS).index(name)].call == said
-
-
 PARTICIPATION = workers.Participation(
     jnp.asarray(PRESENT), jnp.asarray(COUNTED), lambda i, j: jnp.asarray(ARRIVES)[i, j]
 )
@@ -696,29 +596,6 @@ def test_workers_that_do_not_participate_and_messages_that_are_lost(name):
         np.testing.assert_array_equal(sent[what], numbers, err_msg=what)
 
 
-def test_one_server_receives_the_messages_that_arrive():
-    """It answers workers that participate. The weighted mean is over the same workers."""
-    seen = communicated(2, (ask_server, EVERYWHERE), there=PARTICIPATION)
-    mean, wrong = seen.results[0]
-    close(mean, counted(each(sign, X), WEIGHTS))
-    assert wrong < 1e-6
-    (sent,), expected = seen.bits, {"up": SIGNS, "down": VECTOR}
-    for way, size in expected.items():
-        np.testing.assert_array_equal(sent[way], np.where(PRESENT, size, 0), err_msg=way)
-    np.testing.assert_array_equal(sent["messages"], np.stack([PRESENT, COUNTED], axis=1))
-
-
-def test_workers_that_do_not_send_count_with_zero_and_have_no_bits():
-    seen = communicated(2, (ask_server_by_some, EVERYWHERE))
-    some = np.arange(N) % 2 == 0
-    expected = each(lambda x: sign(x) * some.reshape(-1, *[1] * (x.ndim - 1)), X)
-    mean, decoded = seen.results[0]
-    close(mean, each(lambda x: x.mean(axis=0), expected))
-    close(decoded, expected)
-    (sent,) = seen.bits
-    np.testing.assert_array_equal(sent["up"], np.where(some, SIGNS, 0))
-
-
 @pytest.mark.parametrize(
     ("send", "topology", "message"),
     [
@@ -739,39 +616,6 @@ def test_workers_that_do_not_send_count_with_zero_and_have_no_bits():
 def test_topologies_for_other_roles_are_refused(send, topology, message):
     with pytest.raises(ValueError, match=message):
         communicated(1, (lambda round, x: getattr(round, send)(x, topology), ROWS))
-
-
-def test_exchanges_on_different_graphs_are_not_joint():
-    def apart(round, x):
-        with round.joint():
-            return round.pull(x, RING), round.push(x, PUSH)
-
-    with pytest.raises(ValueError, match=r"different patterns, gossip\(ring\(8\)\) and gossip"):
-        communicated(1, (apart, ROWS))
-
-
-NEED_ALL = {
-    "all_gather": (
-        lambda round, x: round.all_gather(x),
-        "each worker needs the messages of all others",
-    ),
-    "shift": (lambda round, x: round.shift(x), "each worker needs the row of another worker"),
-    "exchange": (
-        lambda round, x: round.exchange(x, PARTNER),
-        "each worker needs the row of its partner",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NEED_ALL)
-def test_calls_that_require_all_workers_raise_without_them(name):
-    send, reason = NEED_ALL[name]
-    with pytest.raises(ValueError, match="mine on a cluster where messages are lost: ") as caught:
-        communicated(1, (send, EVERYWHERE), there=PARTICIPATION)
-    assert reason in str(caught.value)
-    assert "expected a method that tolerates this, such as algorithms.decentralized_sgd" in str(
-        caught.value
-    )
 
 
 def test_vectors_of_neighbours_that_do_not_participate_or_are_lost():
@@ -802,47 +646,6 @@ def test_calls_on_topologies_that_do_not_fit_are_refused(name):
     send, words = UNFIT[name]
     with pytest.raises(ValueError, match=words):
         communicated(1, (send, ROWS))
-
-
-def test_accelerated_gossip_sends_its_exchanges_one_after_the_other():
-    """On the graph of one exchange; if messages are lost, W is that of this graph."""
-    calls = [lambda round, x: round.mix(x, ACCELERATED)]
-    calls += [lambda round, x: round.laplacian(x, ACCELERATED)]
-    seen = communicated(2, *[(call, ROWS) for call in calls])
-    expected = mixed(ACCELERATED, X)
-    close(seen.results, (expected, each(np.subtract, expected, X)))
-    assert [sent.pattern.name for sent in seen.sendings] == ["gossip(uneven)"] * 6
-    for sent in seen.bits:
-        np.testing.assert_array_equal(sent["up"], UNEVEN.out_degrees[0] * VECTOR)
-    partly = communicated(2, (calls[0], ROWS), there=PARTICIPATION).results[0]
-    left = np.where(ARRIVES & PRESENT & PRESENT[:, None], UNEVEN.W, 0)
-    np.fill_diagonal(left, 0)
-    pull = left - np.diag(left.sum(axis=1))
-    changed = ACCELERATED.change(lambda x: each(lambda x: np.tensordot(pull, x, axes=1), x), X)
-    close(partly, each(np.add, X, changed))
-
-
-def test_two_questions_to_the_servers_and_their_answers():
-    """The last query is answered first."""
-
-    def two(round, x):
-        halves = [communication.shards({name: x[name]}, N, compressors.sign) for name in ("a", "b")]
-        received = [round.to_servers(compressors.sign, half).received for half in halves]
-        answers = [round.from_servers(compressors.sign, each).received for each in received[::-1]]
-        return [
-            communication.unshard(answer, {name: mean(X)[name]}, compressors.sign)
-            for answer, name in zip(answers, "ba", strict=True)
-        ]
-
-    seen = communicated(2, (two, EVERYWHERE))
-    expected = each(through_servers, X)
-    close(seen.results[0], [{"b": expected["b"]}, {"a": expected["a"]}])
-    assert [sending.call for sending in seen.sendings] == [
-        "to_servers of sign, from_servers of sign"
-    ] * 2
-    for bits in seen.bits:
-        np.testing.assert_array_equal(bits["up"], (N - 1) * SHARDS)
-        np.testing.assert_array_equal(bits["down"], (N - 1) * SHARDS)
 
 
 @pytest.mark.parametrize("step", [3, 5])
@@ -966,16 +769,6 @@ def test_workers_that_do_not_send_keep_their_previous_message():
     for before, after in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         changed = (before != after).reshape(N, -1).any(axis=1)
         np.testing.assert_array_equal(changed, some)
-
-
-def test_each_call_has_a_unique_key():
-    def keys(round, x):
-        first = jax.random.key_data(round.next_key())
-        round.to_neighbours(compressors.random_quantization(2), x, RING)
-        return jnp.stack([first, *(jax.random.key_data(round.next_key()) for _ in range(3))])
-
-    (found,) = communicated(1, (keys, EVERYWHERE)).results
-    assert len({tuple(each) for each in found.tolist()}) == 4
 
 
 def test_the_bits_of_messages_of_any_length_are_their_own():

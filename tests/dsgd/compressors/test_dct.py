@@ -50,20 +50,6 @@ def test_all_coefficients_of_float64_are_the_vector(key):
     np.testing.assert_allclose(whole, x, rtol=0, atol=1e-14)
 
 
-def test_the_stated_contraction_is_reached_by_equal_coefficients(key):
-    """Of a vector whose transform has equal magnitudes, k of c are kept."""
-    coefficients = np.where(np.arange(16) % 3, 1.0, -1.0)
-    x = np.asarray(fft.idct(coefficients, norm="ortho"), np.float32)
-    compressor = compressors.dct_top_k(4, 16)
-    error = sqnorm(np.asarray(seen(compressor)(key, x)) - x)
-    assert error == pytest.approx((1 - stated(compressor.delta, 16)) * sqnorm(x), rel=1e-5)
-
-
-@pytest.mark.parametrize(("d", "columns"), [(64, None), (60, 10), (19, None)])
-def test_what_it_states_holds(d, columns):
-    compressors.check(compressors.dct_top_k(3, 8, columns), d).require()
-
-
 def test_columns_divide_the_vector():
     with pytest.raises(
         ValueError, match=r"dct_top_k\(3, 8, 7\): the vector has 60 elements; expected"

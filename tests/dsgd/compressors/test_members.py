@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dsgd import Compressor, Encoded, compressors
-from dsgd.compressors.sizes import fixed_bits, fixed_size, message_shape
+from dsgd.compressors.sizes import fixed_size
 from tests.dsgd.compressors.shared import normal
 
 SIGN, LOW_RANK = compressors.sign, compressors.low_rank(1)
@@ -112,14 +112,3 @@ def test_a_compressor_of_the_whole_model_remains_one():
     assert not any(compressor.layer_wise for compressor in made)
     assert SIGN.layer_wise
     assert compressors.whole_model(LOW_RANK).warm
-
-
-def test_sizes_are_those_of_the_arrays_and_random_ones_have_a_mean():
-    assert [leaf.shape for leaf in message_shape(SIGN, 20)[0]] == [(3,)]
-    assert fixed_bits(SIGN, 20) == 24 + 32 == compressors.mean_bits(SIGN, 20)
-    sparse = compressors.random_sparsification(0.25)
-    assert fixed_bits(sparse, 40) is None
-    first, again = (compressors.mean_bits(sparse, 40) for _ in range(2))
-    assert first == again == pytest.approx(32 + 10 * 38, rel=1e-2)
-    with pytest.raises(ValueError, match=r"mean_bits: d = 0"):
-        compressors.mean_bits(SIGN, 0)

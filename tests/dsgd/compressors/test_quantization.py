@@ -4,7 +4,6 @@ bounds.
 
 from __future__ import annotations
 
-import math
 from functools import cache, partial
 
 import jax
@@ -18,26 +17,21 @@ from dsgd import Compressor, compressors
 from tests.dsgd.compressors.shared import (
     EPS,
     LARGEST,
-    STANDARD_ERRORS,
     TINY,
     Rounding,
     as_bits,
-    normal,
     numbers,
     rounding,
     see,
     seen,
-    seen_often,
     seen_where,
     sqnorm,
-    standard_error,
     to_values,
     vectors,
 )
 
 D = 33
 PARTS = 64  # probabilities on a lattice are multiples of 1 / PARTS
-DRAWS = 10_000
 BITS = (1, 3, 8)
 quantization, clipping, qsgd, dithering = (
     cache(make)
@@ -120,6 +114,10 @@ QUANTIZERS = {
     "qsgd(2, linf)": (qsgd(2, "linf"), partial(to_levels, 2, order=np.inf)),
     "ternary": (compressors.ternary, to_the_largest),
     "natural": (compressors.natural, to_powers),
+    "clipped_ternary(2.5)": (
+        compressors.clipped_ternary(2.5),
+        partial(clipped_to_the_largest, 2.5),
+    ),
     **{
         f"natural_dithering({levels})": (
             dithering(levels),
@@ -153,7 +151,8 @@ def test_an_element_is_rounded_up_if_its_draw_is_below_the_probability(compresso
     x = data.draw(vectors(d))
     uniform = np.random.default_rng(d).random((PARTS, d), np.float32)
     exact = oracle(x.astype(np.float64))
-    assert exact.variance() <= compressor.omega(d) * sqnorm(x) * (1 + 1e-12) + rounding(x)
+    if compressor.unbiased:
+        assert exact.variance() <= compressor.omega(d) * sqnorm(x) * (1 + 1e-12) + rounding(x)
     draws = seen_at(compressor, x, uniform)
     tolerance = 4 * EPS * max(np.abs(exact.down).max(), np.abs(exact.up).max()) + 4 * d * TINY
     expected = np.where(uniform < exact.probability, exact.up, exact.down)
@@ -168,154 +167,15 @@ def test_an_element_is_rounded_up_if_its_draw_is_below_the_probability(compresso
     ).all()
 
 
-@pytest.mark.parametrize("limit", [1.0, 2.5])
-@given(st.data())
-def test_clipped_ternary_rounds_the_clipped_elements(limit, data):
-    d = data.draw(st.sampled_from([1, 2, D]))
-    x = data.draw(vectors(d))
-    uniform = np.random.default_rng(d).random((PARTS, d), np.float32)
-    exact = clipped_to_the_largest(limit, x.astype(np.float64))
-    draws = seen_at(compressors.clipped_ternary(limit), x, uniform)
-    expected = np.where(uniform < exact.probability, exact.up, exact.down)
-    certain = np.abs(uniform - exact.probability) > 1e-4
-    tolerance = 1e-5 * np.abs(exact.up).max() + 4 * d * TINY
-    assert (np.abs(draws - expected) <= tolerance)[certain].all()
-
-
-@pytest.mark.parametrize("limit", [1.0, 2.5, 4.0, 6.0])
-def test_the_error_of_clipped_ternary_approaches_its_bound(limit):
-    """For vectors of many sizes of one large element among equal ones; no vector exceeds it."""
-    bound = 1 + limit**2 / 8 if limit <= 4 else limit - 1
-    d, errors = 10**5, []
-    for share in np.linspace(0, 1, 51):  # of the large element in the sum of squares
-        x = np.full(d, np.sqrt((1 - share) / (d - 1)))
-        x[0] = np.sqrt(share) if share else limit / np.sqrt(d)
-        exact = clipped_to_the_largest(limit, x)
-        y = exact.down + exact.probability * (exact.up - exact.down)
-        errors.append((sqnorm(x - y) + exact.variance()) / sqnorm(x))
-    assert 0.99 * bound < max(errors) <= bound
-
-
-@pytest.mark.parametrize("name", ["random_quantization(2)", "natural"])
-def test_real_draws_have_the_mean_and_the_variance(key, name):
-    """With uniform numbers, and with random bits."""
-    compressor, oracle = QUANTIZERS[name]
-    x = normal(D)
-    error = seen_often(compressor, DRAWS)(key, x) - x.astype(np.float64)
-    exact = oracle(x.astype(np.float64))
-    variances = exact.probability * (1 - exact.probability) * (exact.up - exact.down) ** 2
-    assert (
-        np.abs(error.mean(axis=0)) <= STANDARD_ERRORS * np.sqrt(variances / DRAWS) + 8 * EPS
-    ).all()
-    assert (
-        abs(sqnorm(error).mean() - exact.variance())
-        <= STANDARD_ERRORS * standard_error(sqnorm(error)) + 8 * EPS
-    )
-    total = error.sum(axis=1)  # its variance is the sum only if elements draw independently
-    assert (
-        abs((total**2).mean() - exact.variance())
-        <= STANDARD_ERRORS * standard_error(total**2) + 8 * EPS
-    )
-
-
-@every_quantizer
-def test_levels_are_exact_even_at_a_draw_of_zero(compressor, oracle):
+@pytest.mark.parametrize(
+    "compressor", [each for each, _ in QUANTIZERS.values() if each.unbiased], ids=lambda c: c.name
+)
+def test_levels_are_exact_even_at_a_draw_of_zero(compressor):
     x = np.zeros(D, np.float32)
     x[5] = 2
     np.testing.assert_array_equal(
         seen_at(compressor, x, np.zeros((PARTS, D), np.float32)), np.tile(x, (PARTS, 1))
     )
-
-
-def smallest_steps(d: int, step: float, omega: float) -> np.ndarray:
-    """One element of 1 and equal ones with the largest variance between 0 and a step."""
-    return np.concatenate([[1], np.full(d - 1, step / (2 * (1 + omega)))])
-
-
-REACHED = {
-    "natural_dithering(3), 100": (  # equal elements, below the smallest level
-        dithering(3),
-        partial(to_powers_of_the_norm, 3),
-        np.full(100, -3.0),
-    ),
-    **{
-        f"natural_dithering({levels}, linf), {d}": (
-            dithering(levels, "linf"),
-            partial(to_powers_of_the_norm, levels, order=np.inf),
-            smallest_steps(d, 2.0 ** (1 - levels), dithering(levels, "linf").omega(d)),
-        )
-        for levels, d in ((1, 7), (2, 2), (4, 1000))
-    },
-    **{
-        f"natural_dithering(7, linf), {d}": (  # all others above 1/2
-            dithering(7, "linf"),
-            partial(to_powers_of_the_norm, 7, order=np.inf),
-            smallest_steps(d, 3 / 2, dithering(7, "linf").omega(d)),
-        )
-        for d in (2, 100)
-    },
-    "cast(float4_e2m1fn), 10^4": (
-        *CASTS["cast(float4_e2m1fn, stochastic)"],
-        smallest_steps(10**4, 1 / 12, CASTS["cast(float4_e2m1fn, stochastic)"][0].omega(10**4)),
-    ),
-    **{
-        f"ternary, {d}": (  # one large element among equal ones
-            compressors.ternary,
-            to_the_largest,
-            np.concatenate([[1], np.full(d - 1, 1 / (1 + math.sqrt(d)))]),
-        )
-        for d in (1, 2, 3, 7, 100, 10**4)
-    },
-    **{
-        f"natural, {d}": (compressors.natural, to_powers, np.full(d, -4 / 3 * 2.0**7))
-        for d in (1, 5)
-    },
-    "qsgd": (qsgd(1), partial(to_levels, 1), np.full(4, 3.0)),
-    **{
-        f"qsgd({levels}, linf), {d}": (
-            qsgd(levels, "linf"),
-            partial(to_levels, levels, order=np.inf),
-            np.concatenate([[1], np.full(d - 1, 1 / (levels + math.sqrt(levels**2 + d - 1)))]),
-        )
-        for levels, d in ((1, 7), (2, 1), (2, 512), (5, 100))
-    },
-    **{
-        # all except the ends are in the middle between two levels
-        f"random_quantization({bits})": (
-            quantization(bits),
-            partial(to_knobs, 2**bits - 1),
-            np.concatenate([[-1, 1], np.zeros(D - 2)]),
-        )
-        for bits in BITS
-    },
-}
-
-
-@pytest.mark.parametrize("name", REACHED)
-def test_it_reaches_its_omega(name):
-    """No smaller omega is valid."""
-    compressor, oracle, x = REACHED[name]
-    assert oracle(x).variance() == pytest.approx(compressor.omega(x.size) * sqnorm(x))
-    assert qsgd(1).omega(1) == 0
-    assert [qsgd(5).omega(d) for d in (2, 100, 10**6)] == [2 / 100, 1, 199]
-
-
-@every_bits
-@pytest.mark.parametrize(
-    "ends", [(99, 101), (1, 1 + EPS), (-1e-35, 3e-36), (-LARGEST, LARGEST)], ids=str
-)
-def test_random_quantization_keeps_the_ends_and_rounds_the_rest_to_levels(key, bits, ends):
-    x = np.interp(normal(D), [-2, 2], ends).astype(np.float32)
-    x[3], x[7] = ends
-    draw = np.asarray(seen(quantization(bits))(key, x), np.float64)
-    np.testing.assert_array_equal(draw[[3, 7]], x[[3, 7]])
-    exact = to_knobs(2**bits - 1, x.astype(np.float64))
-    distance = np.minimum(np.abs(draw - exact.up), np.abs(draw - exact.down))
-    assert (
-        distance
-        <= 4 * EPS * np.abs(x.astype(np.float64)).max()
-        + 2**bits * 4 * EPS * (exact.up - exact.down)
-    ).all()
 
 
 @pytest.mark.parametrize("bits", [3, 8])
@@ -383,17 +243,6 @@ def test_sign_is_the_mean_magnitude_with_signs_and_contracts(x):
     assert error <= (1 - compressors.sign.delta(x.size)) * sqnorm(exact) * (1 + 1e-5) + rounding(x)
 
 
-def test_sign_attains_its_delta_for_one_nonzero_element_and_is_exact_for_equal_ones(key):
-    one, equal = (
-        np.eye(1, D, dtype=np.float32)[0],
-        np.where(normal(D) < 0, -3, 3).astype(np.float32),
-    )
-    assert sqnorm(seen(compressors.sign)(key, one) - one) == pytest.approx(
-        1 - compressors.sign.delta(D)
-    )
-    np.testing.assert_allclose(seen(compressors.sign)(key, equal), equal, rtol=1e-6)
-
-
 @every_bits
 @given(vectors(D))
 def test_clipping_cuts_the_mantissa_and_contracts(bits, x):
@@ -403,13 +252,6 @@ def test_clipping_cuts_the_mantissa_and_contracts(bits, x):
     np.testing.assert_array_equal(cut[normals], (np.trunc(exact / step) * step)[normals])
     assert (np.signbit(cut) == np.signbit(x)).all()
     assert sqnorm(cut - exact) <= (1 - clipping(bits).delta(D)) * sqnorm(exact) + rounding(x)
-
-
-@every_bits
-def test_clipping_approaches_its_bound_just_below_the_next_value(key, bits):
-    x = np.full(D, -np.nextafter(np.float32(8 * (1 + 2.0**-bits)), np.float32(0)))
-    bound = 1 - clipping(bits).delta(D)
-    assert bound * (1 - 1e-3) < sqnorm(seen(clipping(bits))(key, x) - x) / sqnorm(x) < bound
 
 
 @pytest.mark.parametrize(

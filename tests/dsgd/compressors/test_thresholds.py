@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy import stats
 
 from dsgd import compressors
 from dsgd.compressors.places import selected
@@ -39,12 +38,12 @@ threshold, sampled_top_k, sidco, variance_optimal = (
 )
 
 
-def counted(compressor, key, x):
-    return int(
-        jax.jit(
-            lambda key, x: compressor.bits(compressors.encode(compressor, key, x).message),
-            compiler_options=UNOPTIMIZED,
-        )(key, x)
+@cache
+def counted(compressor):
+    """Returns a program (key, x) -> bits of the message."""
+    return jax.jit(
+        lambda key, x: compressor.bits(compressors.encode(compressor, key, x).message),
+        compiler_options=UNOPTIMIZED,
     )
 
 
@@ -67,7 +66,7 @@ def test_a_threshold_keeps_larger_elements_and_bounds_the_error_absolutely(key):
     for x in (normal(d), np.full(d, np.float32(v)), np.full(d, -2, np.float32), 0 * normal(d)):
         kept = np.abs(x) > np.float32(v)
         np.testing.assert_array_equal(seen(threshold(v))(key, x), np.where(kept, x, 0))
-        assert counted(threshold(v), key, x) == 32 + kept.sum() * (32 + 6)
+        assert counted(threshold(v))(key, x) == 32 + kept.sum() * (32 + 6)
         assert sqnorm(seen(threshold(v))(key, x) - x) <= d * v**2 * (1 + EPS)
     assert threshold(v).delta is None
 
@@ -85,12 +84,6 @@ def test_sampled_top_k_keeps_the_largest_of_those_that_reach_the_sampled_thresho
         numbers.append(m)
     assert len(set(numbers)) > 3
     assert max(numbers) == k
-
-
-def test_sampled_top_k_of_equal_elements_keeps_k(key):
-    draw = seen(sampled_top_k(0.1, 0.2))(key, np.full(101, -3, np.float32))
-    assert np.count_nonzero(draw) == 11
-    assert np.count_nonzero(seen(sampled_top_k(0.1, 0.2))(key, np.zeros(101, np.float32))) == 0
 
 
 def sidco_in_numpy(x: np.ndarray, fraction: float, stages: int) -> np.ndarray:
@@ -113,23 +106,6 @@ def test_sidco_keeps_the_elements_above_the_estimated_threshold(key, stages):
             seen(compressor)(key, x), np.where(sidco_in_numpy(x, 0.05, stages), x, 0)
         )
     assert compressor.delta is None
-
-
-def test_sidco_keeps_the_aimed_share_of_exponential_magnitudes(key):
-    """Of normal elements it keeps a known smaller share, and more stages come closer."""
-    fraction, d = 0.01, 40_000
-    rng = np.random.default_rng(0)
-
-    def share(x, stages):
-        return np.count_nonzero(seen(sidco(fraction, stages))(key, x.astype(np.float32))) / d
-
-    relative = STANDARD_ERRORS * math.hypot(math.log(fraction), fraction**-0.5) / math.sqrt(d)
-    assert share(rng.laplace(size=d), 1) == pytest.approx(fraction, rel=relative)
-    x = rng.normal(size=d)
-    exact = 2 * stats.norm.sf(-math.sqrt(2 / math.pi) * math.log(fraction))
-    # The threshold depends on the mean magnitude, whose error is negligible here.
-    assert abs(share(x, 1) - exact) <= STANDARD_ERRORS * math.sqrt(exact / d)
-    assert abs(share(x, 3) - fraction) < abs(share(x, 1) - fraction) / 2
 
 
 def probabilities(x: np.ndarray, k: float) -> np.ndarray:
@@ -174,38 +150,10 @@ def test_variance_optimal_draws_elements_with_the_optimal_probabilities(key, nam
     assert optimal <= (1 / fraction - 1) * sqnorm(x) * (1 + 1e-6)
     number = (p < 1).astype(int) @ kept.T
     bits = [
-        counted(variance_optimal(fraction), each, x) for each in jax.random.split(key, DRAWS)[:3]
+        counted(variance_optimal(fraction))(each, x) for each in jax.random.split(key, DRAWS)[:3]
     ]
     certain = (p == 1).sum()
     assert bits == [96 + certain * (32 + 6) + n * (1 + 6) for n in number[:3]]
-
-
-def test_variance_optimal_has_the_least_variance():
-    """No other probabilities with the same sum have a smaller variance."""
-    rng = np.random.default_rng(0)
-    for x in HARD.values():
-        p = np.maximum(probabilities(x, 6.0), 1e-30)
-        least = (x.astype(float) ** 2 * (1 / p - 1)).sum()
-        for _ in range(20):
-            other = probabilities(np.abs(x) * rng.uniform(0.5, 2, 40), 6.0)
-            other = np.maximum(other, 1e-30)
-            assert (x.astype(float) ** 2 * (1 / other - 1)).sum() >= least * (1 - 1e-9)
-
-
-REFUSED = [
-    *((compressors.threshold, (v,), r"threshold: v = .*\(0, inf\)") for v in (0.0, -1.0, math.nan)),
-    *((compressors.sampled_top_k, (p,), "sampled_top_k: fraction") for p in (0.0, 1.5)),
-    (compressors.sampled_top_k, (0.1, 0.0), "sampled_top_k: sample"),
-    (compressors.sidco, (1.0,), "sidco: fraction"),
-    (compressors.sidco, (0.1, 0), "sidco: stages"),
-    (compressors.variance_optimal, (0.0,), "variance_optimal: fraction"),
-]
-
-
-@pytest.mark.parametrize(("make", "given", "message"), REFUSED)
-def test_invalid_arguments_are_refused(make, given, message):
-    with pytest.raises(ValueError, match=message):
-        make(*given)
 
 
 def test_messages_of_more_than_2_to_the_32_bits_are_refused():

@@ -55,18 +55,6 @@ def test_pieces_are_as_long_as_the_budget_allows(monkeypatch):
     assert accumulate.fitting(needs, *shapes) == 1
 
 
-def test_the_memory_of_a_loop_counts_the_results_of_all_its_rounds(monkeypatch):
-    def looped(params, rows, counted):
-        def body(carry, _):
-            return jnp.tanh(carry), jnp.sin(carry)
-
-        return jnp.sum(jax.lax.scan(body, rows, length=10)[1])
-
-    a_row = 4 * (1 + 2 * 10)
-    monkeypatch.setattr(accumulate, "BUDGET", 8 * a_row)
-    assert accumulate.fitting(looped, jnp.ones(()), jnp.ones(100)) == 8
-
-
 def wide(workers: int, dimension: int = 400) -> dsgd.Problem:
     """Returns a custom problem, whose loss has 64 intermediate numbers of a worker for each
     parameter.

@@ -96,14 +96,6 @@ def test_by_default_it_is_in_the_users_cache_directory_in_a_folder_for_this_proc
     assert folder.is_dir()
 
 
-def test_the_argument_overrides_the_environment(home, tmp_path, monkeypatch):
-    monkeypatch.setenv("DSGD_CACHE", str(tmp_path / "environment"))
-    folder = cache.enable(tmp_path / "argument")
-    assert folder is not None
-    assert folder.parent == tmp_path / "argument"
-    assert not (tmp_path / "environment").exists()
-
-
 def test_a_cache_that_the_user_configured_in_jax_is_kept(home, tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
     assert cache.enable(tmp_path / "other") == tmp_path / "own"
@@ -117,18 +109,6 @@ def test_a_folder_that_cannot_be_made_is_refused(home, tmp_path):
         match=r"file/inside cannot be written to .*; expected a writable folder, or 'off'",
     ):
         cache.enable(tmp_path / "file" / "inside")
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="where the user's cache directory is, depends on the system"
-)
-def test_a_home_that_cannot_be_written_to_is_a_warning(home):
-    home.touch()
-    with pytest.warns(
-        UserWarning,
-        match="programs are not stored, since the user's cache directory cannot be written to",
-    ):
-        assert cache.enable() is None
 
 
 @pytest.mark.parametrize("given", ["/dev/null/programs", "/proc", "/dev/full", "null\0byte"])

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import algorithms
 import dsgd
 import topologies
 from dsgd import (
@@ -33,19 +32,15 @@ from dsgd.engine import clock, measurements, tape
 from dsgd.engine.queries import Asked
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import (
-    CHANGING,
     CLUSTERS,
     COMPUTE,
     DOWN,
     METHODS,
-    UNEQUAL,
     UP,
-    UPS,
     VECTOR,
     N,
     among_all,
     exchange,
-    takes,
     through_server,
     to_neighbours,
 )
@@ -85,30 +80,6 @@ def test_the_clock_is_that_of_the_loop(name, of, every, problem):
     assert history["clock"].dtype == np.float64
     steps = history["step"]
     np.testing.assert_allclose(history["clock"], expected(name, of, 24)[steps], rtol=2e-6)
-
-
-def test_workers_measure_the_seconds_of_their_messages(problem):
-    """In gossip, from when the neighbourhood is ready, and not from when the worker is."""
-    history = run(algorithms.with_diagnostics(METHODS["ring"]), problem, CHANGING, steps=4).history
-    done = np.zeros(N)
-    for t in range(3):
-        finish = done + COMPUTE["changing"]
-        ready = np.array([finish[[(n - 1) % N, n, (n + 1) % N]].max() for n in range(N)])
-        up = [takes(2 * VECTOR, ready[n], UPS[n]) for n in range(N)]
-        np.testing.assert_allclose(history["measured_up"][t + 2], up, rtol=1e-5)
-        done = exchange("ring", finish, CHANGING, t)
-
-
-def test_iterates_do_not_depend_on_the_clock(problem):
-    found, without = (
-        run(METHODS["local schedule"], problem, cluster) for cluster in (UNEQUAL, None)
-    )
-    del found.history["clock"]
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        (found.history, found.state),
-        (without.history, without.state),
-    )
 
 
 # --- Several exchanges in a round, one after the other, in some rounds only, and joint.
@@ -222,7 +193,6 @@ CLUSTER = clusters.Cluster(
     micro_batches=M,
 )
 PROBLEM = problems.random_quadratic(N, 3, seed=0)
-PRESENT = np.array([True, False, True, True])
 
 
 def a_round(
@@ -316,18 +286,6 @@ def test_lost_bits_occupy_the_port_and_are_not_measured():
     np.testing.assert_allclose(without.down, down / DOWN)
 
 
-def test_a_worker_that_finished_earlier_starts_earlier():
-    """On a ring without messages each worker waits for its neighbours; the clock is that of the
-    last.
-    """
-    lead = np.array([0.0, 2.0, 0.5, 4.0])
-    found = ticked(begun(*lead), a_round(replace(CLUSTER, latency=0.0)), sent())
-    finish = M * EACH - lead
-    done = np.array([max(finish[n], finish[(n + 1) % N], finish[n - 1]) for n in range(N)])
-    np.testing.assert_allclose(found.now, 10 + done.max())
-    np.testing.assert_allclose(found.lead, done.max() - done)
-
-
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
     ("computed", "cut"),
@@ -343,20 +301,6 @@ def test_seconds_that_a_method_states_are_charged(computed, cut, exact):
     found = ticked(begun(), now, sent(compute=computed), query)
     np.testing.assert_allclose(found.now, 10 + np.max(computed), rtol=1e-6)
     np.testing.assert_array_equal(np.isnan(measured(found).compute), cut)
-
-
-def test_a_worker_that_does_not_participate_starts_with_the_last_and_measures_nothing():
-    found = ticked(begun(), a_round(replace(CLUSTER, latency=0.0), present=PRESENT), sent())
-    np.testing.assert_allclose(found.now, 16.0)
-    np.testing.assert_allclose(found.lead, [0.0, 0.0, 0.0, 0.0])
-    assert np.isnan(measured(found).compute[1]).all()
-    assert not np.isnan(np.asarray(measured(found).compute)[PRESENT]).any()
-    empty = ticked(begun(0, 0, 0, 5.5), a_round(present=np.zeros(N, bool)), sent())
-    np.testing.assert_allclose(
-        empty.now, 13.5, err_msg="the slowest would have computed until then"
-    )
-    ahead = ticked(begun(*[9.0] * N), a_round(present=np.zeros(N, bool)), sent())
-    np.testing.assert_allclose(ahead.now, 10.0, err_msg="it does not go back")
 
 
 @pytest.mark.parametrize(

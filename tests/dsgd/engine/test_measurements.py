@@ -13,7 +13,6 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import LocalWork, clusters, problems
-from dsgd.runs import plans
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import COMPUTE, DOWN, OPTIMIZER, UNEQUAL, UP, VECTOR, N
 
@@ -75,29 +74,6 @@ def test_clocks_that_are_not_exact_change_only_measurements(eight):
     assert 0.1 < both.std() < 0.2  # two micro-batches, each with independent noise
 
 
-def test_measurements_are_carried_only_for_methods_that_read_them(eight):
-    for method, reads in ((RING, False), (algorithms.with_diagnostics(RING), True)):
-        plan = plans.make_plan(
-            plans.ConstantFactory(method),
-            method,
-            eight,
-            1,
-            runs=0,
-            size=1,
-            record_every=1,
-            cluster=RANDOM,
-        )
-        assert plan.uses_timings is reads
-
-
-def test_a_run_that_continues_another_has_no_measurements_at_first(eight):
-    method = algorithms.with_diagnostics(RING)
-    first = run(method, eight, RANDOM)
-    history = run(method, eight, RANDOM, start=first.state).history
-    assert np.isnan(history["measured_compute"][1]).all()
-    assert np.isfinite(history["measured_compute"][2]).all()
-
-
 def controller(M: int = 3) -> dsgd.Algorithm:
     """Returns a method in which a worker that measured more than two seconds for its first
     micro-batch computes only one of the M; slow workers stop after 3 seconds.
@@ -132,16 +108,3 @@ def test_a_method_measures_the_requested_number_of_micro_batches(problem):
     np.testing.assert_array_equal(micro_batches[3:], [second] * 2)
     latest = 3.0 + 6 * (0.375 + VECTOR / 16 / N)
     np.testing.assert_allclose(np.diff(history["clock"]), latest, rtol=1e-6)
-
-
-def test_a_method_that_requests_another_number_after_seeing_the_shape_is_refused(problem):
-    method = algorithms.minibatch_sgd(OPTIMIZER)
-
-    def query(state, round):
-        M = 1 + round.timings.compute.shape[1]
-        return method.query(state, round)._replace(
-            work=LocalWork(jnp.ones((N, M), jnp.int32), jnp.ones((N, M)))
-        )
-
-    with pytest.raises(ValueError, match="query returns work in 3 micro-batches, but in 4 if"):
-        run(method._replace(query=query), problem, UNEQUAL)

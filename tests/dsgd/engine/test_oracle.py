@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import algorithms
 import dsgd
 from dsgd import LocalWork, problems, work, workers
-from dsgd.engine import oracle, units
+from dsgd.engine import oracle
 from dsgd.engine.queries import Asked
 from dsgd.problems import Examples
 
@@ -175,51 +175,6 @@ def test_values_that_are_not_computed_do_not_affect_the_rest():
     assert np.isfinite(asked(poisoned, first)).all()
 
 
-def batches_of(length: int):
-    rng = np.random.default_rng(1)
-    while True:
-        yield Examples(
-            rng.normal(size=(N, length, 6)).astype(np.float32),
-            rng.normal(size=(N, length)).astype(np.float32),
-            np.ones((N, length), np.float32),
-        )
-
-
-def unequal(given: LocalWork) -> dsgd.Algorithm:
-    return algorithms.with_local_work(algorithms.minibatch_sgd(optax.sgd(0.1)), given)
-
-
-@pytest.mark.long
-def test_memory_does_not_grow_with_the_number_of_micro_batches(optimised):
-    """A round of 32 micro-batches of a model with gradients of 96 kB."""
-    wide = np.tile(INPUTS, (1, 1333))
-    problem = problems.logistic_regression((wide, CLASSES), workers=4, batch_size=B)
-
-    def temporary(places: int) -> int:
-        given = work.weighted(np.ones((4, places)))
-        return dsgd.compile_round(unequal(given), problem, 1).memory_analysis().temp_size_in_bytes
-
-    assert temporary(32) < 1.1 * temporary(2)
-
-
-def test_runs_that_are_mapped_over_share_the_loop_s_condition():
-    """JAX's own rule continues while any run continues, and keeps the results of the others by a
-    select in every iteration.
-    """
-
-    def total(samples):
-        return units.summed(lambda rows, m, s: s * 1.0, samples, jnp.ones(samples.shape))
-
-    runs = jnp.array([[[2, 1, 0], [0, 0, 3]], [[0, 0, 0], [0, 1, 0]], [[1, 1, 1], [2, 2, 2]]])
-    np.testing.assert_array_equal(jax.vmap(total)(runs), np.sum(runs, axis=2))
-    (loop,) = (
-        equation
-        for equation in jax.make_jaxpr(jax.vmap(total))(runs).eqns
-        if equation.primitive.name == "while"
-    )
-    assert [condition.shape for condition in loop.params["cond_jaxpr"].out_avals] == [()]
-
-
 def plain_work(samples: int) -> LocalWork:
     """Returns work of two micro-batches for each worker."""
     return LocalWork(np.full((N, 2), samples), np.ones((N, 2), np.float32))
@@ -254,32 +209,6 @@ def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
         match=f"minibatch_sgd: query returns (work in samples, but )?{message}",
     ):
         dsgd.compile_round(wrong, problem, mesh)
-
-
-def test_traced_sizes_require_a_problem_that_can_truncate_batches(mesh):
-    problem = of_size(B, "mine")
-    method = algorithms.minibatch_sgd(optax.sgd(0.1))
-    traced = algorithms.with_local_work(
-        method, lambda state, round: work.local_batches(jnp.full(N, B) - state.step, batch_size=B)
-    )
-    with pytest.raises(ValueError, match=r"mine cannot truncate .* expected bool samples"):
-        dsgd.compile_round(traced, problem, mesh)
-
-
-@pytest.mark.parametrize(
-    ("name", "length", "message"),
-    [
-        ("own", 10, "10 samples per worker, for 3 .* expected a multiple of 3"),
-        ("robust", 15, r"15 samples .* expected 12 \(3 x batch_size = 4\)"),
-    ],
-)
-def test_streamed_batches_that_do_not_divide_are_refused(name, length, message, mesh):
-    problem = make(name)
-    batches = (
-        (batch.inputs, batch.targets) if name == "own" else batch for batch in batches_of(length)
-    )
-    with pytest.raises(ValueError, match=message):
-        dsgd.run(unequal(some_work(problem)), problem, steps=1, key=KEY, mesh=mesh, batches=batches)
 
 
 # --- Numbers that are easy to follow: for worker n's batch of b samples the loss and the gradient

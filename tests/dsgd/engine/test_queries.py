@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -139,91 +139,6 @@ def test_losses_are_means_over_each_worker_s_samples():
 # --- Methods
 
 
-class Snapshot(NamedTuple):
-    x: Any
-    w: Any
-    mean: Any
-
-
-def svrg(gamma: Any, period: int) -> dsgd.Algorithm:
-    """SVRG with a server: exact gradients at the snapshot w in every `period`-th round."""
-
-    def snapshot(state, round):
-        start = round.step % period == 0
-        x, w, _ = state.server
-        return start, jax.tree.map(lambda x, w: jnp.where(start, x, w), x, w)
-
-    def query(state, round):
-        start, w = snapshot(state, round)
-        return Query(state.server.x), Query(w), Query(w, exact=True, active=start)
-
-    def update(state, answer, round):
-        (at_x, at_w, exact), (start, w) = answer, snapshot(state, round)
-        mean = round.when(start, lambda mean: round.mean(exact), state.server.mean)
-        change = round.mean(jax.tree.map(jnp.subtract, at_x, at_w))
-        x = jax.tree.map(lambda x, v, c: x - gamma * (v + c), state.server.x, change, mean)
-        return State(Snapshot(x, w, mean))
-
-    return dsgd.Algorithm(
-        "svrg",
-        lambda params, N: State(Snapshot(params, params, jax.tree.map(jnp.zeros_like, params))),
-        query,
-        update,
-        lambda state: state.server.x,
-    )
-
-
-def saga(gamma: float) -> dsgd.Algorithm:
-    """SAGA with a server and one sample of each worker in a round; the table has a row for each
-    sample; unused rows stay 0.
-    """
-
-    def init(params, N):
-        zeros = jax.tree.map(lambda leaf: jnp.zeros((N, max(SIZES), *leaf.shape)), params)
-        return State(params, zeros)
-
-    def query(state, round):
-        return Query(state.server, samples=round.draw_samples())
-
-    def update(state, gradients, round):
-        ids = workers.local_block(round.draw_samples()[:, 0], round.workers)
-        sizes = workers.local_block(
-            jnp.asarray(round.problem.local_samples, jnp.float32), round.workers
-        )
-        at = jnp.arange(len(ids)), ids
-
-        def estimate(g, table):
-            shares = jnp.expand_dims(sizes, tuple(range(1, g.ndim)))
-            return g - table[at] + jnp.sum(table, axis=1) / shares
-
-        v = round.mean(jax.tree.map(estimate, gradients, state.workers))
-        table = jax.tree.map(lambda table, g: table.at[at].set(g), state.workers, gradients)
-        return State(jax.tree.map(lambda x, v: x - gamma * v, state.server, v), table)
-
-    return dsgd.Algorithm("saga", init, query, update, lambda state: state.server)
-
-
-@pytest.mark.parametrize("method", [svrg(0.3, 20), saga(0.1)], ids=["svrg", "saga"])
-def test_variance_reduced_methods_reach_the_optimum_with_single_samples(method):
-    """SGD with the same steps stays far from it."""
-    with jax.enable_x64(True):
-        of = problem.__wrapped__(batch_size=1)
-        history = dsgd.run(method, of, steps=3000, key=KEY, record_every=1000, mesh=2).history
-        plain = algorithms.minibatch_sgd(optax.sgd(0.1))
-        sgd = dsgd.run(plain, of, steps=3000, key=KEY, record_every=1000, mesh=2).history
-    assert history["grad_sqnorm"][-1] < 1e-18
-    assert sgd["grad_sqnorm"][-1] > 1e-6
-
-
-@pytest.mark.parametrize(
-    "method",
-    [svrg(0.3, 3), pytest.param(saga(0.1), marks=pytest.mark.long)],
-    ids=["svrg", "saga"],
-)
-def test_methods_with_several_queries_satisfy_the_contract(method):
-    dsgd.check(method, problem(), key=KEY).require()
-
-
 def twice(state: Any, round: dsgd.Round) -> Any:
     return Query(state.server), Query(state.server)
 
@@ -234,7 +149,7 @@ def asking(query: Any, name: str = "mine") -> dsgd.Algorithm:
     """
 
     def update(state, answer, round):
-        one, other = answer if isinstance(answer, tuple) else (answer, answer)
+        one, other, *_ = answer if isinstance(answer, tuple) else (answer, answer)
         difference = jax.tree.map(lambda a, b: jnp.sum(jnp.abs(a - b)), one, other)
         with round.unrecorded():
             round.log(difference=workers.sum(jnp.stack(jax.tree.leaves(difference))).sum())
@@ -243,6 +158,16 @@ def asking(query: Any, name: str = "mine") -> dsgd.Algorithm:
     return dsgd.Algorithm(
         name, lambda params, N: State(params), query, update, lambda state: state.server
     )
+
+
+def of_snapshot(state: Any, round: dsgd.Round) -> Any:
+    """Queries two batches, and the exact gradient in every third round, as SVRG does."""
+    return *twice(state, round), Query(state.server, exact=True, active=round.step % 3 == 0)
+
+
+def of_one_sample(state: Any, round: dsgd.Round) -> Any:
+    """Queries one sample of each worker, as SAGA does."""
+    return Query(state.server, samples=round.draw_samples()[:, :1])
 
 
 @pytest.mark.parametrize("replacement", [True, "epoch"])
@@ -256,15 +181,6 @@ def test_all_queries_of_a_round_draw_the_same_batches(replacement):
     np.testing.assert_allclose(found["loss"], plain["loss"], rtol=1e-6)
     sizes = np.minimum(SIZES, B) if replacement == "epoch" else np.full(N, B)
     np.testing.assert_array_equal(found["samples"][1:], np.tile(2 * sizes, (9, 1)))
-
-
-def test_all_queries_of_a_round_have_the_batches_that_the_user_supplies():
-    arrays: Any = RNG.normal(size=(N, B, D)), np.ones((N, B), int), np.ones((N, B))
-    batch = problems.Examples(*arrays)
-    found = dsgd.run(
-        asking(twice), problem(), steps=3, key=KEY, mesh=2, batches=iter([batch] * 3)
-    ).history
-    assert not found["difference"][1:].any()
 
 
 def test_nothing_is_computed_if_no_worker_of_any_run_is_active():
@@ -290,10 +206,10 @@ def test_nothing_is_computed_if_no_worker_of_any_run_is_active():
 
 def test_every_query_counts_its_samples():
     """An exact gradient has all samples of a worker."""
-    history = dsgd.run(svrg(0.1, 3), problem(), steps=7, key=KEY, seeds=2, mesh=1).history
+    history = dsgd.run(asking(of_snapshot), problem(), steps=7, key=KEY, seeds=2, mesh=1).history
     exact = np.outer([1, 0, 0, 1, 0, 0, 1], SIZES)
     np.testing.assert_array_equal(history["samples"][:, 1:], [2 * B + exact] * 2)
-    chosen = dsgd.run(saga(0.1), problem(), steps=2, key=KEY, mesh=1).history["samples"]
+    chosen = dsgd.run(asking(of_one_sample), problem(), steps=2, key=KEY, mesh=1).history["samples"]
     np.testing.assert_array_equal(chosen[1:], np.ones((2, N)))
 
 
@@ -305,9 +221,9 @@ def test_every_query_takes_its_time():
         run = {"steps": 4, "key": KEY, "mesh": 1, "cluster": replace(cluster, **fields)}
         return np.diff(dsgd.run(method, problem(), **run).history["clock"])
 
-    np.testing.assert_allclose(seconds(svrg(0.1, 3)), [26, 6, 6, 26])
-    np.testing.assert_allclose(seconds(svrg(0.1, 3), micro_batches=2), [32, 12, 12, 32])
-    np.testing.assert_allclose(seconds(saga(0.1)), [1, 1, 1, 1])
+    np.testing.assert_allclose(seconds(asking(of_snapshot)), [26, 6, 6, 26])
+    np.testing.assert_allclose(seconds(asking(of_snapshot), micro_batches=2), [32, 12, 12, 32])
+    np.testing.assert_allclose(seconds(asking(of_one_sample)), [1, 1, 1, 1])
     random = seconds(asking(twice), per_sample=clusters.exponential(1.0))
     assert (random != seconds(asking(twice), per_sample=clusters.exponential(1.0))).sum() == 0
     assert (np.abs(random / 6 - np.round(random / 6, 2)) > 0).any()
@@ -335,36 +251,6 @@ def test_timings_have_a_column_for_every_micro_batch_of_every_query():
     # 20 samples are 10 / 3 times two batches of three
     np.testing.assert_allclose(history["first"][2:], 2 + 2 * 20 / 6, rtol=1e-6)
     assert np.isnan(history["second"][2:]).all()
-
-
-def test_a_worker_that_does_not_participate_computes_none_of_the_queries():
-    cluster = clusters.Cluster(
-        clusters.constant(1.0), present=clusters.constant([1.0, 0.0, 1.0, 1.0])
-    )
-    run = {"steps": 3, "key": KEY, "mesh": 2, "cluster": cluster}
-    found = dsgd.run(svrg(0.1, 3), problem(), **run).history["samples"][1:]
-    expected = 2 * B + np.outer([1, 0, 0], SIZES)
-    expected[:, 1] = 0
-    np.testing.assert_array_equal(found, expected)
-    assert (
-        dsgd.run(saga(0.1), problem(), **run).history["samples"][1:].tolist() == [[1, 0, 1, 1]] * 3
-    )
-
-
-def test_local_work_applies_to_every_query():
-    given = work.local_batches([6, 2, 0, 3], batch_size=B, micro_batches=2)
-    method = algorithms.with_local_work(asking(twice), given)
-    found = dsgd.run(method, problem(), steps=3, key=KEY, mesh=2).history
-    assert not found["difference"][1:].any()
-    np.testing.assert_array_equal(found["samples"][1:], [[12, 4, 0, 6]] * 3)
-
-
-def test_a_sweep_varies_a_method_with_several_queries():
-    swept = dsgd.sweep(
-        lambda gamma: svrg(gamma, 3), problem(), steps=4, key=KEY, mesh=2, gamma=[0.1, 0.2]
-    )
-    single = dsgd.run(svrg(0.2, 3), problem(), steps=4, key=KEY, seeds=1, mesh=2)
-    np.testing.assert_allclose(swept.history["loss"][1], single.history["loss"], rtol=1e-6)
 
 
 ONES = np.ones((N, 1), np.int32)
@@ -445,57 +331,6 @@ def test_samples_that_do_not_exist_end_the_run():
     wrong = asking(lambda state, round: Query(state.server, samples=2 + 0 * ONES + round.step))
     with pytest.raises(ValueError, match=r"query chooses sample 3; expected numbers from 0 to m_n"):
         dsgd.run(wrong, problem(), steps=4, key=KEY, mesh=2)
-
-
-@pytest.mark.parametrize(
-    ("wrapped", "message"),
-    [
-        (
-            lambda: algorithms.drop_compute(asking(twice), 1.0, 2),
-            "its method has several queries in a round",
-        ),
-        (
-            lambda: algorithms.with_local_work(saga(0.1), work.weighted(ONES * 1.0)),
-            "the queries of saga choose their samples themselves",
-        ),
-    ],
-)
-def test_wrappers_refuse_queries_that_they_cannot_change(wrapped, message):
-    cluster = clusters.Cluster(clusters.constant(1.0))
-    with pytest.raises(ValueError, match=message):
-        dsgd.run(wrapped(), problem(), steps=1, key=KEY, mesh=1, cluster=cluster)
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (svrg(0.1, 3), "the method asks for exact gradients, but batches are given"),
-        (saga(0.1), "the method chooses the samples of its batches, but batches are given"),
-    ],
-    ids=["svrg", "saga"],
-)
-def test_methods_that_need_the_data_refuse_batches_of_the_user(method, message):
-    batch = problem().sample(KEY, jax.tree.map(lambda leaf: leaf[0], problem().data))
-    batch = jax.tree.map(lambda leaf: np.stack([leaf] * N), batch)
-    with pytest.raises(ValueError, match=message):
-        dsgd.run(method, problem(), steps=1, key=KEY, mesh=1, batches=iter([batch]))
-
-
-def test_diagnostics_are_those_of_the_first_query():
-    given = work.local_batches([6, 2, 0, 3], batch_size=B, micro_batches=2)
-    single = asking(lambda state, round: Query(state.server))
-    one, two = (
-        dsgd.run(
-            algorithms.with_diagnostics(algorithms.with_local_work(method, given)),
-            problem(),
-            steps=3,
-            key=KEY,
-            mesh=2,
-        ).history
-        for method in (single, asking(twice))
-    )
-    for name in ("local_sqnorms", "global_sqnorm"):
-        np.testing.assert_allclose(two[name], one[name], rtol=1e-6)
 
 
 def test_diagnostics_and_losses_of_one_query():

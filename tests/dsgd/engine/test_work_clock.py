@@ -67,20 +67,6 @@ def round_of(samples: np.ndarray | None = None, **options) -> Round:
     return Round(jnp.int32(0), N, jax.random.key(0), work=work, **options)
 
 
-def test_micro_batches_are_affine_in_their_samples(sized):
-    everybody = jnp.arange(N)
-    for samples in SAMPLES:
-        now, each = round_of(samples), seconds_of(samples)
-        np.testing.assert_array_equal(WORKING.latencies(now, everybody), each)
-        np.testing.assert_array_equal(WORKING.seconds(now, everybody), each.sum(axis=1))
-        some = WORKING.latencies(now, jnp.array([3, 1]))
-        np.testing.assert_array_equal(some, each[[3, 1]])
-    without = replace(WORKING, micro_batches=3)
-    for now, samples in ((round_of(problem=sized), 8), (round_of(), 1)):
-        expected = seconds_of(np.full((N, 3), samples))
-        np.testing.assert_array_equal(without.latencies(now, everybody), expected)
-
-
 # --- Overlap.
 
 BACKWARD, FIRST, LAST = 0.4, 0.25, 0.125
@@ -144,25 +130,3 @@ def test_methods_that_keep_their_own_time_refuse_an_overlap(method, sized):
     overlap = clusters.Overlap(clusters.constant(0.1), clusters.constant(0.0), 0.5, 0.5)
     with pytest.raises(ValueError, match=r"asynchronous.* own time, but .* overlap"):
         run(method, sized, replace(EQUAL, overlap=overlap))
-
-
-def test_devices_charge_the_same(sized):
-    """Random seconds, changing bandwidths and an overlap: on one device, and on two."""
-    draw = np.random.default_rng(1)
-    samples = draw.integers(0, 9, (3, N, 2))
-    cluster = clusters.Cluster(
-        clusters.lognormal(-1.0, 1.0),
-        up=clusters.trace(draw.integers(16, 200, (N, 5)), 0.25),
-        latency=0.125,
-        per_sample=clusters.exponential(0.1),
-        overlap=clusters.Overlap(clusters.exponential(0.2), clusters.constant(0.05), 0.25, 0.125),
-    )
-    method = working(algorithms.with_diagnostics(METHODS["ring"]), samples)
-    one, many = (run(method, sized, cluster, mesh=devices).history for devices in (1, 2))
-    assert len(np.unique(one["clock"])) == one["clock"].size
-    for name in ("clock", "measured_compute", "measured_bits_up", "measured_bits_down"):
-        np.testing.assert_allclose(many[name], one[name], rtol=1e-6)
-    # a message's seconds are a difference of two times of the clock, in float32
-    rounding = 2 * np.spacing(np.float32(one["clock"][-1]))
-    for name in ("measured_up", "measured_down"):
-        np.testing.assert_allclose(many[name], one[name], rtol=1e-6, atol=rounding)

@@ -4,8 +4,6 @@ refused with the invalid entry.
 
 from __future__ import annotations
 
-import math
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -176,21 +174,6 @@ def test_properties_of_random_matrices_are_found(W):
     check([W], rho=1e-12 if (W == W.T).all() else 1e-6)  # some matrices are defective
 
 
-def test_uniform_averages_all_workers_in_one_round():
-    """A schedule with rho 0 is not uniform, and neither are weights that are almost equal."""
-    almost = np.full((4, 4), 0.25) + 1e-6 * np.kron([[1, -1], [-1, 1]], np.ones((2, 2)))
-    means = Topology("means", np.full((2, 3, 3), 1 / 3))
-    assert means.rho == pytest.approx(0, abs=1e-15)
-    assert means.mixing_time(0.5) == 1
-    assert not means.uniform
-    assert not Topology("almost", almost).uniform
-    for rounds in (1, 2):
-        alone = Topology("alone", np.ones((rounds, 1, 1)))
-        assert (alone.n, alone.rho, alone.degree, alone.mixing_time(0.5)) == (1, 0.0, 0, 0)
-        assert alone.uniform == (rounds == 1)
-        assert alone.edges.shape == (0, 2)
-
-
 @pytest.mark.parametrize("of", ["array", "csr_array", "coo_array", "lil_array", "csr_matrix"])
 def test_W_is_a_read_only_copy_of_its_input(of):
     W = MATRICES["push-sum"]
@@ -215,30 +198,6 @@ def test_stored_zeros_are_no_edges_and_duplicates_are_summed():
     assert topology.out_degrees.tolist() == topology.in_degrees.tolist() == [[1, 1, 1]] * 2
     np.testing.assert_array_equal(topology.W, W.toarray() @ W.toarray())
     assert repr(topology) == "Topology(twice)"
-
-
-@pytest.mark.parametrize(
-    ("rho", "eps", "rounds"),
-    [(0.5, 0.25, 2), (0.5, 0.24, 3), (0.1, 0.1, 1), (0.1, 1e-3, 3), (0.9, 0.95, 1)],
-)
-def test_mixing_time_at_which_a_power_of_rho_is_eps(rho, eps, rounds):
-    W = np.array([[1 + rho, 1 - rho], [1 - rho, 1 + rho]]) / 2
-    assert Topology("two", W).mixing_time(eps) == rounds == math.ceil(math.log(eps, rho) - 1e-9)
-
-
-def test_steps_around_a_ring_connect_it_or_it_is_refused():
-    """Each worker sends the same few steps ahead: whether all workers are reached is determined
-    from the n-th power.
-    """
-    for n in (2, 3, 4, 6, 9, 12):
-        for steps in [(s, t) for s in range(1, n) for t in range(s, n)]:
-            W = np.eye(n) / 2 + sum(around(n, s) for s in steps) / 4
-            if (np.linalg.matrix_power(W, n) > 0).all():
-                assert Topology("mine", W).n == n
-            else:
-                parts = np.gcd.reduce([n, *steps])
-                with pytest.raises(ValueError, match=rf"{parts} components"):
-                    Topology("mine", W)
 
 
 def test_rounds_must_connect_and_converge_only_together():
@@ -283,20 +242,6 @@ def test_roots_reach_all_others_for_pull_and_are_reached_for_push():
     in_turn = [arcs([pair], 3).T for pair in ((1, 0), (2, 1))]
     assert Topology("in turn", in_turn, role="pull").roots.tolist() == [0]
     assert Topology("mine", THIRDS).roots.tolist() == [0, 1, 2]
-
-
-def test_rho_of_a_large_matrix_for_pull_is_that_of_its_transpose():
-    """From Arnoldi iterations."""
-    push = topologies.random_directed(2_100, 3)
-    pull = Topology("pull", scipy.sparse.csr_array(push.matrices[0].T), role="pull")
-    assert pull.rho == pytest.approx(push.rho, abs=1e-9)
-
-
-def test_rounding_errors_of_rows_are_corrected():
-    W = PUSH_SUM["push-sum, uneven"].T
-    fixed = Topology("mine", W.astype(np.float32), role="pull")
-    np.testing.assert_allclose(fixed.W.sum(axis=1), 1, rtol=0, atol=1e-15)
-    np.testing.assert_allclose(fixed.W, W, rtol=0, atol=1e-6)
 
 
 PULL_REFUSED = {
@@ -346,21 +291,6 @@ def test_rounding_errors_are_corrected(coarse):
         np.testing.assert_array_equal(fixed.edges, exact.edges)
 
 
-def test_roundings_of_float64_are_corrected_and_larger_errors_are_not():
-    noise = 2e-7 * np.random.default_rng(0).uniform(-1, 1, (6, 6))
-    doubly = DOUBLY["directed, mixed"]
-    assert from_matrix(doubly + noise * (doubly > 0)).doubly_stochastic
-    tiny = PUSH_SUM["push-sum"].copy()
-    tiny[1, 2] = -1e-9
-    np.testing.assert_array_equal(from_matrix(tiny).edges, from_matrix(PUSH_SUM["push-sum"]).edges)
-    W = star(5)
-    W[0, 1] += 1e-10
-    np.testing.assert_array_equal(from_matrix(W).W, from_matrix(W).W.T)
-    slow = (1 - 1e-7) * np.eye(5) + 1e-7 * around(5)  # directed
-    for exact in (slow, topologies.torus(3, 5).W, topologies.star(5, topologies.uniform).W):
-        np.testing.assert_array_equal(from_matrix(exact).W, exact)
-
-
 # --- Invalid matrices.
 
 
@@ -375,23 +305,12 @@ def changed(W: np.ndarray, **entries: float) -> np.ndarray:
 THREE = arcs([(0, 1), (1, 2), (2, 0), (0, 2)], 3)
 REFUSED = {
     "not square": (np.ones((2, 3)) / 3, r"shape \(2, 3\)"),
-    "a number": (np.float64(1), r"shape \(\)"),
-    "complex": (np.eye(2) * 1j, "numbers"),
-    "ragged": ([[1.0], [0.5, 0.5]], "rows of different lengths"),
-    "a graph": (topologies.ring(3), "W itself"),
-    "masked": (np.ma.masked_equal(star(5), 0), "masked"),
     "0s and 1s": (np.ones((3, 3), int), r"sums to 3 \(off by 2\).*from_graph"),
     "asymmetric": (
         changed(star(5), W13=0.25),
         r"W\[1, 3\] = 0.25 but W\[3, 1\] = 0 \(off by 0.25\), and column 3 sums to 1.25",
     ),
-    "slightly asymmetric": (
-        THIRDS + np.eye(3, k=1) * 5e-6,
-        r"W\[0, 1\] = 0.33333833 but W\[1, 0\] = 0.33333333 \(off by 5e-06\)",
-    ),
-    "slightly more than 1": (THIRDS + np.diag([5e-6, 0, 0]), r"1.000005 \(off by 5e-06\)"),
     "the transpose": (PUSH_SUM["push-sum"].T, "transposed"),
-    "no transpose": (PUSH_SUM["push-sum"] + 0.1 * np.eye(4)[[3, 3, 1, 3]] * np.eye(4)[:, [2]], ""),
     "a negative weight": (
         changed(THREE, W10=THREE[1, 0] - 0.5, W00=THREE[0, 0] + 0.5),
         r"row 1 of W sums to 0.333333.*W\[1, 0\] = -0.16",
@@ -404,11 +323,9 @@ REFUSED = {
         arcs([(0, 1), (1, 2), (2, 3)], 4),
         r"4 components, one of them workers \{0\}.*strongly",
     ),
-    "nine workers": (np.kron(np.eye(2), np.full((9, 9), 1 / 9)), r"\{0, .*, 6, 7, \.\.\.\}"),
     "rounds of different sizes": ([star(4), star(5)], r"round 1: .*\(5, 5\).*\(4, 4\)"),
     "a wrong round": ([star(4), star(4), star(4) + np.eye(4)], "round 2: row 0 .* 2 "),
     "no rounds": ([], "schedule"),
-    "two halves swapped": (circulant(6, {1: 0.5}), "rho = 1,"),
     "a permutation": (around(5), "rho = 1,"),
     "models run apart": (circulant(8, {1: -0.1}), "rho = 1.4,"),
 }
@@ -426,9 +343,3 @@ def test_names_are_unique_and_appear_in_errors():
         Topology("mine", [[1.0, 0.25], [0.5, 0.5]], ["a", "b"])
     with pytest.raises(ValueError, match="2 different names"):
         Topology("mine", np.full((2, 2), 0.5), ["a", "a"])
-
-
-@pytest.mark.parametrize("eps", [0.0, 1.0, math.nan])
-def test_mixing_time_requires_eps_below_1(eps):
-    with pytest.raises(ValueError, match="mixing_time"):
-        Topology("star", star(4)).mixing_time(eps)

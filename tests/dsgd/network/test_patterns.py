@@ -4,7 +4,6 @@ clocks.
 
 from __future__ import annotations
 
-import inspect
 import random
 from fractions import Fraction
 from functools import cache, partial
@@ -163,41 +162,11 @@ def test_measured_bits_become_the_transfer_of_a_full_vector(pattern, convention)
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-def test_cost_of_an_array_of_latencies(convention):
-    latency, transfer = np.array([0.5, 1.0, 2.0]), np.array([1.0, 0.0, 3.0])
-    for pattern in (*ALL_REDUCES, *ROWS, network.asynchronous_server, network.asynchronous_gossip):
-        one_by_one = [
-            network.cost(pattern, 4, *pair, convention)
-            for pair in zip(latency.tolist(), transfer.tolist(), strict=True)
-        ]
-        found = network.cost(pattern, 4, latency, transfer, convention)
-        np.testing.assert_allclose(found, one_by_one)
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
 def test_pairs_of_asynchronous_gossip_exchange_side_by_side(convention):
     for N in (*FEW, *SIZES):
         expected = (LATENCY + TRANSFER) / (N // 2) if N > 1 else 0
         pattern = network.asynchronous_gossip
         assert network.cost(pattern, N, LATENCY, TRANSFER, convention) == expected
-
-
-REFUSED = [
-    # Under pytest the annotation would refuse it; users have only the check inside.
-    (lambda: inspect.unwrap(network.cost)(network.star, 4, 1, 1, "duplex"), "'duplex'"),
-    (lambda: inspect.unwrap(network.simulate)([], 1, 1, "duplex"), "'duplex'"),
-    (
-        lambda: network.simulate(network.asynchronous_server_messages([[1, float("nan")]]), 1, 1),
-        "message 2: compute = nan",
-    ),
-    (lambda: network.gossip(topologies.ring(4)).volume(5), "of 4 workers, for 5 workers"),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_patterns_without_a_cost_are_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 @cache
@@ -226,55 +195,6 @@ def test_updates_of_an_asynchronous_server_come_as_often_as_in_the_simulation(N,
         assert laps_of(N, compute, convention) == max(
             port, (2 * (LATENCY + TRANSFER) + compute) / N
         )
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
-@pytest.mark.parametrize("servers", [1, 5])
-def test_a_lap_alone_through_several_servers(servers, convention):
-    """Each part is returned while the next one is sent."""
-    assert laps_of(1, Fraction(2), convention, servers) == 2 + (servers + 1) * (
-        LATENCY + TRANSFER / servers
-    )
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
-def test_every_server_sees_the_gradients_in_one_order(convention):
-    N, laps, servers = 5, 6, 3
-    draw = random.Random(servers)
-    compute = [
-        [draw.choice([0, 1, Fraction(3, 2), draw.randint(0, 12)]) for _ in range(laps)]
-        for _ in range(N)
-    ]
-    messages = network.asynchronous_server_messages(compute, servers)
-    passages = network.simulate(messages, LATENCY, TRANSFER, convention).passages
-    orders = []
-    for server in range(N, N + servers):
-        own = sorted(
-            (passage for passage in passages if passage.message.receiver == server),
-            key=lambda passage: passage.arrived,
-        )
-        orders.append([(passage.message.sender, passage.message.label) for passage in own])
-    assert len(set(orders[0])) == N * laps
-    assert all(order == orders[0] for order in orders)
-    for worker in range(N):
-        own = [
-            passage
-            for passage in passages
-            if worker in (passage.message.sender, passage.message.receiver)
-        ]
-        labels = [
-            f"{what} {lap}"
-            for lap in range(laps)
-            for what in ("gradient", "model")
-            for _ in range(servers)
-        ]
-        assert [passage.message.label for passage in own] == labels
-        assert all(passage.message.size == Fraction(1, servers) for passage in own)
-        gradients = own[:: 2 * servers]
-        assert [passage.message.compute for passage in gradients] == compute[worker]
-        ends = [0, *[passage.arrived for passage in own[2 * servers - 1 :: 2 * servers]]]
-        # with the complete new model
-        assert [passage.computing for passage in gradients] == ends[:-1]
 
 
 def clock_of(pattern, convention):
@@ -358,74 +278,3 @@ def test_in_all_reduces_all_wait_for_the_last_and_for_the_slowest_port(
             assert all(
                 float(end) <= shown * (1 + 1e-6) for end, shown in zip(alone, done, strict=True)
             )
-
-
-def around(topology, turn: int) -> list[list[int]]:
-    """Returns, for each worker, itself and the workers that it sends to or receives from, read from
-    the matrix.
-    """
-    W = topology.matrices[turn].toarray() != 0
-    return [sorted({i, *np.flatnonzero(W[i]), *np.flatnonzero(W[:, i])}) for i in range(topology.n)]
-
-
-def busy_ports(topology, turn: int, convention, latency, up, down):
-    """Returns the seconds for which each worker's busier port is occupied, if messages take the
-    time of the slower of their two ports, `[n]`.
-    """
-    n, links = topology.n, topology.links[turn]
-    sends, receives = np.zeros(n), np.zeros(n)
-    for sender, receiver in links:
-        takes = max(up[sender], down[receiver]) + (latency if convention == "blocking" else 0)
-        sends[sender] += takes
-        receives[receiver] += takes
-    once = latency if convention == "pipelined" else 0
-    return np.maximum(sends, receives) + once * np.isin(np.arange(n), links)
-
-
-@pytest.mark.parametrize("convention", CONVENTIONS)
-@pytest.mark.parametrize(
-    "topology", [directed(7), topologies.star(5), topologies.complete(4), *SCHEDULES], ids=id_of
-)
-def test_in_gossip_all_wait_for_the_rounds_neighbours_and_for_the_busiest_port_among_them(
-    topology, convention
-):
-    """A worker without neighbours waits for no other worker, and for no latency."""
-    n, period = topology.n, topology.period
-    finish, latency, up, down = instances(17, n, 8)
-    ports = [
-        np.where(topology.out_degrees, up[:, None], 0),
-        np.where(topology.in_degrees, down[:, None], 0),
-    ]
-    pattern = network.gossip(topology)
-
-    def one(finish, latency, up, down, step):
-        return network.elapse(pattern, finish, network.Ports(latency, up, down), convention, step)
-
-    many = jax.jit(jax.vmap(one, (0, 0, 0, 0, None)))
-    for step in range(2 * period + 1):
-        turn = step % period
-        arrays = [
-            jnp.asarray(array, jnp.float32)
-            for array in (finish, latency, ports[0][:, turn], ports[1][:, turn])
-        ]
-        done = np.asarray(many(*arrays, jnp.int32(step)))
-        for k, shown in enumerate(done):
-            each = [
-                port[k, turn] / np.maximum(1, number[turn])
-                for port, number in zip(
-                    ports, (topology.out_degrees, topology.in_degrees), strict=True
-                )
-            ]
-            busy = busy_ports(topology, turn, convention, latency[k], *each)
-            expected = [
-                finish[k][group].max() + busy[group].max() for group in around(topology, turn)
-            ]
-            np.testing.assert_allclose(shown, expected, rtol=1e-6)
-
-
-def test_local_work_does_not_wait_for_other_workers():
-    finish, port = jnp.array([3.0, 1.0]), jnp.zeros(2)
-    done = network.elapse(
-        network.local, finish, network.Ports(1.0, port, port), "blocking", jnp.int32(0)
-    )
-    np.testing.assert_array_equal(done, finish)

@@ -72,19 +72,6 @@ def test_a_stage_begins_and_ends_with_an_evaluation(problem):
     assert np.isfinite(evaluated["loss"]).all()
 
 
-def test_bar_and_until_see_the_last_evaluation(problem, capsys):
-    seen = []
-
-    def until(history):
-        seen.append(history)
-        return history["step"][-1] >= 30
-
-    run(METHOD, problem, 40, evaluate_every=1_000, until=until, progress=True)
-    assert "loss nan" not in capsys.readouterr().out
-    assert len(seen) > 1
-    assert all(np.isfinite(dsgd.evaluated(history)["loss"]).all() for history in seen)
-
-
 def test_until_is_called_if_the_last_record_has_a_loss(problem):
     def until(history):
         return len(history["step"]) > 1 and history["loss"][-1] < np.inf

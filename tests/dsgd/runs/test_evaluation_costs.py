@@ -52,10 +52,6 @@ def test_loss_and_metrics_are_means_over_evenly_spaced_samples(sizes):
     assert tested == pytest.approx((np.arange(7) * M // 7).mean(), rel=1e-6)
 
 
-def test_a_large_evaluation_size_evaluates_all_samples():
-    assert evaluated(values_of((3, 5), evaluation_size=10)) == evaluated(values_of((3, 5)))
-
-
 @pytest.mark.parametrize("size", [0, 2 * 32768 + 1])
 def test_an_evaluation_size_out_of_range_raises(size):
     with pytest.raises(ValueError, match="evaluation_size"):

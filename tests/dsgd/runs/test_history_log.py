@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsgd.runs.history import Diverged, Log, evaluated
+from dsgd.runs.history import Diverged, Log
 from dsgd.wire import counts
 
 N = 2
@@ -33,43 +33,6 @@ def piece(loss: Any, **more: Any) -> dict[str, np.ndarray]:
     return {"loss": loss, "bits": np.broadcast_to(bits(10), (*loss.shape, 4)).copy(), **more}
 
 
-def test_records_are_numbered_from_the_start_and_the_last_may_come_early():
-    """A chunk may have space for more records."""
-    one = log((piece([5.0, 4.0, 3.0, -1.0, -1.0]), 6), (piece([2.0, 1.0, -1.0]), 10))
-    assert one.steps == [0, 3, 6, 9, 10]
-    history = one.history()
-    np.testing.assert_array_equal(history["step"], one.steps)
-    np.testing.assert_array_equal(history["loss"], [5.0, 4.0, 3.0, 2.0, 1.0])
-    np.testing.assert_array_equal(history["bits"], np.array([10, 20, 30, 40, 50]) / N)
-    assert one.last_loss() == 1.0
-    assert log((piece([1.0, 1.0]), 7), first=4).steps == [4, 7]
-    assert log().history() == {}
-
-
-def test_bits_of_each_run_are_summed_exactly():
-    large = (1 << 52) + 1
-    chunks = [bits(0, large), bits(1, 3)], [bits(large), bits(5)]
-    pieces = [
-        {"loss": np.ones((2, len(chunk[0])), np.float32), "bits": np.stack(chunk)}
-        for chunk in chunks
-    ]
-    one = log((pieces[0], 1), (pieces[1], 2), runs=1, record_every=1)
-    np.testing.assert_array_equal(
-        one.history()["bits"], [[0, large / N, 2 * large / N], [0.5, 2, 4.5]]
-    )
-
-
-def test_a_saved_log_is_complete_and_can_be_continued():
-    one = log((piece([5.0, 4.0], clock=np.array([[0.0, 0.0], [2.0, 0.5]], np.float32)), 3))
-    again = log()
-    again.resume(one.records())
-    for each in (one, again):
-        each.extend(piece([3.0], clock=np.array([[4.0, 0.25]], np.float32)), 6)
-    assert again.steps == one.steps == [0, 3, 6]
-    np.testing.assert_equal(again.history(), one.history())
-    np.testing.assert_array_equal(one.history()["clock"], [0.0, 1.5, 3.75])
-
-
 OF_POINTS = [[[9.0, 3.0], [9.0, 5.0]], [[9.0, 1.0], [9.0, 9.0]], [[9.0, np.inf], [9.0, 0.0]]]
 
 
@@ -86,32 +49,6 @@ def test_the_last_loss_is_the_mean_over_seeds_of_the_best_point(runs, losses, ex
     values = piece(losses)
     one = log((values, values["loss"].shape[-1] - 1), runs=runs, record_every=1)
     np.testing.assert_allclose(one.last_loss(), expected, rtol=1e-6)
-
-
-def test_the_last_loss_is_that_of_the_last_evaluation():
-    one = log(
-        (piece([5.0, 4.0, np.nan], evaluated=np.array([1, 1, 0], np.float32)), 2),
-        (piece([np.nan, np.nan], evaluated=np.zeros(2, np.float32)), 4),
-        record_every=1,
-    )
-    assert one.last_loss() == 4.0
-    one.check("a method", lambda *at: "")
-    np.testing.assert_array_equal(one.history()["evaluated"], [1, 1, 0, 0, 0])
-
-
-def test_evaluated_records_of_several_runs_and_workers():
-    """The axis of records is the last, or the second last if there is an axis of workers."""
-    mask = np.array([True, False, True])
-    history = {
-        "step": np.arange(3),
-        "loss": np.arange(6.0).reshape(2, 3),
-        "samples": np.arange(12.0).reshape(2, 3, 2),
-        "evaluated": np.broadcast_to(mask, (2, 3)),
-    }
-    found = evaluated(history)
-    for name in ("loss", "samples"):
-        np.testing.assert_array_equal(found[name], history[name][:, mask])
-    np.testing.assert_array_equal(found["step"], [0, 2])
 
 
 OF_SEEDS = [[1.0, 2.0, np.inf], [1.0, np.nan, np.nan]]

@@ -145,30 +145,6 @@ def test_the_third_signal_does_not_wait():
             signal.raise_signal(signal.SIGINT)
 
 
-def test_what_is_ignored_stays_ignored():
-    """As with nohup."""
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        with interrupts.Stop() as stop, interrupts.terminable():
-            signal.raise_signal(signal.SIGTERM)
-        assert not stop.asked
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_other_threads_leave_signals_alone():
-    ends, before = [], signal.getsignal(signal.SIGINT)
-
-    def work():
-        with interrupts.Stop():
-            ends.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert ends == [before]
-
-
 def test_in_a_script_sigterm_is_as_ctrl_c():
     with pytest.raises(KeyboardInterrupt, match="SIGTERM"), interrupts.terminable():
         signal.raise_signal(signal.SIGTERM)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 import os
 import pickle
 import re
@@ -24,7 +23,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import checks, clusters, compressors, problems
+from dsgd import clusters, problems
 from dsgd.engine import loop, programs
 from dsgd.runs import chunks, plans
 from dsgd.runs.run_spec import RunSpec
@@ -138,14 +137,6 @@ def test_keys_that_are_not_one_key_or_depend_on_the_devices_are_refused(key, wor
         run(SGD, LEAST_SQUARES, 1, key=key)
 
 
-def test_rbg_as_jax_s_default_is_refused_and_generated_keys_are_threefry():
-    with jax.default_prng_impl("rbg"):
-        with pytest.raises(ValueError, match=r"'rbg'.*impl='threefry2x32'"):
-            run(SGD, LEAST_SQUARES, 1, key=jax.random.key(0))
-        assert compressors.check(compressors.sign, 8).holds
-        assert str(jax.random.key_impl(checks.default_key())) == "threefry2x32"
-
-
 @pytest.fixture
 def advances(monkeypatch) -> list[int]:
     """Yields the rounds of each chunk of runs without known speed, whose chunks may take any
@@ -178,26 +169,6 @@ def test_results_do_not_depend_on_chunks(problem, advances):
     np.testing.assert_array_equal(long.history["step"], np.arange(151))
 
 
-def test_chunks_of_a_run_on_more_data_do_not_start_with_the_length_of_a_faster_run(advances):
-    few = LEAST_SQUARES
-    more = few._replace(data=(INPUTS.repeat(2, axis=1), TARGETS.repeat(2, axis=1)))
-    for problem, first in ((few, 1), (few, 20), (more, 1), (more, 20), (few, 20)):
-        advances.clear()
-        run(SGD, problem, 20)
-        assert advances[0] == first
-
-
-def test_state_is_donated(problem, mesh, key):
-    plan = plans.make_plan(
-        plans.ConstantFactory(RING), RING, problem, mesh, runs=0, size=1, record_every=1
-    )
-    state = programs.call(loop.first_carry, plan, {}, key)
-    chunk = loop.Chunk(*map(np.int32, (0, 1, 1, 1)))
-    arguments = {}, key, problem.data, problem.replicated, None, chunk
-    programs.call(loop.advance, plan, state, *arguments, donate=(0,))
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-
-
 def test_bits_neither_overflow_nor_round(problem):
     """2^40 + 1 bits up in every round: more than a 32-bit integer can hold, and odd, which float32
     cannot represent.
@@ -212,12 +183,6 @@ def test_bits_neither_overflow_nor_round(problem):
     for record_every in (1, 4):
         sent = run(SGD._replace(update=update), problem, 10, record_every=record_every).history
         np.testing.assert_array_equal(sent["bits"], sent["step"] * float(huge))
-
-
-def test_half_precision_models_send_16_bits_a_number():
-    problem = LEAST_SQUARES._replace(init=lambda key: jnp.zeros(3, jnp.bfloat16))
-    history = run(algorithms.parameter_server_sgd(optax.sgd(0.1)), problem, 3).history
-    np.testing.assert_array_equal(history["bits"], history["step"] * 2.0 * 16 * 3)
 
 
 def test_train_loss_is_that_of_the_drawn_batches():
@@ -240,14 +205,6 @@ def test_train_loss_is_that_of_the_drawn_batches():
         np.testing.assert_allclose(
             again["train_loss"], history["train_loss"][again["step"]], rtol=1e-4
         )
-
-
-def test_batches_are_used_in_order_and_none_is_lost(gradient_is_batch):
-    """The gradient of batch t is t: after T rounds x = -sum of 0 .. T-1."""
-    batches = (np.full(N, float(t), np.float32) for t in itertools.count())
-    method = algorithms.minibatch_sgd(optax.sgd(1.0))
-    history = run(method, gradient_is_batch, 50, mesh=2, record_every=7, batches=batches).history
-    np.testing.assert_array_equal(history["loss"], -np.cumsum([0, *range(50)])[history["step"]])
 
 
 def with_a_nan(array: np.ndarray) -> np.ndarray:
@@ -340,12 +297,6 @@ def test_impossible_runs_are_refused(message):
         run(**given(REFUSED[message]))
 
 
-@pytest.mark.parametrize("truth", [np.True_, jnp.array(True)], ids=type)
-def test_until_may_return_any_truth_value(truth):
-    history = run(SGD, LEAST_SQUARES, 10**6, until=lambda history: truth).history
-    assert history["step"][-1] < 10**6
-
-
 def test_an_error_in_until_names_its_origin():
     with pytest.raises(KeyError) as caught:
         run(SGD, LEAST_SQUARES, 2, until=lambda history: history["accuracy"])
@@ -370,18 +321,6 @@ def test_a_round_compiled_on_its_own_is_the_first_of_a_run(problem, key):
     assert dsgd.counts.to_int(np.asarray(statistics.bits.up)).tolist() == [2 * 3 * 32 * 3 // 4] * N
 
 
-def test_a_compiled_round_may_have_a_cluster(problem):
-    """Without a cluster, backup workers would not know which workers are slow. Three floats are
-    all-reduced around a ring of two.
-    """
-    method = algorithms.backup_workers_sgd(optax.sgd(0.1), 1)
-    with pytest.raises(ValueError, match="has no cluster"):
-        dsgd.compile_round(method, problem, mesh=2)
-    cluster = clusters.Cluster(clusters.exponential(1.0))
-    program = dsgd.compile_round(method, problem, mesh=2, cluster=cluster)
-    assert dsgd.workers.traffic(program) == {"all-reduce": 12}
-
-
 # --- Exceptions, and forked processes.
 
 EXCEPTION = re.compile(
@@ -398,12 +337,6 @@ def exceptions() -> list[tuple[str, str]]:
         for path in sorted((root / package).rglob("*.py"))
         for name, _ in EXCEPTION.findall(path.read_text())
     ]
-
-
-def test_runs_have_their_own_exceptions():
-    assert {"Diverged", "Interrupted", "PeerLost", "PeerFailed"} <= {
-        name for _, name in exceptions()
-    }
 
 
 @pytest.mark.parametrize(("module", "name"), exceptions())

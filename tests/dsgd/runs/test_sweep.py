@@ -119,12 +119,6 @@ def test_a_hyperparameter_that_is_used_as_a_python_value_is_named(use, problem):
         )
 
 
-def test_errors_that_no_hyperparameter_causes_pass_unchanged(problem):
-    wrong = method(update=lambda state, gradients, round: len(round.workers))
-    with pytest.raises(TypeError, match="has no len"):
-        sweep(lambda rate: wrong, problem, rate=[0.1, 0.2])
-
-
 # --- The best point of constructed histories.
 
 
@@ -164,13 +158,6 @@ def test_a_metric_of_unknown_direction_requires_a_direction():
         made_up("f1", SOME, rate=[*range(6)]).best("f1")
 
 
-def test_records_that_were_not_evaluated_do_not_count_for_the_best_point():
-    loss = np.array([[[5.0, np.nan, 1.0]], [[4.0, np.nan, 2.0]]])
-    history = {"step": np.arange(3), "loss": loss, "evaluated": ~np.isnan(loss)}
-    found = made_up("loss", np.zeros(2), rate=[1.0, 2.0])._replace(history=history)
-    assert found.best(share=0.7) == (0,)
-
-
 @pytest.mark.parametrize(
     ("rates", "words"),
     [
@@ -186,15 +173,6 @@ def test_a_best_value_at_the_edge_of_its_grid_is_warned_of(rates, words):
         assert made_up("loss", ends, ends, **grids).best() == (2, 1)
     assert len(caught) == 1
     assert made_up("loss", ends[[0, 2, 1]], ends[[0, 2, 1]], **grids).best() == (1, 1)
-
-
-def test_a_sweep_keeps_its_grid_and_returns_histories_that_may_be_changed(problem):
-    rates = np.array([0.1, 0.2])
-    found = sweep(factory, problem, 1, learning_rate=rates)
-    rates[:] = 7
-    assert found.grid["learning_rate"].tolist() == [0.1, 0.2]
-    found.at((1,))["loss"][:] = 0
-    assert found.history["loss"][..., 1].all()
 
 
 def test_tail_mean_is_of_the_last_tenth():

@@ -8,7 +8,6 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
@@ -173,24 +172,8 @@ def test_every_collective_agrees_with_numpy(any_mesh):
     assert set(SENDS.findall(program.as_text())) == (kinds if any_mesh.size > 1 else set())
 
 
-def test_replicate_repeats_every_leaf():
-    tree = {"scalar": jnp.float32(2), "vector": jnp.arange(3, dtype=jnp.int32), "number": 1.5}
-    repeated = {
-        "scalar": np.full(4, 2, np.float32),
-        "vector": np.tile(np.arange(3, dtype=np.int32), (4, 1)),
-        "number": np.full(4, 1.5, np.float32),
-    }
-    jax.tree.map(identical, jax.tree.map(np.asarray, workers.replicate(tree, 4)), repeated)
-
-
 def test_mesh_takes_devices_from_the_front():
     assert list(workers.mesh(3).devices) == jax.devices()[:3]
     assert list(workers.mesh().devices) == jax.devices()
     assert list(workers.mesh(jax.devices()[5:2:-1]).devices) == jax.devices()[5:2:-1]
     assert workers.mesh(2).axis_names == ("workers",)
-
-
-@pytest.mark.parametrize("devices", [0, -1, 9, []])
-def test_mesh_of_an_impossible_number_of_devices(devices):
-    with pytest.raises(ValueError, match="mesh"):
-        workers.mesh(devices)

@@ -271,20 +271,6 @@ def test_gossip_multiplies_the_rows_with_W_in_every_round(devices, n):
             )
 
 
-def test_gradients_flow_through_mix():
-    """The derivative of c . W x is W^T c; in double precision rounding errors are those of
-    float64.
-    """
-    graph = graphs(N)["push-sum"]
-    with jax.enable_x64(True):
-        x, c = np.random.default_rng(0).normal(size=(2, N, 2))
-        mix = spread(lambda x: workers.mix(x, graph))
-        derived = jax.jit(jax.value_and_grad(lambda x: jnp.sum(c * mix(x))))
-        value, gradient = derived.lower(x).compile(compiler_options=FAST)(x)
-    np.testing.assert_allclose(value, np.sum(c * product(graph.W, x)), rtol=0, atol=1e-13)
-    np.testing.assert_allclose(gradient, product(graph.W.T, c), rtol=0, atol=1e-14)
-
-
 ROW = 3 * FLOAT
 TAIL = nx.Graph([(0, i) for i in range(1, 6)] + [(6, 7), (5, 6)])
 RING = topologies.ring(8).W
@@ -356,52 +342,3 @@ def test_a_mix_sends_no_more_than_the_neighbours_rows(name):
         assert all(re.match(rf"\(?f32\[{','.join(map(str, shape))}\]", each) for each, _ in found)
     if sent is not None:
         assert workers.traffic(program) == dict.fromkeys(kinds, sent)
-
-
-@pytest.mark.parametrize(
-    "graph", [topologies.ring(N), topologies.complete(N)], ids=lambda graph: graph.name
-)
-@pytest.mark.parametrize(
-    ("leaf", "given"),
-    [
-        (np.zeros((8, 2), np.float32), "8 workers, float32"),
-        (np.zeros((N, 2), np.int32), f"{N} workers, int32"),
-    ],
-)
-def test_mix_refuses_other_workers_and_integers(leaf, given, graph):
-    """A ring of 16 on 8 rows would become a ring of 8; 1/3 as an integer is 0."""
-    for gossip in (workers.mix, workers.laplacian):
-        with pytest.raises(ValueError, match=rf"{re.escape(graph.name)}: a leaf of {given}"):
-            spread(lambda x, gossip=gossip: gossip(x, graph))(leaf)
-
-
-def test_a_single_worker_keeps_its_model():
-    """There are no neighbours, also in a schedule."""
-    once, twice = topologies.complete(1), topologies.from_matrix(np.ones((2, 1, 1)))
-    x, count = np.array([[1.5, -2.0]], np.float32), np.array([[7]], np.uint32)
-    for graph in (once, twice):
-
-        def alone(x, count, graph=graph):
-            step = jnp.int32(1)
-            table = workers.gather_neighbours(count, graph, step)
-            return (
-                workers.mix(x, graph, step),
-                workers.laplacian(x, graph, step),
-                workers.neighbour_sum(table, graph, step),
-            )
-
-        mixed, pulled, heard = jax.jit(spread(alone, 1))(x, count)
-        np.testing.assert_array_equal(mixed, x)
-        np.testing.assert_array_equal(pulled, np.zeros_like(x))
-        np.testing.assert_array_equal(heard, [[0]])
-
-
-@pytest.mark.parametrize("devices", [1, 8])
-def test_a_schedule_requires_the_step(devices):
-    graph = topologies.one_peer_exponential(8)
-    calls = [lambda x: workers.mix(x, graph), lambda x: workers.laplacian(x, graph)]
-    if devices > 1:
-        calls.append(lambda x: workers.gather_neighbours(x, graph))
-    for call in calls:
-        with pytest.raises(ValueError, match=r"one_peer_exponential\(8\).* step"):
-            spread(call, devices)(np.zeros((8, 2), np.float32))

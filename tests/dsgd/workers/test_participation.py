@@ -64,53 +64,6 @@ def mixing(graph: str, step: int, columns: bool) -> tuple[np.ndarray, np.ndarray
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_sums_are_over_participating_workers(devices):
-    """Also if the rows of other workers are not numbers."""
-
-    def function(x):
-        with workers.with_participation(SOME):
-            y = workers.where_delivered(x, x * jnp.nan)
-            some = (
-                workers.sum(y),
-                workers.mean(y),
-                workers.sum(y > 0),
-                workers.if_nonempty(x, -x)[0],
-                workers.share_delivered(),
-            )
-        with workers.with_participation(NOBODY):
-            nobody = (
-                workers.sum(x),
-                workers.mean(x),
-                workers.if_nonempty(jnp.ones(2), jnp.zeros(2)),
-                workers.share_delivered(),
-            )
-        return some, nobody, workers.mean(x), workers.share_delivered()
-
-    some, nobody, everybody, share = spread(function, devices, X, out=ONE)
-    kept = X[COUNTED]
-    for found, expected in zip(
-        some,
-        (kept.sum(axis=0), kept.mean(axis=0), (kept > 0).sum(axis=0), X[0], COUNTED.mean()),
-        strict=True,
-    ):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert not any(np.any(found) for found in nobody)
-    np.testing.assert_allclose(everybody, X.mean(axis=0), rtol=1e-6, atol=1e-7)
-    assert share == 1
-
-
-@pytest.mark.parametrize("devices", [1, 4])
-def test_rows_are_chosen_by_participation_and_delivery(devices):
-    def function(x):
-        with workers.with_participation(SOME):
-            return workers.where_present(x, -x), workers.where_delivered(x, -x)
-
-    there, counted = spread(function, devices, X)
-    np.testing.assert_array_equal(there, np.where(HERE[:, None], X, -X))
-    np.testing.assert_array_equal(counted, np.where(COUNTED[:, None], X, -X))
-
-
-@pytest.mark.parametrize("devices", [1, 4])
 def test_gossip_uses_the_links_between_participating_workers(devices):
     step = 1
 

@@ -8,7 +8,6 @@ import itertools
 
 import networkx as nx
 import numpy as np
-import pytest
 import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,42 +149,6 @@ def check_cost(plan: routes.Routes, topology: Topology, devices: int) -> None:
     else:
         assert devices == 1 or max(cost) < topology.n - block
         assert plan.length == block + max(cost)
-
-
-@pytest.mark.parametrize(
-    ("topology", "devices", "permutes"),
-    [
-        (topologies.ring(64), 8, 2),
-        (topologies.torus(8, 8), 8, 2),
-        (topologies.hypercube(6), 8, 3),
-        (topologies.exponential(8), 8, 3),
-    ],
-    ids=lambda value: getattr(value, "name", None),
-)
-def test_graphs_that_fit_the_blocks_take_few_permutes(topology, devices, permutes):
-    (once,) = routes.routes_of(topology, devices).permutes
-    assert len(once) == permutes
-
-
-def test_sums_with_few_neighbours_are_lists():
-    """Up to 2.5 times the root of the table's size, but never more than 32."""
-    for n, degree, few in [
-        (16, 10, True),
-        (16, 11, False),
-        (64, 20, True),
-        (64, 21, False),
-        (400, 32, True),
-        (400, 33, False),
-    ]:
-        plan = routes.routes_of(topologies.random_regular(n, degree), 1)
-        assert (plan.places is not None) == few
-        assert plan.weights.shape == (1, 1, n, degree if few else n)
-
-
-def test_a_plan_is_made_once():
-    ring = topologies.ring(8)
-    assert routes.routes_of(ring, 2) is routes.routes_of(ring, 2)
-    assert routes.routes_of(ring, 2) is not routes.routes_of(ring, 4)
 
 
 def test_rounds_that_differ_in_one_entry_of_a_long_list_have_different_plans():
