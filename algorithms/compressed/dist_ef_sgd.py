@@ -12,7 +12,7 @@ from dsgd import Algorithm, Compressor, checks, compressors, network
 
 @method(
     sends="compressed steps plus error memory, in both directions, through one server",
-    needs=("all workers",),
+    needs=("contractive compressor", "all workers"),
     paper="Zheng et al., 2019; dist-EF-blockSGD with `compressors.buckets`",
     page="how_to/compression.md#combine-memories",
     settings={"compressor": compressors.whole_model(compressors.sign)},

@@ -11,7 +11,7 @@ from dsgd import Algorithm, Compressor, checks, compressors, network
 
 @method(
     sends="compressed gradients plus error memory, in both directions, through N servers",
-    needs=("all workers",),
+    needs=("contractive compressor", "all workers"),
     regularizer=True,
     paper="(3.10) to (3.14); DoubleSqueeze, 2019",
     page="how_to/compression.md",

@@ -41,7 +41,7 @@ class Shared(NamedTuple):
         "gradients in the first rounds, then compressed momenta plus error memory, in both "
         "directions"
     ),
-    needs=("all workers",),
+    needs=("contractive compressor", "all workers"),
     paper="1-bit Adam: Tang et al., 2021",
     page="how_to/compression.md",
     settings={
@@ -174,7 +174,7 @@ class Local(NamedTuple):
         "gradients in some of the first rounds, then compressed sums of steps plus error "
         "memory, in both directions"
     ),
-    needs=("all workers",),
+    needs=("contractive compressor", "all workers"),
     paper="0/1 Adam: Lu et al., 2022",
     page="how_to/compression.md",
     settings={

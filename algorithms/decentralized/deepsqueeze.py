@@ -32,7 +32,7 @@ class Compensated(NamedTuple):
 
 @method(
     sends="compressed models plus error memory, to neighbours",
-    needs=("symmetric W",),
+    needs=("symmetric W", "contractive compressor"),
     paper="Tang et al., 2019",
     page="how_to/compression.md",
     graph=topologies.ring,

@@ -168,6 +168,7 @@ def fed_comgate(
 
 @method(
     sends="compressed changes with error memory every H-th round, the model back, through a server",
+    needs=("contractive compressor",),
     paper="Fed-EF: Li and Li, 2023",
     page="reference/compressors.md",
     settings={"period": 4, "compressor": compressors.whole_model(compressors.top_k(0.1))},

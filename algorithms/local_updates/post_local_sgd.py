@@ -36,9 +36,9 @@ def post_local_sgd(
 
     Args:
         optimizer: each worker's step.
-        switch: $t'$, the number of the first local round; in the paper, the round in which the step
-            size decays for the first time. With $t' = 0$ the method is `local_sgd`. It may be
-            swept.
+        switch: $t'$, the number of the first local round, at least 0; in the paper, the round in
+            which the step size decays for the first time. With $t' = 0$ the method is `local_sgd`.
+            It may be swept.
         period: H. It may be swept.
         via: as in `local_sgd`.
 

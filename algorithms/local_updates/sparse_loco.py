@@ -15,7 +15,7 @@ from dsgd.compressors import chunked_top_k, contraction, qsgd, top_k, two_bit
 
 @method(
     sends="sparse changes with error memory every H-th round, by an all-gather",
-    needs=("all workers",),
+    needs=("contractive compressor", "all workers"),
     paper="SparseLoCo: Sarfi et al., 2025",
     page="reference/compressors.md",
     settings={"period": 4, "compressor": compressors.chunked_top_k(4, 8, compressors.two_bit)},
@@ -64,7 +64,7 @@ def sparse_loco(
 
 @method(
     sends="compressed changes with error memory every H-th round, by an all-gather",
-    needs=("all workers",),
+    needs=("contractive compressor", "all workers"),
     paper="MuLoCo: Thérien et al., 2025",
     page="reference/compressors.md",
     settings={"period": 4},

@@ -18,7 +18,8 @@ from budgets import smoke_cases
 from jax.flatten_util import ravel_pytree
 
 import dsgd
-from algorithms import demo, dion, matrices, powersgd, powersgd_momentum
+from algorithms import demo, dion, powersgd, powersgd_momentum
+from algorithms.mechanisms import matrices
 from dsgd import clusters
 from tests.methods.bits import packed
 from tests.methods.powersgd import gram_schmidt

@@ -61,6 +61,7 @@ METHODS = {
     "gt_vr": algorithms.gt_vr(STEP, RING, 0.2),
     "gt_sarah": algorithms.gt_sarah(STEP, RING, 6),
     "gt_saga": algorithms.gt_saga(STEP, RING, max(SIZES)),
+    "lt_admm_vr": algorithms.lt_admm_vr(STEP, RING, 3, correction_step=0.1),
     "page": algorithms.page(STEP, 0.2),
     "loopless_svrg": algorithms.loopless_svrg(STEP, 0.2),
     "saga": algorithms.saga(STEP, max(SIZES)),
@@ -98,7 +99,7 @@ SOME_COMPUTE = {
 }
 
 
-@pytest.mark.parametrize("name", SOME_COMPUTE)
+@pytest.mark.parametrize("name", smoke_cases(SOME_COMPUTE, {"gt_sarah", "page"}))
 def test_a_worker_that_computes_nothing_keeps_what_its_estimate_is_computed_from(name):
     """In every fourth round, and thus in every fourth that computes exact gradients, one of the
     workers computes nothing. The first exact gradients are computed by all.
@@ -127,7 +128,7 @@ def draws(steps: int, count: int) -> np.ndarray:
     return np.asarray(run(recorder, steps=steps, mesh=1).state.server[1])
 
 
-@pytest.mark.parametrize("devices", [1, 5])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_gt_saga_follows_its_recursion(devices):
     """Xin, Khan and Kar: one gradient of the table is renewed in every round."""
     W, X, Y, last = RING.W, np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D))
@@ -153,7 +154,7 @@ def test_gt_saga_follows_its_recursion(devices):
     )
 
 
-@pytest.mark.parametrize("devices", [1, 5])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_saga_follows_its_recursion(devices):
     x = np.zeros(D)
     tables = [np.stack([of_sample(n, l, x) for l in range(SIZES[n])]) for n in range(N)]
@@ -168,79 +169,6 @@ def test_saga_follows_its_recursion(devices):
     np.testing.assert_allclose(
         found.state.workers.memory.mean, [table.mean(axis=0) for table in tables], atol=1e-13
     )
-
-
-def exactly(method: dsgd.Algorithm) -> dsgd.Algorithm:
-    return method._replace(
-        query=lambda state, round: method.query(state, round)._replace(exact=True)
-    )
-
-
-SAME = {
-    "GT-SVRG, a snapshot in every round": (
-        algorithms.gt_svrg(STEP, RING, 1),
-        exactly(algorithms.aug_dgm(STEP, RING)),
-    ),
-    "GT-VR, a snapshot in every round": (
-        algorithms.gt_vr(STEP, RING, 1.0),
-        exactly(algorithms.aug_dgm(STEP, RING)),
-    ),
-    "GT-SARAH, exact in every round": (
-        algorithms.gt_sarah(STEP, RING, 1),
-        exactly(algorithms.gradient_tracking(STEP, RING)),
-    ),
-    "PAGE, p = 1": (algorithms.page(STEP, 1.0), algorithms.gradient_descent(STEP)),
-    "EF21-PAGE, p = 1": (
-        algorithms.with_page(algorithms.ef21(STEP, SHRUNK, SHRUNK), 1.0),
-        exactly(algorithms.ef21(STEP, SHRUNK, SHRUNK)),
-    ),
-    "L-SVRG, p = 1": (algorithms.loopless_svrg(STEP, 1.0), algorithms.gradient_descent(STEP)),
-}
-
-
-@pytest.mark.parametrize("name", sampled(SAME))
-def test_two_methods_are_the_same(name):
-    ours, theirs = (run(method, mesh=1) for method in SAME[name])
-    np.testing.assert_allclose(ours.params, theirs.params, atol=1e-13)
-
-
-RARELY = {
-    "page": algorithms.page(STEP, 1e-6),
-    "loopless_svrg": algorithms.loopless_svrg(STEP, 1e-6),
-    "vr_marina": algorithms.vr_marina(STEP, TWO, 1e-6),
-}
-
-
-@pytest.mark.parametrize("name", RARELY)
-def test_the_first_round_is_that_of_gradient_descent(name):
-    descent = algorithms.gradient_descent(STEP)
-    found, expected = (run(method, steps=1, mesh=1).params for method in (RARELY[name], descent))
-    np.testing.assert_allclose(found, expected, atol=1e-13)
-
-
-def test_the_first_gradients_of_gt_vr_are_exact():
-    """With a probability at which no worker would draw a new snapshot."""
-    found, expected = (
-        run(method, steps=1, mesh=1).state.workers
-        for method in (algorithms.gt_vr(STEP, RING, 1e-9), algorithms.gt_svrg(STEP, RING, 6))
-    )
-    np.testing.assert_allclose(found.inner.params, expected.inner.params, atol=1e-13)
-
-
-def test_gt_hsgd_with_a_step_of_1_is_aug_dgm_after_an_exact_first_round():
-    """The first round is exact; from then on all estimates are the gradients."""
-    plain = algorithms.aug_dgm(STEP, RING)
-
-    def query(state, round):
-        x, first = state.workers.params, round.step == 0
-        return Query(x, active=~first), Query(x, exact=True, active=first)
-
-    def update(state, answer, round):
-        return plain.update(state, jax.tree.map(jnp.add, *answer), round)
-
-    expected = run(plain._replace(query=query, update=update), mesh=1).state.workers
-    found = run(algorithms.gt_hsgd(STEP, RING, 1.0), mesh=1).state.workers
-    np.testing.assert_allclose(found.inner.params, expected.params, atol=1e-13)
 
 
 def test_a_table_with_too_few_rows_is_refused():

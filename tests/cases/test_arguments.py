@@ -53,6 +53,9 @@ def adacomm(**options):
 
 
 REFUSED = {
+    r"error_feedback: error of up = -1.0; expected a number in \[0, inf\)": lambda: (
+        algorithms.error_feedback(SGD, UP._replace(error=-1.0))
+    ),
     "error_feedback: compressor of up = 'sign'; .*compressor": lambda: algorithms.error_feedback(
         SGD, UP._replace(compressor="sign")
     ),

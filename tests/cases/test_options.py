@@ -5,8 +5,10 @@ or in a test of all methods that have it.
 from __future__ import annotations
 
 import inspect
+import math
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -183,3 +185,36 @@ def test_an_inclusion_probability_is_used(name):
     """It is refused if all clients participate."""
     with jax.enable_x64(True), pytest.raises(ValueError, match=r"inclusion = 0.5 but all clients"):
         dsgd.exchanges(made(name, inclusion=0.5), regression())
+
+
+# --- Ranges that the docstrings state.
+
+BETWEEN = re.compile(r"in ([\[(])(\d+), (\d+)([\])])")
+
+
+def outside(name: str) -> Iterator[tuple[str, float]]:
+    """Yields numbers outside the ranges of a method's options: numbers of rounds are at least 1."""
+    parts = re.split(r"\n {8}(?=\w[\w, ]*: )", METHODS[name].__doc__ or "")
+    said = {option: part for part in parts for option in part.partition(":")[0].split(", ")}
+    for option, each in inspect.signature(METHODS[name]).parameters.items():
+        text = " ".join(said.get(option, "").split())
+        if not (number := re.search("a number|an integer|Real|Period", str(each.annotation))):
+            continue
+        yield option, math.nan
+        if found := BETWEEN.search(text):
+            left, low, high, right = found.groups()
+            yield option, float(low) - (left == "[")
+            yield option, float(high) + (right == "]")
+        elif found := re.search(r"at least (\d+)", text):
+            yield option, int(found[1]) - 1
+        elif re.search("above 0|positive", text) or number[0] in ("Period", "an integer"):
+            yield option, 0
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if [*outside(name)]])
+def test_numbers_outside_their_stated_range_are_refused(name):
+    with jax.enable_x64(True):
+        made(name)
+        for option, value in outside(name):
+            with pytest.raises(ValueError, match=rf"^\w+: {option} = {value}; expected"):
+                made(name, **{option: value})

@@ -1,9 +1,10 @@
 """AB, Push-Pull that combines, then adapts: Xin and Khan, 2018."""
 
-from algorithms import ab
+from algorithms import ab, gradient_tracking
 from dsgd import Algorithm
 from tests.methods import push_pull
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import SGD, Case, Given, Rounds, Setting
+from tests.methods.graphs import BALANCED
 
 APART, bits = True, push_pull.bits
 
@@ -19,4 +20,10 @@ def method(given: Setting) -> Algorithm:
 CASES = {
     "": Case(method, recursion, ("directed, pull", "directed")),
     "absent": Case(method, recursion, ("tree, pull", "tree, push"), absent=True),
+}
+EQUALS = {
+    "doubly stochastic W": (
+        lambda: ab(SGD, BALANCED, BALANCED),
+        lambda: gradient_tracking(SGD, BALANCED),
+    ),
 }

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import optax
 
-from algorithms import adacomm
+from algorithms import adacomm, local_sgd, minibatch_sgd
 from dsgd import Algorithm
 from tests.methods.bits import Bits, all_reduce, at_end
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import MOMENTUM, SGD, Case, Given, Rounds, Setting
 from theory_checks.machinery.trajectories import ROUNDS
 
 
@@ -72,4 +72,11 @@ CASES = {
         absent=True,
         symbols={**LOSSES, "period": "server.memory.period"},
     ),
+}
+EQUALS = {
+    "before its first decision": (
+        lambda: adacomm(MOMENTUM, 4, 10**6, minimum=-100.0),
+        lambda: local_sgd(MOMENTUM, 4),
+    ),
+    "one step": (lambda: adacomm(SGD, 1, 1, minimum=-100.0), lambda: minibatch_sgd(SGD)),
 }

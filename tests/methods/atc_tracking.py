@@ -4,10 +4,11 @@ surrogates. The tracker of the state is the average that the round's messages gi
 
 import numpy as np
 
-from algorithms import atc_tracking
+from algorithms import atc_tracking, minibatch_sgd
 from dsgd import Algorithm
 from tests.methods.bits import Bits, on_ring
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import SGD, Case, Given, Rounds, Setting
+from tests.methods.graphs import COMPLETE
 
 APART = True
 
@@ -34,4 +35,7 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, "one peer", "momentum"),
     "absent": Case(method, recursion, "matchings", "momentum", absent=True),
+}
+EQUALS = {
+    "complete graph": (lambda: atc_tracking(SGD, COMPLETE), lambda: minibatch_sgd(SGD)),
 }

@@ -4,10 +4,11 @@ are mixed, too.
 
 import numpy as np
 
-from algorithms import aug_dgm
+from algorithms import aug_dgm, minibatch_sgd
 from dsgd import Algorithm
 from tests.methods.bits import Bits, on_ring
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import SGD, Case, Given, Rounds, Setting
+from tests.methods.graphs import COMPLETE
 
 APART = True
 FACTORS = [0.5, 1.0, 1.5, 0.7, 1.2, 0.9, 0.6, 1.1]  # of the workers' steps
@@ -36,4 +37,7 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, "irregular", "momentum"),
     "absent": Case(method, recursion, "matchings", absent=True),
+}
+EQUALS = {
+    "complete graph": (lambda: aug_dgm(SGD, COMPLETE), lambda: minibatch_sgd(SGD)),
 }

@@ -4,10 +4,12 @@ common x_0 and at C(V_0) instead of 0.
 
 import numpy as np
 
-from algorithms import beer
+from algorithms import beer, gradient_tracking
+from dsgd import compressors
 from tests.methods.bits import Bits, degree, tenth
 from tests.methods.compressors import HALF_OF_ALL, WHOLE_HALVES
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
+from tests.methods.graphs import LAZY
 
 ETA = 0.3
 
@@ -38,4 +40,10 @@ CASES = {
         "irregular",
         "momentum",
     )
+}
+EQUALS = {
+    "uncompressed": (
+        lambda: beer(SGD, LAZY, compressors.identity, 1.0),
+        lambda: gradient_tracking(SGD, LAZY),
+    ),
 }

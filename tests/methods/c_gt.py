@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from algorithms import c_gt
+from algorithms import beer, c_gt
 from tests.methods.bits import Bits, degree, five_values
-from tests.methods.compressors import HALF_OF_ALL, WHOLE_HALVES
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.compressors import HALF, HALF_OF_ALL, WHOLE_HALVES
+from tests.methods.given import SGD, Case, Given, Rounds
+from tests.methods.graphs import LAZY
 
 ETA, ALPHA = 0.3, 0.6
 
@@ -36,4 +37,7 @@ CASES = {
         "irregular",
         "momentum",
     )
+}
+EQUALS = {
+    "no damping": (lambda: c_gt(SGD, LAZY, HALF, 0.4, 1.0), lambda: beer(SGD, LAZY, HALF, 0.4)),
 }

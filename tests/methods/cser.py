@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from algorithms import cser
+from algorithms import cser, local_sgd, minibatch_sgd
 from dsgd import compressors
 from tests.methods.bits import Bits, all_reduce, at_end
 from tests.methods.compressors import HALVES, SHORTS, Compression
 from tests.methods.fed_avg import H
-from tests.methods.given import Case, Given, Rounds, add
+from tests.methods.given import MOMENTUM, Case, Given, Rounds, add
 from theory_checks.machinery.trajectories import Trajectory, rows
 
 EVERYTHING = compressors.random_places(1.0, unbiased=False)  # averaged by an all-reduce
@@ -64,4 +64,16 @@ CASES = {
     "momentum": case(SHORTS, HALVES),
     "absent": case(ALL, None),
     "whole steps, absent": case(ALL, ALL),
+}
+ALL = compressors.random_places(1.0, unbiased=False)
+EQUALS = {
+    "no messages between resets": (
+        lambda: cser(MOMENTUM, 4, compressors.identity),
+        lambda: local_sgd(MOMENTUM, 4),
+    ),
+    "identities": (
+        lambda: cser(MOMENTUM, 4, compressors.identity, compressors.identity),
+        lambda: minibatch_sgd(MOMENTUM),
+    ),
+    "all codes": (lambda: cser(MOMENTUM, 4, ALL, ALL), lambda: minibatch_sgd(MOMENTUM)),
 }

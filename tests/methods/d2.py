@@ -4,9 +4,10 @@ recursion of exact diffusion.
 
 import numpy as np
 
-from algorithms import d2
+from algorithms import d2, exact_diffusion
 from tests.methods.bits import Bits, on_ring
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
+from tests.methods.graphs import IRREGULAR, LAZY
 
 APART = True
 
@@ -26,3 +27,6 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 
 CASES = {"": Case(lambda given: d2(given.optimizer, given.graph), recursion, "lazy", "momentum")}
+EQUALS = {
+    "lazy weights": (lambda: d2(SGD, LAZY), lambda: exact_diffusion(SGD, IRREGULAR)),
+}

@@ -1,9 +1,11 @@
 """DCD-PSGD: Tang et al., 2018."""
 
-from algorithms import dcd_sgd
+from algorithms import dcd_sgd, dgd
+from dsgd import compressors
 from tests.methods.bits import Bits, codes, degree
 from tests.methods.compressors import CLIPPED, SHORT_OF_ALL, unbiased
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
+from tests.methods.graphs import LAZY
 
 
 def recursion(given: Given) -> Rounds:
@@ -26,4 +28,7 @@ CASES = {
         "star",
         "momentum",
     )
+}
+EQUALS = {
+    "uncompressed": (lambda: dcd_sgd(SGD, LAZY, compressors.identity), lambda: dgd(SGD, LAZY)),
 }

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from algorithms import decentlam
+from algorithms import decentlam, decentralized_sgd
 from dsgd import Algorithm
 from tests.methods.bits import Bits, on_ring
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import SGD, Case, Given, Rounds, Setting
+from tests.methods.graphs import LAZY
 
 APART, BETA = True, 0.7
 
@@ -31,4 +32,7 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, "one peer"),
     "absent": Case(method, recursion, "ring", absent=True),
+}
+EQUALS = {
+    "no momentum": (lambda: decentlam(SGD, LAZY, 0.0), lambda: decentralized_sgd(SGD, LAZY)),
 }

@@ -5,12 +5,13 @@ the next. Absent workers adopt averaged models, and keep their moments.
 from collections.abc import Sequence
 
 import numpy as np
+import optax
 
-from algorithms import des_loc
+from algorithms import des_loc, local_sgd, minibatch_sgd
 from tests.methods.bits import Bits, all_reduce
-from tests.methods.given import Case, Given, Rounds, add
+from tests.methods.given import GAMMA, MOMENTUM, Case, Given, Rounds, add
 
-APART, ADAM, MOMENTUM = True, (2, 3, 4), (3, 2)
+APART, ADAM, BETA = True, (2, 3, 4), (3, 2)
 
 
 def recursion(given: Given, periods: Sequence[int]) -> Rounds:
@@ -49,6 +50,13 @@ CASES = {
     for title, optimizer, periods in (
         ("", "adam", ADAM),
         ("absent", "adam", ADAM),
-        ("momentum, absent", "momentum", MOMENTUM),
+        ("momentum, absent", "momentum", BETA),
     )
+}
+EQUALS = {
+    "all periods 1": (lambda: des_loc(MOMENTUM, 1, 1), lambda: minibatch_sgd(MOMENTUM)),
+    "moments never averaged": (
+        lambda: des_loc(optax.adam(GAMMA), 4, 10**6, 10**6),
+        lambda: local_sgd(optax.adam(GAMMA), 4),
+    ),
 }

@@ -3,10 +3,10 @@
 import numpy as np
 import optax
 
-from algorithms import diloco
+from algorithms import diloco, local_sgd, minibatch_sgd
 from tests.methods.bits import Bits, all_reduce, at_end
 from tests.methods.fed_avg import H, Outer, local_steps
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import GAMMA, MOMENTUM, SGD, Case, Given, Rounds
 from tests.methods.minibatch_sgd import all_reduced
 
 
@@ -45,5 +45,15 @@ CASES = {
         optimizer="momentum",
         absent=True,
         symbols={"server": "server.params"},
+    ),
+}
+EQUALS = {
+    "no outer momentum": (
+        lambda: diloco(MOMENTUM, 4, optax.sgd(1.0)),
+        lambda: local_sgd(MOMENTUM, 4),
+    ),
+    "one step": (
+        lambda: diloco(SGD, 1, optax.sgd(0.7, 0.9, nesterov=True)),
+        lambda: minibatch_sgd(optax.sgd(0.7 * GAMMA, 0.9, nesterov=True)),
     ),
 }

@@ -5,10 +5,11 @@ worker and gamma_{-1} = 0. Memories are in units of the gradient.
 import numpy as np
 import optax
 
-from algorithms import dist_ef_sgd
+from algorithms import dist_ef_sgd, error_feedback
+from algorithms.mechanisms.memories import Down, Up
 from tests.methods.bits import Bits, signs
 from tests.methods.compressors import HALF, HALVES
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
 
 MU, GAMMA = 0.8, 0.1  # divided by t + 1
 
@@ -41,4 +42,10 @@ CASES = {
         recursion,
         symbols={"x": "server.shared.params", "server's error": "server.server.error"},
     )
+}
+EQUALS = {
+    "error memories": (
+        lambda: dist_ef_sgd(SGD, HALF),
+        lambda: error_feedback(SGD, Up(HALF, error=1.0), Down(HALF)),
+    ),
 }

@@ -2,11 +2,14 @@
 the method has used in the round.
 """
 
+import networkx as nx
 import numpy as np
 
-from algorithms import dlm
+import topologies
+from algorithms import dlm, extra
 from tests.methods.bits import Bits, on_ring
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import GAMMA, SGD, Case, Given, Rounds
+from tests.methods.graphs import IRREGULAR
 
 APART, RHO = True, 0.4
 
@@ -29,4 +32,11 @@ CASES = {
     "": Case(
         lambda given: dlm(given.optimizer, given.graph, RHO), recursion, "irregular", "momentum"
     )
+}
+LAPLACIAN = nx.laplacian_matrix(nx.Graph(IRREGULAR.edges.tolist()), range(6)).toarray()
+EQUALS = {
+    "EXTRA with another W": (
+        lambda: dlm(SGD, IRREGULAR, 0.3),
+        lambda: extra(SGD, topologies.from_matrix(np.eye(6) - 0.6 * GAMMA * LAPLACIAN)),
+    ),
 }

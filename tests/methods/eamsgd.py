@@ -1,9 +1,9 @@
 """Synchronous EAMSGD: Zhang et al., 2015."""
 
-from algorithms import eamsgd
+from algorithms import eamsgd, easgd
 from tests.methods.bits import FLOAT, Bits
 from tests.methods.easgd import BETA, H, recursion
-from tests.methods.given import Case
+from tests.methods.given import SGD, Case
 
 MU = 0.8
 
@@ -20,4 +20,7 @@ CASES = {
         symbols={"x": "server", "velocity": "workers.optimizer.trace"},
     )
     for title in ("", "absent")
+}
+EQUALS = {
+    "no momentum": (lambda: eamsgd(SGD, 0.0, 4, 0.9), lambda: easgd(SGD, 4, 0.9)),
 }

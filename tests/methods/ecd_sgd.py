@@ -1,10 +1,12 @@
 """ECD-PSGD: Tang et al., 2018."""
 
-from algorithms import ecd_sgd
+from algorithms import dgd, ecd_sgd
+from dsgd import compressors
 from tests.methods import dcd_sgd
 from tests.methods.bits import Bits
 from tests.methods.compressors import CLIPPED, SHORT_OF_ALL, unbiased
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
+from tests.methods.graphs import LAZY
 
 
 def recursion(given: Given) -> Rounds:
@@ -28,4 +30,7 @@ CASES = {
         recursion,
         "irregular",
     )
+}
+EQUALS = {
+    "uncompressed": (lambda: ecd_sgd(SGD, LAZY, compressors.identity), lambda: dgd(SGD, LAZY)),
 }

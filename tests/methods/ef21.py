@@ -5,7 +5,7 @@ each. The model's estimator is updated at the end of a round instead of at the s
 import numpy as np
 
 from algorithms import ef21
-from dsgd import network
+from dsgd import compressors, network
 from tests.methods import ef_bv
 from tests.methods.bits import Bits, parts, tenth
 from tests.methods.compressors import (
@@ -18,7 +18,7 @@ from tests.methods.compressors import (
     in_parts,
     largest_half,
 )
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import MOMENTUM, Case, Given, Rounds
 
 
 def recursion(given: Given, whole: bool = False) -> Rounds:
@@ -65,5 +65,11 @@ CASES = {
         optimizer="momentum",
         absent=True,
         symbols=ef_bv.SYMBOLS,
+    ),
+}
+EQUALS = {
+    "no compression of the reply": (
+        lambda: ef21(MOMENTUM, HALF, None),
+        lambda: ef21(MOMENTUM, HALF, compressors.identity),
     ),
 }

@@ -3,14 +3,15 @@ start at 0, and the server makes its first step after the first messages.
 """
 
 import numpy as np
+import optax
 
-from algorithms import ef21_sgdm
-from dsgd import Algorithm
+from algorithms import ef21, ef21_sgdm, minibatch_sgd
+from dsgd import Algorithm, compressors, network
 from tests.methods import ef_bv
 from tests.methods.bits import Bits, tenth, with_reply
 from tests.methods.compressors import HALF
 from tests.methods.ef_bv import SYMBOLS
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import GAMMA, SGD, Case, Given, Rounds, Setting
 
 ETA = 0.2
 
@@ -46,5 +47,19 @@ CASES = {
     "double": Case(double, lambda given: recursion(given, True), symbols=SYMBOLS),
     "double, absent": Case(
         double, lambda given: recursion(given, True), absent=True, symbols=SYMBOLS
+    ),
+}
+EQUALS = {
+    "no momentum": (
+        lambda: ef21_sgdm(SGD, HALF, 1.0),
+        lambda: ef21(SGD, HALF, None, via=network.star),
+    ),
+    "double, no momentum": (
+        lambda: ef21_sgdm(SGD, HALF, 1.0, double=True),
+        lambda: ef21(SGD, HALF, None, via=network.star),
+    ),
+    "identity": (
+        lambda: ef21_sgdm(SGD, compressors.identity, 0.2),
+        lambda: minibatch_sgd(optax.sgd(0.2 * GAMMA, 0.8)),
     ),
 }

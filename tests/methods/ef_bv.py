@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from algorithms import ef_bv
+from algorithms import diana, ef21, ef_bv
+from dsgd import compressors, network
 from tests.methods.bits import Bits, codes, with_reply
 from tests.methods.compressors import HALF, HALVES, Q
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import MOMENTUM, SGD, Case, Given, Rounds, Setting
+from theory_checks.machinery.trajectories import N
 
 LAMBDA, NU = 0.4, 0.7
 SYMBOLS = {"x": "server.shared.params", "mean shift": "server.server.shift"}
@@ -62,4 +64,23 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, rounds, symbols=SYMBOLS),
     "absent": Case(method, rounds, optimizer="momentum", absent=True, symbols=SYMBOLS),
+}
+RANDOM, OMEGA = compressors.random_k(0.2), 15 / 3 - 1  # 3 of the 15 elements of the larger layer
+EQUALS = {
+    "numbers of 1": (
+        lambda: ef_bv(MOMENTUM, HALF, 1.0, 1.0),
+        lambda: ef21(MOMENTUM, HALF, None, via=network.star),
+    ),
+    "contraction": (
+        lambda: ef_bv(MOMENTUM, HALF),
+        lambda: ef21(MOMENTUM, HALF, None, via=network.star),
+    ),
+    "shifts of DIANA": (
+        lambda: ef_bv(SGD, RANDOM, 1 / (1 + OMEGA), 1.0),
+        lambda: diana(SGD, RANDOM),
+    ),
+    "own numbers": (
+        lambda: ef_bv(SGD, RANDOM, 1 / (1 + OMEGA), 1 / (1 + OMEGA / N)),
+        lambda: ef_bv(SGD, RANDOM),
+    ),
 }

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from algorithms import fed_avg
+from algorithms import fed_avg, local_sgd
 from tests.methods.bits import FLOAT, Bits, at_end
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
 
 H = 3
 INCLUSION = np.linspace(0.3, 0.9, 8)
@@ -80,4 +80,7 @@ CASES = {
         absent=True,
         symbols={"server": "server.params"},
     ),
+}
+EQUALS = {
+    "local SGD": (lambda: fed_avg(SGD, 4), lambda: local_sgd(SGD, 4)),
 }

@@ -2,10 +2,12 @@
 
 import numpy as np
 
-from algorithms import fed_avgm
+import algorithms
+from algorithms import fed_avgm, slowmo
 from tests.methods import fed_avg
 from tests.methods.fed_avg import H, Outer
 from tests.methods.fed_opt import cases
+from tests.methods.given import SGD
 
 
 def block_momentum(zeta: float, beta: float) -> Outer:
@@ -26,3 +28,7 @@ bits = fed_avg.bits
 CASES = cases(
     lambda given: fed_avgm(given.optimizer, H, 0.7, 0.6), lambda: block_momentum(0.7, 0.6)
 )
+EQUALS = {
+    "no momentum": (lambda: fed_avgm(SGD, 4, 1.0, 0.0), lambda: algorithms.fed_avg(SGD, 4)),
+    "SlowMo": (lambda: fed_avgm(SGD, 4, 0.7, 0.6), lambda: slowmo(SGD, 4, 0.7, 0.6)),
+}

@@ -2,12 +2,12 @@ r"""FedCOMGATE: Haddadpour et al., 2021; messages are multiplied by $\gamma$."""
 
 import numpy as np
 
-from algorithms import fed_comgate
-from dsgd import Algorithm
+from algorithms import fed_comgate, scaffold
+from dsgd import Algorithm, compressors
 from tests.methods import fed_paq
 from tests.methods.compressors import SHORT, SHORTS, unbiased
 from tests.methods.fed_avg import H
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import GAMMA, SGD, Case, Given, Rounds, Setting
 
 ETA = 0.8
 
@@ -36,4 +36,7 @@ SYMBOLS = {"memory": "workers.memory", "server": "server.params"}
 CASES = {
     "": Case(method, recursion, symbols=SYMBOLS),
     "absent": Case(method, recursion, absent=True, symbols=SYMBOLS),
+}
+EQUALS = {
+    "uncompressed": (lambda: fed_comgate(GAMMA, 4, compressors.identity), lambda: scaffold(SGD, 4)),
 }

@@ -4,13 +4,13 @@ has a message that is lost, keeps its memory.
 
 import optax
 
-from algorithms import fed_ef
+from algorithms import fed_ef, qsparse_local_sgd
 from dsgd import Algorithm
 from tests.methods.bits import Bits, at_end, tenth, with_reply
-from tests.methods.compressors import HALF_OF_ALL, WHOLE_HALVES
+from tests.methods.compressors import HALF, HALF_OF_ALL, WHOLE_HALVES
 from tests.methods.diloco import nesterov
 from tests.methods.fed_avg import H
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import SGD, Case, Given, Rounds, Setting
 from tests.methods.sparse_loco import SYMBOLS, remembered
 
 ETA, BETA = 0.8, 0.4
@@ -35,4 +35,7 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, optimizer="momentum", symbols=SYMBOLS),
     "absent": Case(method, recursion, optimizer="momentum", absent=True, symbols=SYMBOLS),
+}
+EQUALS = {
+    "Qsparse-local-SGD": (lambda: fed_ef(SGD, 4, HALF), lambda: qsparse_local_sgd(SGD, 4, HALF)),
 }

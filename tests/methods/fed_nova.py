@@ -4,12 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms import fed_nova, with_local_work
+from algorithms import fed_avg, fed_avgm, fed_nova, with_local_work
 from dsgd import Algorithm
 from dsgd.base import LocalWork
 from tests.methods.bits import FLOAT, Bits, at_end
 from tests.methods.fed_avg import H
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import SGD, Case, Given, Rounds, Setting
 
 RHO, BETA = 0.9, 0.4
 # of the accumulated weights of the gradients of k steps, k = 0, ..., H
@@ -59,4 +59,11 @@ CASES = {
         symbols=SYMBOLS,
     ),
     "absent": Case(method, recursion, optimizer="momentum", absent=True, symbols=SYMBOLS),
+}
+EQUALS = {
+    "server momentum": (
+        lambda: fed_nova(SGD, 4, optax.sgd(0.7, 0.6)),
+        lambda: fed_avgm(SGD, 4, 0.7, 0.6),
+    ),
+    "equal steps": (lambda: fed_nova(SGD, 3), lambda: fed_avg(SGD, 3)),
 }

@@ -1,11 +1,11 @@
 """FedPAQ: Reisizadeh et al., 2020."""
 
-from algorithms import fed_paq
-from dsgd import Algorithm
+from algorithms import fed_avg, fed_paq
+from dsgd import Algorithm, compressors
 from tests.methods.bits import Bits, at_end, codes, with_reply
 from tests.methods.compressors import SHORT, SHORTS, unbiased
 from tests.methods.fed_avg import H, averaging, local_steps
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import SGD, Case, Given, Rounds, Setting
 
 
 def recursion(given: Given) -> Rounds:
@@ -29,4 +29,7 @@ SYMBOLS = {"server": "server.params"}
 CASES = {
     "": Case(method, recursion, optimizer="momentum", symbols=SYMBOLS),
     "absent": Case(method, recursion, optimizer="momentum", absent=True, symbols=SYMBOLS),
+}
+EQUALS = {
+    "uncompressed": (lambda: fed_paq(SGD, 4, compressors.identity), lambda: fed_avg(SGD, 4)),
 }

@@ -4,9 +4,9 @@ counters that are set to 0, its code, CommEfficient.
 
 import numpy as np
 
-from algorithms import fetch_sgd
+from algorithms import fetch_sgd, minibatch_sgd, sketched_sgd
 from tests.methods.bits import Bits, all_reduce
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import MOMENTUM, SGD, Case, Given, Rounds
 from tests.methods.sketched_sgd import hashes, largest
 from theory_checks.machinery.trajectories import D
 
@@ -53,5 +53,16 @@ CASES = {
         lambda given: fetch_sgd(given.optimizer, 1 / 4, 4, 1, RHO, "subtract"),
         lambda given: recursion(given, given.d, True, 1, 1),
         absent=True,
+    ),
+}
+EQUALS = {
+    "all elements": (lambda: fetch_sgd(SGD, 1.0, 24, 3, 0.9, "zero"), lambda: minibatch_sgd(SGD)),
+    "all elements, subtracted": (
+        lambda: fetch_sgd(SGD, 1.0, 24, 3, 0.5, "subtract"),
+        lambda: minibatch_sgd(MOMENTUM),
+    ),
+    "no collisions": (
+        lambda: fetch_sgd(SGD, 3 / 22, 24, 3, 0.9, "zero"),
+        lambda: sketched_sgd(SGD, 3 / 22, 24, 3, 2, 0.9),
     ),
 }

@@ -22,6 +22,13 @@ CASES = {
     for title, case in getattr(file, "CASES", {}).items()
 }
 
+# pairs of functions that return methods with equal models
+EQUALS = {
+    f"{name}, {title}": pair
+    for name, file in FILES.items()
+    for title, pair in getattr(file, "EQUALS", {}).items()
+}
+
 
 def form(name: str) -> Callable[[int, int, int], Any]:
     """Returns the closed form of a registered instance."""

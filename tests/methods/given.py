@@ -6,6 +6,8 @@ independently of the method's file:
 - `recursion(given)`: the paper's rounds in numpy. Models are the rows of X `[N, d]`, so that gossip
   is W @ X. (The papers have a column for each worker.) Its t-th item maps the name of each symbol
   to its value after round t.
+- `EQUALS`: pairs of functions that return methods with equal models, from the optimizers `SGD` or
+  `MOMENTUM`.
 - `CASES`: what is compared with it. A case with `absent` has workers that are absent in some
   rounds, and messages that are lost; in all others all workers take part.
 - `bits(t, N, d)`: what each worker sends in round t of the registered instance.
@@ -47,6 +49,7 @@ Gradients = Callable[[int, np.ndarray], np.ndarray]
 Q = Callable[[np.ndarray], np.ndarray]  # vector [d] -> decoded message
 
 GAMMA, WORD = 0.1, 32  # the step size with absent workers, and the bits of their numbers
+SGD, MOMENTUM = optax.sgd(GAMMA), optax.sgd(GAMMA, momentum=0.5)  # of `EQUALS`
 OPTIMIZERS: dict[
     str, tuple[Callable[..., optax.GradientTransformation], Callable[[float], Step]]
 ] = {
@@ -392,6 +395,19 @@ def compare(case: Case, draws: Draws) -> None:
         got = bits[symbol] if symbol in bits else seen(case, found, found.states, symbol, values)
         assert_equal(symbol, np.asarray(got)[-case.length :], values)
     assert_equal("model to take home", found.home, home(papers))
+
+
+def compare_equal(*methods: Callable[[], Algorithm], length: int = 24) -> None:
+    """Compares the models of two methods after each round, with the same noise."""
+    of = trajectories.instance(draws())
+    one, other = (
+        trajectories.run(lambda of, make=make: make(), of, length=length) for make in methods
+    )
+    assert np.ptp(one.home, axis=0).max() > 0.1
+    assert_equal("model to take home", one.home, other.home)
+    X, Y = (getattr(found.states.workers, "params", None) for found in (one, other))
+    if X is not None and Y is not None:
+        assert_equal("models", trajectories.rows(X), trajectories.rows(Y))
 
 
 def home(papers: Symbols) -> np.ndarray:

@@ -105,3 +105,9 @@ def of_neighbours(values: np.ndarray, A: np.ndarray) -> np.ndarray:
     """
     order = np.argsort(~A, axis=1, kind="stable")[:, : A.sum(axis=1).max()]
     return values[np.arange(len(A))[:, None], order]
+
+
+LAZY, IRREGULAR, COMPLETE, BALANCED = (
+    topology(name, 6) for name in ("lazy", "irregular", "complete", "exponential")
+)
+"""For `EQUALS`."""

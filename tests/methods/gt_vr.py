@@ -4,10 +4,12 @@ the method's own coins.
 
 import numpy as np
 
+import algorithms
 from algorithms import gt_vr
 from tests.methods import gt_svrg
 from tests.methods.bits import Bits
-from tests.methods.given import Case, Given
+from tests.methods.given import SGD, Case, Given
+from tests.methods.graphs import LAZY
 
 APART = True
 
@@ -32,4 +34,7 @@ CASES = {
         "momentum",
         symbols=gt_svrg.SYMBOLS,
     )
+}
+EQUALS = {
+    "always a snapshot": (lambda: gt_vr(SGD, LAZY, 1.0), lambda: algorithms.gt_svrg(SGD, LAZY, 1)),
 }

@@ -4,10 +4,11 @@ r"""K-GT: Liu et al., "Decentralized gradient tracking with local steps", 2024. 
 
 import numpy as np
 
-from algorithms import k_gt
+from algorithms import atc_tracking, k_gt, scaffold
 from dsgd import Algorithm
 from tests.methods.bits import Bits, at_end, on_ring
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import SGD, Case, Given, Rounds, Setting
+from tests.methods.graphs import COMPLETE, IRREGULAR
 
 APART, K, ETA = True, 3, 0.3
 
@@ -37,4 +38,8 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, "one peer"),
     "absent": Case(method, recursion, "matchings", absent=True),
+}
+EQUALS = {
+    "one step": (lambda: k_gt(SGD, IRREGULAR, 1, 1.0), lambda: atc_tracking(SGD, IRREGULAR)),
+    "complete graph": (lambda: k_gt(SGD, COMPLETE, 4, 1.0), lambda: scaffold(SGD, 4)),
 }

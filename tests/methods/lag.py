@@ -1,9 +1,9 @@
 """LAG: Chen et al., 2018, with the condition of Richtarik et al., "3PC", 2022."""
 
-from algorithms import lag
+from algorithms import lag, minibatch_sgd
 from tests.methods import three_point
 from tests.methods.bits import FLOAT, Bits, with_reply
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import SGD, Case, Given, Rounds, Setting
 from tests.methods.three_point import SYMBOLS, ZETA
 
 
@@ -23,4 +23,7 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, symbols=SYMBOLS),
     "absent": Case(method, recursion, absent=True, symbols=SYMBOLS),
+}
+EQUALS = {
+    "no threshold": (lambda: lag(SGD, 0.0), lambda: minibatch_sgd(SGD)),
 }

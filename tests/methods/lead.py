@@ -4,10 +4,12 @@ first round, and H starts at the common x_0.
 
 import numpy as np
 
-from algorithms import lead
+from algorithms import exact_diffusion, lead
+from dsgd import compressors
 from tests.methods.bits import Bits, degree, five_values
 from tests.methods.compressors import HALF, HALVES, unbiased
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import MOMENTUM, Case, Given, Rounds
+from tests.methods.graphs import LAZY
 
 ETA, ALPHA = 0.3, 0.4
 
@@ -37,4 +39,10 @@ CASES = {
         recursion,
         "irregular",
     )
+}
+EQUALS = {
+    "uncompressed": (
+        lambda: lead(MOMENTUM, LAZY, compressors.identity, 1.0, 0.5),
+        lambda: exact_diffusion(MOMENTUM, LAZY),
+    ),
 }

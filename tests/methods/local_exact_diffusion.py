@@ -4,9 +4,10 @@ symbol `correction` is -y.
 
 import numpy as np
 
-from algorithms import local_exact_diffusion
+from algorithms import d2, local_exact_diffusion
 from tests.methods.bits import Bits, at_end, on_ring
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
+from tests.methods.graphs import LAZY
 
 APART, TAU, BETA = True, 3, 0.3
 
@@ -31,4 +32,7 @@ CASES = {
         recursion,
         "lazy",
     )
+}
+EQUALS = {
+    "one step": (lambda: local_exact_diffusion(SGD, LAZY, 1, 1.0), lambda: d2(SGD, LAZY)),
 }

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from algorithms import loopless_svrg
+from algorithms import gradient_descent, loopless_svrg
 from tests.methods.bits import Bits, all_reduce
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
 from tests.methods.page import coins
 
 
@@ -27,4 +27,7 @@ CASES = {
         optimizer="momentum",
         symbols={"x": "server.inner.params", "w": lambda found: found.states.workers.memory[0]},
     )
+}
+EQUALS = {
+    "always exact": (lambda: loopless_svrg(SGD, 1.0), lambda: gradient_descent(SGD)),
 }

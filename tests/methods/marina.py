@@ -2,10 +2,12 @@
 
 import numpy as np
 
-from algorithms import marina
+from algorithms import gradient_descent, marina
+from dsgd import compressors
 from tests.methods.bits import FLOAT, Bits, largest, with_reply
 from tests.methods.compressors import HALF, HALVES, unbiased
-from tests.methods.given import Case, Given, Gradients, Rounds
+from tests.methods.ef_bv import RANDOM
+from tests.methods.given import SGD, Case, Given, Gradients, Rounds
 
 DRAWS = True  # gradients are exact, but coins and compressors are drawn
 P, CLIENTS, Q = 0.4, 4, unbiased(HALF)
@@ -51,5 +53,13 @@ CASES = {
         lambda given: marina(given.optimizer, Q, P, clients=CLIENTS),
         lambda given: recursion(given, given.exact, CLIENTS),
         length=15,
+    ),
+}
+EQUALS = {
+    "identity": (lambda: marina(SGD, compressors.identity, 0.3), lambda: gradient_descent(SGD)),
+    "always exact": (lambda: marina(SGD, RANDOM, 1.0), lambda: gradient_descent(SGD)),
+    "all clients": (
+        lambda: marina(SGD, compressors.identity, 0.3, clients=6),
+        lambda: gradient_descent(SGD),
     ),
 }

@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from algorithms import mime
+from algorithms import gradient_descent, mime
 from dsgd import clusters
 from tests.methods.bits import FLOAT, Bits
-from tests.methods.given import PARTICIPATES, Case, Given, Rounds, add
+from tests.methods.given import MOMENTUM, PARTICIPATES, Case, Given, Rounds, add
 from tests.methods.mime_lite import BETA, ETA, SYMBOLS
 
 CANCELS = True  # differences of two gradients of a draw have no noise on quadratics
@@ -59,3 +59,6 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 # With absent workers no message arrives in some last rounds of three, and in some first of four.
 CASES = {"": case(3), "absent": case(3, absent=True), "absent, longer": case(4, absent=True)}
+EQUALS = {
+    "one step": (lambda: mime(MOMENTUM, 1), lambda: gradient_descent(MOMENTUM)),
+}

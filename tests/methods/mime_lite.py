@@ -4,11 +4,11 @@ Karimireddy et al., 2020, algorithm 1. A client's first local gradient in a peri
 
 import numpy as np
 
-from algorithms import mime_lite
+from algorithms import fed_avg, mime_lite, minibatch_sgd
 from dsgd import Algorithm
 from tests.methods.bits import FLOAT, Bits, at_end
 from tests.methods.fed_avg import H
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import MOMENTUM, SGD, Case, Given, Rounds, Setting
 
 ETA, BETA = 0.8, 0.9
 
@@ -41,4 +41,8 @@ SYMBOLS = {"server": "server.params", "momentum": "server.optimizer.trace"}
 CASES = {
     "": Case(method, recursion, optimizer="momentum", symbols=SYMBOLS),
     "absent": Case(method, recursion, optimizer="momentum", absent=True, symbols=SYMBOLS),
+}
+EQUALS = {
+    "no momentum": (lambda: mime_lite(SGD, 4), lambda: fed_avg(SGD, 4)),
+    "one step": (lambda: mime_lite(MOMENTUM, 1), lambda: minibatch_sgd(MOMENTUM)),
 }

@@ -4,10 +4,11 @@ of a round are mixed in the next, together with its models.
 
 import numpy as np
 
-from algorithms import momentum_tracking
+from algorithms import gradient_tracking, momentum_tracking
 from dsgd import Algorithm
 from tests.methods.bits import Bits, on_ring
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import MOMENTUM, SGD, Case, Given, Rounds, Setting
+from tests.methods.graphs import LAZY
 
 APART, BETA = True, 0.7
 
@@ -34,4 +35,10 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, "one peer"),
     "absent": Case(method, recursion, "matchings", absent=True),
+}
+EQUALS = {
+    "momentum of the optimizer": (
+        lambda: momentum_tracking(SGD, LAZY, 0.5),
+        lambda: gradient_tracking(MOMENTUM, LAZY),
+    ),
 }

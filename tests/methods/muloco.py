@@ -2,13 +2,15 @@
 
 import optax
 
-from algorithms import muloco
+from algorithms import diloco, muloco
+from dsgd import compressors
 from tests.methods.bits import Bits, at_end
 from tests.methods.compressors import SHORT, SHORTS
 from tests.methods.diloco import nesterov
 from tests.methods.fed_avg import H
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import MOMENTUM, Case, Given, Rounds
 from tests.methods.sparse_loco import SYMBOLS, remembered, two_bits
+from tests.methods.streaming_diloco import OUTER
 
 DECAY, ETA, MU = 0.85, 0.6, 0.8
 
@@ -34,4 +36,10 @@ CASES = {
         optimizer="momentum",
         symbols=SYMBOLS,
     )
+}
+EQUALS = {
+    "uncompressed": (
+        lambda: muloco(MOMENTUM, 4, compressors.identity, OUTER),
+        lambda: diloco(MOMENTUM, 4, OUTER),
+    ),
 }

@@ -5,14 +5,15 @@ et al., 2025. A worker that does not participate in an exchange continues from i
 
 import numpy as np
 
-from algorithms import noloco
+from algorithms import local_sgd, noloco
 from dsgd import Algorithm
+from tests.methods import graphs
 from tests.methods.bits import FLOAT, Bits, at_end, of_some
 from tests.methods.fed_avg import H
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import MOMENTUM, Case, Given, Rounds, Setting
 
 APART = True
-MOMENTUM, ETA, CONSENSUS = 0.8, 0.6, 0.35
+BETA, ETA, CONSENSUS = 0.8, 0.6, 0.35
 
 
 def recursion(given: Given) -> Rounds:
@@ -22,14 +23,14 @@ def recursion(given: Given) -> Rounds:
         Y, sent = Y + step(given.G(t, Y), here), given.nothing()
         if (t + 1) % H == 0:
             W = given.W(t, t // H)
-            after = MOMENTUM * v + ETA * W @ (Y - phi) + CONSENSUS * (W @ phi - phi)
+            after = BETA * v + ETA * W @ (Y - phi) + CONSENSUS * (W @ phi - phi)
             v, phi = np.where(here, after, v), np.where(here, phi + after, phi)
             Y, sent = np.where(here, phi, Y), given.to_neighbours(t, 2 * given.model, t // H)
         yield {"params": Y, "slow": phi, "momentum": v} | sent
 
 
 def method(given: Setting) -> Algorithm:
-    numbers = {"step": ETA, "consensus": CONSENSUS, "momentum": MOMENTUM}
+    numbers = {"step": ETA, "consensus": CONSENSUS, "momentum": BETA}
     return noloco(given.optimizer, given.graph, H, **numbers)
 
 
@@ -41,4 +42,11 @@ CASES = {
     "": Case(method, recursion, "matchings", "momentum"),
     "absent": Case(method, recursion, "matchings", "momentum", absent=True),
     "absent, ring": Case(method, recursion, "ring", absent=True),
+}
+PAIRS = graphs.topology("matchings", 6)
+EQUALS = {
+    "full steps": (
+        lambda: noloco(MOMENTUM, PAIRS, 4, step=1.0, consensus=1.0, momentum=0.0),
+        lambda: local_sgd(MOMENTUM, 4, PAIRS),
+    ),
 }

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from algorithms import page
+from algorithms import gradient_descent, page
 from tests.methods.bits import Bits, all_reduce
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
 
 
 def coins(given: Given) -> np.ndarray:
@@ -32,4 +32,7 @@ CASES = {
         optimizer="momentum",
         symbols={"x": "server.inner.params"},
     )
+}
+EQUALS = {
+    "always exact": (lambda: page(SGD, 1.0), lambda: gradient_descent(SGD)),
 }

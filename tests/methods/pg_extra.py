@@ -4,10 +4,11 @@ optimization", 2015.
 
 import numpy as np
 
-from algorithms import pg_extra
+from algorithms import extra, pg_extra
 from dsgd import problems
 from tests.methods.bits import Bits, on_ring
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import GAMMA, SGD, Case, Given, Rounds
+from tests.methods.graphs import LAZY
 from tests.methods.steps import PENALTY, soft_threshold
 
 APART = True
@@ -34,4 +35,7 @@ CASES = {
         "irregular",
         regularizer=problems.l1(PENALTY),
     )
+}
+EQUALS = {
+    "no regularizer": (lambda: pg_extra(GAMMA, LAZY), lambda: extra(SGD, LAZY)),
 }

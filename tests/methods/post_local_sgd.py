@@ -4,9 +4,9 @@ rounds.
 
 import numpy as np
 
-from algorithms import post_local_sgd
+from algorithms import local_sgd, minibatch_sgd, post_local_sgd
 from tests.methods.bits import Bits, all_reduce
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import MOMENTUM, Case, Given, Rounds
 
 SWITCH, H = 2, 3
 
@@ -34,4 +34,8 @@ CASES = {
         absent=title == "absent",
     )
     for title in ("", "absent")
+}
+EQUALS = {
+    "local at once": (lambda: post_local_sgd(MOMENTUM, 0, 4), lambda: local_sgd(MOMENTUM, 4)),
+    "never local": (lambda: post_local_sgd(MOMENTUM, 10**6, 4), lambda: minibatch_sgd(MOMENTUM)),
 }

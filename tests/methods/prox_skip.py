@@ -4,9 +4,10 @@ ProxSkip", 2023. The symbol `correction` is -Y / p.
 
 import numpy as np
 
-from algorithms import prox_skip
+from algorithms import exact_diffusion, prox_skip, scaffnew
 from tests.methods.bits import Bits, on_ring
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
+from tests.methods.graphs import COMPLETE, IRREGULAR
 
 APART, P, CHI = True, 0.5, 0.75
 
@@ -33,4 +34,11 @@ CASES = {
         recursion,
         "irregular",
     )
+}
+EQUALS = {
+    "no skips": (
+        lambda: prox_skip(SGD, IRREGULAR, 1.0, 0.5),
+        lambda: exact_diffusion(SGD, IRREGULAR),
+    ),
+    "complete graph": (lambda: prox_skip(SGD, COMPLETE, 0.25, 1.0), lambda: scaffnew(SGD, 0.25)),
 }

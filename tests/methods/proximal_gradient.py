@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from algorithms import proximal_gradient
+from algorithms import gradient_descent, proximal_gradient
 from dsgd import problems
 from tests.methods import proximal_sgd
 from tests.methods.bits import Bits, all_reduce
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import GAMMA, SGD, Case, Given, Rounds
 from tests.methods.steps import PENALTY
 
 
@@ -26,4 +26,7 @@ CASES = {
         regularizer=problems.l1(PENALTY),
     )
     for title in ("", "absent")
+}
+EQUALS = {
+    "no regularizer": (lambda: proximal_gradient(GAMMA), lambda: gradient_descent(SGD)),
 }

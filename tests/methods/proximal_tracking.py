@@ -5,10 +5,11 @@ differences of the models and Z. If W differs between rounds, the trackers take 
 
 import numpy as np
 
-from algorithms import proximal_tracking
+from algorithms import atc_tracking, proximal_tracking
 from dsgd import Algorithm, problems
 from tests.methods.bits import Bits, on_ring
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import GAMMA, SGD, Case, Given, Rounds, Setting
+from tests.methods.graphs import BALANCED
 from tests.methods.steps import PENALTY, soft_threshold
 
 APART = True
@@ -49,4 +50,10 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "": Case(method, recursion, "irregular", regularizer=problems.l1(PENALTY)),
     "absent": Case(method, of_trackers, "matchings", absent=True),
+}
+EQUALS = {
+    "no regularizer": (
+        lambda: proximal_tracking(GAMMA, BALANCED),
+        lambda: atc_tracking(SGD, BALANCED),
+    ),
 }

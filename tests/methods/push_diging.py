@@ -4,10 +4,11 @@ messages give.
 
 import numpy as np
 
-from algorithms import push_diging
+from algorithms import atc_tracking, push_diging
 from dsgd import Algorithm
 from tests.methods.bits import FLOAT, Bits
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import SGD, Case, Given, Rounds, Setting
+from tests.methods.graphs import BALANCED
 
 APART = True
 
@@ -37,4 +38,10 @@ CASES = {
     "": Case(method, recursion, "directed", "momentum"),
     "schedule": Case(method, recursion, "pushes"),
     "absent": Case(method, recursion, "pushes", absent=True),
+}
+EQUALS = {
+    "doubly stochastic W": (
+        lambda: push_diging(SGD, BALANCED),
+        lambda: atc_tracking(SGD, BALANCED),
+    ),
 }

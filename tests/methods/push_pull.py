@@ -4,10 +4,11 @@ sum that the round's messages give.
 
 import numpy as np
 
-from algorithms import push_pull
+from algorithms import atc_tracking, push_pull
 from dsgd import Algorithm
 from tests.methods.bits import FLOAT, Bits
-from tests.methods.given import Case, Given, Rounds, Setting, add
+from tests.methods.given import SGD, Case, Given, Rounds, Setting, add
+from tests.methods.graphs import BALANCED
 
 APART = True
 
@@ -38,4 +39,10 @@ CASES = {
     "schedule": Case(method, recursion, ("pushes, pull", "pushes")),
     "tree": Case(method, recursion, ("tree, pull", "tree, push")),
     "absent": Case(method, recursion, ("pushes, pull", "pushes"), absent=True),
+}
+EQUALS = {
+    "doubly stochastic W": (
+        lambda: push_pull(SGD, BALANCED, BALANCED),
+        lambda: atc_tracking(SGD, BALANCED),
+    ),
 }

@@ -2,12 +2,12 @@
 
 from functools import partial
 
-from algorithms import qsparse_local_sgd
+from algorithms import error_compensated_sgd, local_sgd, qsparse_local_sgd, sparse_loco
 from dsgd import compressors
 from tests.methods.bits import Bits, at_end, largest, packed, tenth
-from tests.methods.compressors import SHORT, Compression, clipped, largest_half
+from tests.methods.compressors import HALF, SHORT, Compression, clipped, largest_half
 from tests.methods.fed_avg import H, averaging
-from tests.methods.given import Case
+from tests.methods.given import MOMENTUM, SGD, Case
 from tests.methods.sparse_loco import SYMBOLS, remembered
 
 
@@ -29,4 +29,21 @@ CASES = {
         optimizer="momentum",
         symbols=SYMBOLS,
     )
+}
+# The shards of the six servers of EC-SGD are the chunks of this compressor.
+CHUNKS = compressors.whole_model(compressors.chunked_top_k(2, 4))
+IDENTITY = compressors.whole_model(compressors.identity)
+EQUALS = {
+    "all elements": (
+        lambda: qsparse_local_sgd(MOMENTUM, 4, compressors.top_k(1.0)),
+        lambda: local_sgd(MOMENTUM, 4),
+    ),
+    "SparseLoCo": (
+        lambda: qsparse_local_sgd(MOMENTUM, 4, HALF),
+        lambda: sparse_loco(MOMENTUM, 4, HALF, decay=1.0),
+    ),
+    "one step": (
+        lambda: qsparse_local_sgd(SGD, 1, CHUNKS),
+        lambda: error_compensated_sgd(SGD, CHUNKS, IDENTITY),
+    ),
 }

@@ -4,10 +4,11 @@ paper's.
 
 import numpy as np
 
-from algorithms import quasi_global_momentum
+from algorithms import decentralized_sgd, quasi_global_momentum
 from dsgd import Algorithm
 from tests.methods.bits import Bits, on_ring
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import SGD, Case, Given, Rounds, Setting
+from tests.methods.graphs import LAZY
 
 APART, BETA, DECAY = True, 0.7, 0.6
 
@@ -40,4 +41,10 @@ CASES = {
         "star",
     ),
     "absent": Case(method, recursion, "ring", absent=True),
+}
+EQUALS = {
+    "no momentum": (
+        lambda: quasi_global_momentum(SGD, LAZY, 0.0, 0.8),
+        lambda: decentralized_sgd(SGD, LAZY),
+    ),
 }

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from algorithms import scaffnew
+from algorithms import minibatch_sgd, scaffnew
 from tests.methods.bits import Bits, all_reduce
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
 
 P = 0.4
 
@@ -24,3 +24,6 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 
 CASES = {"": Case(lambda given: scaffnew(given.optimizer, P), recursion)}
+EQUALS = {
+    "always averaging": (lambda: scaffnew(SGD, 1.0), lambda: minibatch_sgd(SGD)),
+}

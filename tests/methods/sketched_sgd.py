@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms import sketched_sgd
+from algorithms import minibatch_sgd, sketched_sgd
 from dsgd import compressors
 from tests.methods.bits import Bits, all_reduce
-from tests.methods.given import Case, Given, Rounds, add
+from tests.methods.given import SGD, Case, Given, Rounds, add
 from theory_checks.machinery.trajectories import D
 
 K, P, MU, ROWS, COLUMNS = 4, 2, 0.7, 3, 8
@@ -101,4 +101,7 @@ CASES: dict[str, Any] = {
         optimizer="momentum",
         absent=True,
     ),
+}
+EQUALS = {
+    "all elements": (lambda: sketched_sgd(SGD, 1.0, 8, 3, 2, 0.9), lambda: minibatch_sgd(SGD)),
 }

@@ -1,11 +1,12 @@
 """SlowMo: Wang et al., 2020, algorithm 1."""
 
 import numpy as np
+import optax
 
-from algorithms import slowmo
+from algorithms import local_sgd, minibatch_sgd, slowmo
 from tests.methods.bits import Bits, all_reduce, at_end
 from tests.methods.fed_avg import H, Outer, local_steps
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import GAMMA, MOMENTUM, SGD, Case, Given, Rounds
 from tests.methods.minibatch_sgd import all_reduced
 
 ALPHA, BETA = 0.8, 0.6
@@ -41,4 +42,11 @@ CASES = {
         symbols={"server": "server.params"},
     )
     for title in ("", "absent")
+}
+EQUALS = {
+    "no slow momentum": (lambda: slowmo(MOMENTUM, 4, 1.0, 0.0), lambda: local_sgd(MOMENTUM, 4)),
+    "one step": (
+        lambda: slowmo(SGD, 1, 0.7, 0.6),
+        lambda: minibatch_sgd(optax.sgd(0.7 * GAMMA, 0.6)),
+    ),
 }

@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import optax
 
-from algorithms import sparse_loco
+from algorithms import diloco, sparse_loco
 from dsgd import compressors
 from tests.methods.bits import FLOAT, Bits, at_end, packed
 from tests.methods.compressors import Compression, largest
 from tests.methods.fed_avg import H, Outer
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import MOMENTUM, Case, Given, Rounds
 
 DECAY, ETA, K, CHUNK = 0.85, 0.9, 2, 4
 
@@ -79,4 +79,10 @@ CASES = {
         optimizer="adam",
         symbols=SYMBOLS,
     )
+}
+EQUALS = {
+    "all elements": (
+        lambda: sparse_loco(MOMENTUM, 4, compressors.chunked_top_k(5, 5), optax.sgd(0.7)),
+        lambda: diloco(MOMENTUM, 4, optax.sgd(0.7)),
+    ),
 }

@@ -4,9 +4,9 @@ r"""SPARTA, $x_n \leftarrow x_n \odot (1 - M_t) + \bar x \odot M_t$ after each l
 
 import numpy as np
 
-from algorithms import sparta
+from algorithms import local_sgd, sparta
 from tests.methods.bits import Bits, all_reduce
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import MOMENTUM, Case, Given, Rounds
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import Trajectory
 
@@ -47,4 +47,7 @@ CASES = {
         optimizer="momentum",
         absent=True,
     ),
+}
+EQUALS = {
+    "all elements": (lambda: sparta(MOMENTUM, 1.0), lambda: local_sgd(MOMENTUM, 1)),
 }

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import optax
 
-from algorithms import streaming_diloco
+from algorithms import diloco, local_sgd, streaming_diloco
 from dsgd import Algorithm
 from tests.methods.bits import FLOAT, Bits, at_end, packed
 from tests.methods.diloco import nesterov
-from tests.methods.given import Case, Given, Rounds, Setting, add
+from tests.methods.given import MOMENTUM, SGD, Case, Given, Rounds, Setting, add
 
 H, TAU, ALPHA, ETA, MU = 4, 3, 0.25, 0.6, 0.8
 
@@ -88,5 +88,16 @@ CASES = {
         uncompressed,
         optimizer="momentum",
         absent=True,
+    ),
+}
+OUTER = optax.sgd(0.7, 0.6, nesterov=True)
+EQUALS = {
+    "one fragment at once": (
+        lambda: streaming_diloco(MOMENTUM, 1, 4, OUTER, delay=0, local_share=0.0, compressor=None),
+        lambda: diloco(MOMENTUM, 4, OUTER),
+    ),
+    "local models": (
+        lambda: streaming_diloco(SGD, 2, 4, OUTER, delay=1, local_share=1.0),
+        lambda: local_sgd(SGD, 10**6),
     ),
 }

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import loops
 import numpy as np
 import optax
 import pytest
+from budgets import sampled, smoke_cases
 
 import algorithms
+import dsgd
 from algorithms import facts
+from dsgd import clusters, problems
 from dsgd.base import Query, Round
 from dsgd.communication import communicate
 from dsgd.wire import counts
 from tests.methods import given
-from tests.methods.files import CASES, FILES, form
+from tests.methods.files import CASES, EQUALS, FILES, form
 from theory_checks.machinery.rounds import on_one_device
 
 PERIOD = 4  # of the registered instances
@@ -31,6 +36,11 @@ def test_rounds_are_those_of_the_paper(name):
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.absent])
 def test_a_method_continues_with_the_workers_that_participate(name):
     given.compare_absent(CASES[name])
+
+
+@pytest.mark.parametrize("name", sampled(EQUALS))
+def test_two_methods_are_the_same(name):
+    given.compare_equal(*EQUALS[name])
 
 
 def test_each_method_has_a_file_and_each_file_a_method():
@@ -112,3 +122,65 @@ def test_methods_accept_different_starts_if_their_files_say_so(name):
     else:
         with pytest.raises(ValueError, match="must start from the same model"):
             algorithms.with_starts(method, rows)
+
+
+# --- Limits.
+
+# Exact in this run for another reason: W is that of the mean; a vector is not compressed; the
+# sketch is large enough for all elements; the period becomes 1.
+EXACT_HERE = {
+    *("decentralized_sgd_complete", "dion", "powersgd", "sketched_sgd", "fetch_sgd", "adacomm")
+}
+ONE_OF_EACH = {"ef21", "extra", "fed_dyn", "gradient_tracking", "lead", "local_sgd", "marina"}
+
+
+@pytest.mark.parametrize(
+    "name", smoke_cases(sorted(algorithms.ALGORITHMS.keys() - EXACT_HERE), ONE_OF_EACH)
+)
+def test_exact_methods_reach_the_optimum_of_different_data_and_others_do_not(name):
+    """From different starts, if the method allows them."""
+    N, own = 8, facts.find(name)
+    random = np.random.default_rng(0)
+    slopes, targets, starts = random.uniform(0.4, 1.6, (3, N, 40)) * [[[1]], [[2]], [[1]]]
+    cluster = clusters.Cluster(clusters.constant(1.0), up=clusters.constant(1e6), latency=1e-3)
+    options = {"cluster": cluster} if own.family == "asynchronous" else {}
+    with jax.enable_x64(True):
+        method = algorithms.make(name, optax.sgd(0.02), N)
+        if getattr(FILES[own.name], "APART", False):
+            method = algorithms.with_starts(method, starts)
+        problem = problems.quadratic(slopes, targets, start=starts[0])
+        options |= {"steps": 9_000, "key": jax.random.key(0), "record_every": 9_000, "mesh": 1}
+        first, last = dsgd.run(method, problem, **options).history["grad_sqnorm"]
+    assert last < 1e-12 * first if own.exact else last > 1e-9 * first
+
+
+# --- Types.
+
+
+def is_real(parameter: inspect.Parameter) -> bool:
+    return "a number" in str(parameter.annotation) or "Real" in str(parameter.annotation)
+
+
+@pytest.mark.parametrize("name", [name for name in facts.METHODS if name in algorithms.ALGORITHMS])
+def test_swept_numbers_keep_the_types_of_states_in_half_precision(name):
+    """Of the step size, and of all numbers of the method."""
+    own, N = facts.METHODS[name], 8
+    defaults = {
+        each.name: own.settings.get(each.name, each.default)
+        for each in inspect.signature(own.function).parameters.values()
+        if is_real(each)
+    }
+    numbers = {name: (value,) for name, value in defaults.items() if isinstance(value, float)}
+    half = dsgd.Problem(
+        lambda key: jnp.zeros(12, jnp.bfloat16),
+        lambda x, center: jnp.sum((x - center) ** 2) / 2,
+        jnp.arange(N, dtype=jnp.bfloat16),
+        lambda key, center: center,
+    )
+    loops.swept(
+        lambda rate, **numbers: own.instance(optax.sgd(rate), N, **numbers),
+        half,
+        1,
+        rate=(0.1,),
+        **numbers,
+    )

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+import algorithms
 from algorithms import three_point, three_points
-from dsgd import compressors
+from dsgd import compressors, network
 from tests.methods.bits import Bits, largest, tenth, with_reply
 from tests.methods.compressors import HALF, HALVES, SHORT, SHORTS, Compression, unbiased
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import SGD, Case, Given, Rounds
 
 # As long as no worker sends, all steps are equal, so that with a square the two sides of the
 # condition would be equal.
@@ -112,4 +113,10 @@ CASES = {
     "v3, absent": _case(V3, lambda given: v3, optimizer="momentum", absent=True),
     "v4": _case(three_points.v4(HALF, SHORT), lambda given: v4),
     "v5": _case(three_points.v5(unbiased(HALF), P), v5, length=15),
+}
+EQUALS = {
+    "EF21": (
+        lambda: three_point(SGD, three_points.ef21(HALF)),
+        lambda: algorithms.ef21(SGD, HALF, None, via=network.star),
+    ),
 }

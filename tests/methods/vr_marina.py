@@ -1,8 +1,9 @@
 """VR-MARINA with clients: Gorbunov et al., 2021; clients without replacement."""
 
-from algorithms import vr_marina
+from algorithms import gradient_descent, vr_marina
+from dsgd import compressors
 from tests.methods import marina
-from tests.methods.given import Case
+from tests.methods.given import SGD, Case
 from tests.methods.marina import CLIENTS, P, Q
 
 bits = marina.bits
@@ -12,4 +13,7 @@ CASES = {
         lambda given: marina.recursion(given, given.G, CLIENTS),
         length=15,
     ),
+}
+EQUALS = {
+    "identity": (lambda: vr_marina(SGD, compressors.identity, 0.3), lambda: gradient_descent(SGD)),
 }

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from algorithms import zero_one_adam
+from algorithms import one_bit_adam, zero_one_adam
+from dsgd import compressors
 from tests.methods.bits import Bits, all_reduce, parts, signs
 from tests.methods.compressors import HALF, SIGN, Parts, Q, in_parts, largest_half
 from tests.methods.compressors import mean_size_times_sign as sign
-from tests.methods.given import Case, Given, Rounds, Setting
+from tests.methods.given import GAMMA, SGD, Case, Given, Rounds, Setting
 from tests.methods.one_bit_adam import DECAYS, Compensated
 
 NUMBERS: dict[str, Any] = {"freeze": 6, "updates": 2, "stretch": 3, "longest": 4}
@@ -98,3 +99,11 @@ def _case(C: Any, q: Q, changes: bool) -> Case:
 
 
 CASES = {"": _case(SIGN, sign, False), "schedule": _case(HALF, largest_half, True)}
+EQUALS = {
+    "uncompressed": (
+        lambda: zero_one_adam(
+            GAMMA, 5, compressors.identity, updates=10**6, stretch=1, longest=1, epsilon=0.1
+        ),
+        lambda: one_bit_adam(SGD, 5, compressors.identity, epsilon=0.1),
+    ),
+}

@@ -20,7 +20,7 @@ MISTAKES = [
         "algorithms/mechanisms/outer.py",
         "optax.tree.sub(total, sent.decoded)",
         "total",
-        "tests/algorithms/test_slow_links.py -k 'same and SparseLoCo'",
+        "tests/methods/test_methods.py -k 'same and sparse_loco'",
     ),
     Mistake(
         "algorithms/decentralized/nids.py",
