@@ -69,14 +69,15 @@ def main(args: Args) -> None:
     what = f"{args.data}, {args.partition}, {args.workers} workers"
 
     def tabulate(title: str, caption: str, cell: Callable[[Tuned], str]) -> Table:
-        """Returns a table with one row per share and one column per method."""
-        table = tables.table(title, ("share of", *methods), caption)
+        """Returns a table with one row per method and one column per share."""
+        headings = [f"{share:.0%}" for share in shares]
+        table = tables.table(title, ("share of", *headings), caption)
         for kind, words in WHAT.items():
             table.add_section()
             table.add_row(words)
-            for share in shares:
-                row = (found.get((name, label(kind, share))) for name in methods)
-                table.add_row(f"{share:.0%}", *("-" if one is None else cell(one) for one in row))
+            for name in methods:
+                row = (found.get((name, label(kind, share))) for share in shares)
+                table.add_row(name, *("-" if one is None else cell(one) for one in row))
         return table
 
     losses = tabulate(
@@ -88,7 +89,7 @@ def main(args: Args) -> None:
     seconds = tabulate(
         f"seconds to loss {target:.3g}",
         f"-: not reached. Target: {SLACK:g} times the highest\nfinal loss of any method in the "
-        "first row.",
+        "first column.",
         lambda one: statistics.cost_to(one.history, target)[-1],
     )
     sheet = draw(found, list(methods), shares)

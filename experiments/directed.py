@@ -110,14 +110,14 @@ def main(args: Args) -> None:
     )
     panels = []
     for graph, on in graphs.items():
-        names = {method: name_graph(on, method) for method, each in cases if each == graph}
-        rows = {(method, name): found.get((method, graph)) for method, name in names.items()}
+        outcomes = {method: found.get((method, graph)) for method, each in cases if each == graph}
+        rows = {(tables.wrap(name), name_graph(on, name)): one for name, one in outcomes.items()}
         studies.fill(table, rows, partial(cells, args.target))
         table.add_section()
-        shown = {method: one for (method, _), one in rows.items() if one}
+        shown = {name: one for name, one in outcomes.items() if one}
         titles = (
             f"{graph} graph: {name_graph(on, '')}",
-            f"{' and '.join(BALANCED)}: {name_graph(on, BALANCED[0])}",
+            f"{' and '.join(BALANCED)}:\n{name_graph(on, BALANCED[0])}",
         )
         panels += [
             figures.curves(

@@ -11,39 +11,31 @@ compared in the second setting, at the smallest alpha; variance reduction is wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
-import jax
 import numpy as np
-import optax
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from rich.table import Table
 
-import algorithms
 import dsgd
 import topologies
-from dsgd import plots, problems, records
-from experiments.shared import (
-    commands,
-    figures,
-    graph_methods,
-    resuming,
-    statistics,
-    tables,
-    tuning,
+from algorithms import facts
+from dsgd import problems
+from experiments.shared import commands, figures, graph_methods, statistics, studies, tables
+from experiments.shared.studies import Case, Tuned
+
+METHODS = (
+    "decentralized_sgd",
+    "extra",
+    "gradient_tracking",
+    "exact_diffusion",
+    "minibatch_sgd",
+    "d2",
 )
-
-Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
-
-METHODS: dict[str, Build] = {
-    **graph_methods.builders(
-        *("decentralized_sgd", "extra", "gradient_tracking", "exact_diffusion", "minibatch_sgd")
-    ),
-    "d2": lambda learning_rate, W: algorithms.d2(optax.sgd(learning_rate), for_d2(W)),
-}
 GRAPHS: dict[str, Callable[[int], dsgd.Topology]] = {
     "ring": topologies.ring,
     "chain": topologies.chain,
@@ -67,6 +59,8 @@ SHOWN = {  # family -> methods in its panel
 }
 AGAINST_BITS = ("local steps", "compressed")
 SAMPLED = ("variance reduction",)  # families with random batches
+MEGABITS = "megabits sent and received per worker"
+SLOPE = "|f'(mean x)|²"
 
 
 @dataclass(frozen=True)
@@ -106,139 +100,152 @@ class Args(commands.Data, commands.Common):
     properties are tabulated.
     """
     out: Path = Path("results/heterogeneity")
-    """Folder for config.json, history.csv, exact.csv, panels.csv, two figures and tables."""
+    """Folder for config.json, history.csv, exact.csv, two figures and tables."""
 
 
-class Case(NamedTuple):
-    """A method on data with this heterogeneity."""
-
-    method: str
-    alpha: float
-
-    def __str__(self) -> str:
-        return f"{self.method}, {self.alpha:g}"
-
-
-class Panel(NamedTuple):
-    """A method in the panel of a family."""
-
-    family: str
-    method: str
-
-    def __str__(self) -> str:
-        return f"{self.family}: {self.method}"
-
-
-Histories = dict[Any, dict[str, np.ndarray]]
+Outcomes = Mapping[tuple[str, str], Tuned]  # by method and alpha, or family and method
 
 
 def main(args: Args) -> None:
     commands.require_known("--families", args.families, graph_methods.FAMILIES)
-    graph = GRAPHS[args.topology](args.workers)
-    cases = [Case(name, alpha) for alpha in sorted(args.alphas) for name in METHODS]
-    by_alpha = {alpha: make_problem(args, alpha, args.l2) for alpha in args.alphas}
-    convex = {alpha: make_problem(args, alpha, args.exact_l2) for alpha in args.alphas}
-    commands.begin(args)
-    path = args.out / "exact.csv"
-    exact = commands.collect(
-        args,
-        "exact gradients",
-        cases,
-        lambda case: without_noise(
-            args,
-            convex[case.alpha],
-            METHODS[case.method](args.exact_learning_rate, graph),
-        ),
-        write_histories,
-        path,
+    graph, rate = GRAPHS[args.topology](args.workers), args.exact_learning_rate
+    alphas = {f"{alpha:g}": alpha for alpha in sorted(args.alphas)}
+    worst = next(iter(alphas))
+    by_alpha, convex = (
+        {label: make_problem(args, alpha, l2) for label, alpha in alphas.items()}
+        for l2 in (args.l2, args.exact_l2)
     )
-    tuned = tuning.compare(
-        args,
-        "random batches",
-        cases,
-        lambda case: tune(args, by_alpha[case.alpha], METHODS[case.method], graph),
-    )
-    nothing = np.full(args.seeds, np.nan)
-    losses = {
-        case: dsgd.tail_mean(tuned[case].history["loss"]) if case in tuned else nothing
-        for case in cases
+
+    @cache  # a method in the panel of a family may be the same case
+    def make_case(name: str, label: str, rate: float, sampled: bool = False) -> Case:
+        """Returns a run with one step size, with exact gradients or random batches."""
+        build = make_builder(name, graph, convex[label])
+        return Case(
+            build if sampled else with_exact_gradients(build),
+            convex[label],
+            steps=args.exact_steps,
+            seeds=1,
+            grid={studies.RATE: (rate,)},
+        )
+
+    keys = [(name, label) for label in alphas for name in METHODS]
+    shown = [family for family in args.families if family in SHOWN]
+    exact = {(name, label): make_case(name, label, rate) for name, label in keys}
+    for family in shown:
+        # Momentum multiplies the step by 1 / (1 - beta).
+        smaller = rate * (1 - graph_methods.MOMENTUM) if family == "momentum" else rate
+        exact[family, REFERENCE] = make_case(REFERENCE, worst, rate, family in SAMPLED)
+        for name in SHOWN[family]:
+            exact[family, name] = make_case(name, worst, smaller, family in SAMPLED)
+    cases = {
+        (name, label): Case(make_builder(name, graph, by_alpha[label]), by_alpha[label])
+        for name, label in keys
     }
-    slopes = {case: history["grad_sqnorm"][:, -1] for case, history in exact.items()}
-    what = f"{args.data} on {graph.name}"
-    shown = {
+    found_exact = studies.run(args, "exact gradients", exact, "exact.csv")
+    found = studies.run(args, "random batches", cases)
+    losses = {key: dsgd.tail_mean(one.history["loss"]) for key, one in found.items()}
+    slopes = {key: one.history["grad_sqnorm"][:, -1] for key, one in found_exact.items()}
+    what, l2 = f"{args.data} on {graph.name}", f"l2 = {args.exact_l2:g}"
+    batches = f"random batches, best step size, l2 = {args.l2:g}"
+    settings = f"exact gradients, step size {rate:g}, {l2}"
+    tabulated = {
         "losses": tabulate(
-            args,
-            losses,
             f"{what}:\nloss over the last tenth of {args.steps:,} rounds",
-            f"random batches, best step size, l2 = {args.l2:g}, {statistics.runs(args.seeds)}",
+            f"{batches}, {statistics.runs(args.seeds)}",
+            losses,
+            alphas,
         ),
         "slopes": tabulate(
-            args,
-            slopes,
-            f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds",
-            f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}",
+            f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds", settings, slopes, alphas
         ),
     }
-    sheets = {"figure": draw(args, graph, losses, slopes, exact)}
-    if panels := compare_families(args, convex[min(args.alphas)], graph, exact):
-        sheets["families"] = draw_families(args, graph, panels)
-        shown["families"] = tabulate_families(args, what, panels)
-    if args.families:
-        shown["methods"] = graph_methods.tabulate(args.families, args.progress)
-    commands.finish(args, sheets, shown)
-
-
-def write_histories(path: Path, found: Histories) -> None:
-    """Writes the histories by the names of the cases."""
-    records.write_histories(path, {str(case): history for case, history in found.items()})
-
-
-def compare_families(
-    args: Args, problem: dsgd.Problem, graph: dsgd.Topology, exact: Histories
-) -> Histories:
-    """Returns the histories of the methods in the panels of the families, by `Panel`; methods that
-    are the same run as in `exact` are not run again.
-    """
-    cases = [
-        Panel(family, name)
-        for family in args.families
-        if family in SHOWN
-        for name in (REFERENCE, *SHOWN[family])
+    alpha = {"xscale": "log", "xlabel": "Dirichlet alpha (left: heterogeneous)"}
+    course = {name: one for (name, label), one in found_exact.items() if label == worst}
+    panels = [
+        figures.curves(
+            against_alpha(losses, alphas),
+            **alpha,
+            yscale="linear",
+            ylabel="loss f(mean x)",
+            title=f"{batches}\nlast tenth of {args.steps:,} rounds",
+        ),
+        figures.curves(
+            against_alpha(slopes, alphas),
+            **alpha,
+            ylabel=SLOPE,
+            title=f"{settings}\nafter {args.exact_steps:,} rounds",
+        ),
+        figures.curves(
+            studies.lines(course, "rounds", "grad_sqnorm"),
+            xlabel="rounds",
+            ylabel=SLOPE,
+            title=f"{settings}\nalpha = {worst}",
+        ),
     ]
-    alpha = min(args.alphas)
-    same: Histories = {case.method: of for case, of in exact.items() if case.alpha == alpha}
+    heading = (
+        f"{args.data}, {args.workers} workers, {graph.name}; "
+        f"{statistics.errors('bands on the left', args.seeds)}, on one partition, which leaves "
+        f"every worker {args.batch_size} samples"
+    )
+    sheets = {"figure": figures.sheet(panels, 3, heading, height=3.6, sharey=False)}
+    if shown:
+        of_momentum = f"({rate * (1 - graph_methods.MOMENTUM):.3g} with momentum)"
+        settings = f"exact gradients, step size {rate:g} {of_momentum}, {l2}"
+        sheets["families"] = figures.sheet(
+            [partial(draw_family, found_exact, family) for family in shown],
+            2,
+            f"{what}, alpha = {worst}; {settings}",
+            height=2.9,
+            legend_columns=None,
+            sharey=True,
+        )
+        table = tables.table(
+            f"{what}, alpha = {worst}:\nafter {args.exact_steps:,} rounds",
+            ("method", "|f'(mean x)|^2", "Mbit"),
+            f"{settings}.\nMbit: sent and received per worker. variance reduction: random "
+            f"batches of {args.batch_size} samples.",
+        )
+        for family in shown:
+            table.add_section()
+            table.add_row(family, "", "")
+            again = (REFERENCE,) if family == shown[0] or family in SAMPLED else ()
+            rows = {name: found_exact.get((family, name)) for name in (*again, *SHOWN[family])}
+            studies.fill(table, rows, cells)
+        tabulated["families"] = table
+    if args.families:
+        tabulated["methods"] = graph_methods.tabulate(args.families, args.progress)
+    commands.finish(args, sheets, tabulated)
 
-    def run(case: Panel) -> dict[str, np.ndarray]:
-        method = build_shown(args, case, graph, problem)
-        if case.family in SAMPLED:
-            return run_once(args, problem, method)
-        if case.method not in same:
-            same[case.method] = without_noise(args, problem, method)
-        return same[case.method]
 
-    if not cases:
-        return {}
-    return commands.collect(args, "families", cases, run, write_histories, args.out / "panels.csv")
-
-
-def build_shown(
-    args: Args, case: Panel, graph: dsgd.Topology, problem: dsgd.Problem
-) -> dsgd.Algorithm:
-    """Returns the method of a panel. Momentum multiplies the step by 1 / (1 - beta), so that the
-    step size of methods with momentum is that of the others times 1 - beta.
-    """
-    rate = args.exact_learning_rate
-    if case.family == "momentum" and case.method != REFERENCE:
-        rate *= 1 - graph_methods.MOMENTUM
-    if case.method == "gt_saga":
-        assert problem.max_local_samples is not None
-        return algorithms.gt_saga(optax.sgd(rate), graph, problem.max_local_samples)
-    fitted = {"d2": for_d2, "local_exact_diffusion": for_d2, "relay_sgd": topologies.spanning_tree}
-    W = fitted.get(case.method, lambda graph: graph)(graph)
-    return graph_methods.METHODS[case.method](rate, W)
+def make_builder(name: str, W: dsgd.Topology, problem: dsgd.Problem) -> studies.Build:
+    """Returns the function learning_rate -> method on a graph that fits it."""
+    build, needs = graph_methods.builder(name), facts.METHODS[name.partition(",")[0]].needs
+    if name == "gt_saga":
+        build = graph_methods.builder(name, samples=problem.max_local_samples)
+    else:
+        build = graph_methods.METHODS.get(name, build)
+    if "eigenvalues of W above -1/3" in needs:
+        W = make_lazy(W)
+    elif "tree" in needs:
+        W = topologies.spanning_tree(W)
+    return lambda learning_rate: build(learning_rate, W)
 
 
-def for_d2(W: dsgd.Topology) -> dsgd.Topology:
+def with_exact_gradients(build: studies.Build) -> studies.Build:
+    """Returns the function learning_rate -> the method with exact gradients."""
+
+    def exact(learning_rate: float) -> dsgd.Algorithm:
+        method = build(learning_rate)
+
+        def query(state, round):
+            return method.query(state, round)._replace(exact=True)
+
+        return method._replace(query=query)
+
+    return exact
+
+
+def make_lazy(W: dsgd.Topology) -> dsgd.Topology:
     """Returns W, or 0.9 W + 0.1 I if W has an eigenvalue near or below -1/3, for which D2 has no
     guarantee.
     """
@@ -268,154 +275,49 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
     )
 
 
-def tune(
-    args: Args, problem: dsgd.Problem, build: Build, graph: dsgd.Topology
-) -> tuning.Tuned | None:
-    """Returns the history on random batches at the best step size; None if every step size
-    diverged.
-    """
-    return tuning.tune(args, lambda learning_rate: build(learning_rate, graph), problem)
-
-
-def without_noise(
-    args: Args, problem: dsgd.Problem, method: dsgd.Algorithm
-) -> dict[str, np.ndarray]:
-    """Returns the history with exact gradients, `[1, records]`."""
-
-    def query(state, round):
-        return method.query(state, round)._replace(exact=True)
-
-    return run_once(args, problem, method._replace(query=query))
-
-
-def run_once(args: Args, problem: dsgd.Problem, method: dsgd.Algorithm) -> dict[str, np.ndarray]:
-    """Returns the history over the rounds of a run with exact gradients, `[1, records]`."""
-    return resuming.run(
-        method,
-        problem,
-        steps=args.exact_steps,
-        key=jax.random.key(args.seed),
-        seeds=1,
-        record_every=max(1, args.exact_steps // 200),
-        mesh=tuning.devices_for(args.workers),
-    ).history
-
-
-def tabulate(args: Args, values: dict[Case, np.ndarray], title: str, caption: str) -> Table:
-    """Tabulates one row per alpha, with one column per method."""
-    table = tables.table(
-        title, ("alpha", *(name.replace("-", "\n") for name in METHODS)), caption, left=0
-    )
-    for alpha in sorted(args.alphas):
-        table.add_row(
-            f"{alpha:g}", *(f"{values[Case(name, alpha)].mean():.3g}" for name in METHODS)
-        )
+def tabulate(
+    title: str,
+    caption: str,
+    values: Mapping[tuple[str, str], np.ndarray],
+    alphas: Mapping[str, float],
+) -> Table:
+    """Tabulates one row per method, with one column per alpha."""
+    table = tables.table(title, ("alpha", *alphas), caption)
+    for name in METHODS:
+        row = (values.get((name, label)) for label in alphas)
+        table.add_row(name, *("-" if each is None else f"{each.mean():.3g}" for each in row))
     return table
 
 
-def draw(
-    args: Args,
-    graph: dsgd.Topology,
-    losses: dict[Case, np.ndarray],
-    slopes: dict[Case, np.ndarray],
-    exact: dict[Case, dict[str, np.ndarray]],
-) -> Figure:
-    """Draws the final loss, and the remaining f' without noise, against alpha, and its course at
-    the smallest alpha.
-    """
-    sheet, panels = plots.figure(3, width=14 / 3, height=4.6, sharey=False)
-    alphas = np.array(sorted(args.alphas))
-    for axes, values, scale in zip(panels, (losses, slopes), ("linear", "log"), strict=False):
-        axes.set(xscale="log", yscale=scale, xlabel="Dirichlet alpha (left: heterogeneous)")
-        lines = {
-            name: (alphas, np.stack([values[Case(name, alpha)] for alpha in alphas], axis=1))
-            for name in METHODS
-        }
-        plots.draw_lines(axes, lines)
-    worst = {name: exact[Case(name, alphas[0])] for name in METHODS}
-    lines = {
-        name: (history["step"].astype(float), history["grad_sqnorm"])
-        for name, history in worst.items()
+def against_alpha(
+    values: Mapping[tuple[str, str], np.ndarray], alphas: Mapping[str, float]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Returns the lines of the methods against alpha; diverged cases are left out."""
+    nothing = np.full_like(next(iter(values.values())), np.nan)
+    return {
+        name: (
+            np.array([*alphas.values()]),
+            np.stack([values.get((name, label), nothing) for label in alphas], axis=1),
+        )
+        for name in METHODS
     }
-    plots.draw_lines(panels[2], lines)
-    batches = f"random batches, best step size, l2 = {args.l2:g}"
-    panels[0].set(ylabel="loss f(mean x)", title=f"{batches}\nlast tenth of {args.steps:,} rounds")
-    step = f"exact gradients, step size {args.exact_learning_rate:g}, l2 = {args.exact_l2:g}"
-    panels[1].set(ylabel="|f'(mean x)|²", title=f"{step}\nafter {args.exact_steps:,} rounds")
-    panels[2].set(
-        xlabel="rounds",
-        ylabel="|f'(mean x)|²",
-        yscale="log",
-        title=f"{step}\nalpha = {alphas[0]:g}",
-    )
-    figures.legend(sheet, len(METHODS), panels[2])
-    bands = f"{statistics.errors('bands on the left', args.seeds)}, on one partition"
-    figures.title(
-        sheet,
-        f"{args.data}, {args.workers} workers, {graph.name}; {bands}, which leaves every worker "
-        f"{args.batch_size} samples",
-    )
-    return sheet
 
 
-def draw_families(args: Args, graph: dsgd.Topology, panels: Histories) -> Figure:
-    """Draws what is left of f' against rounds or megabits, with one panel per family."""
-    families = list(dict.fromkeys(case.family for case in panels))
-    sheet, axes = plots.figure(
-        2, -(-len(families) // 2), width=figures.WIDTH / 2, height=2.9, sharey=True
-    )
-    for panel, family in zip(axes, families, strict=False):
-        x = "megabits sent and received per worker" if family in AGAINST_BITS else "rounds"
-        lines = {
-            name: (statistics.COSTS[x](panels[Panel(family, name)]), panels[Panel(family, name)])
-            for name in (REFERENCE, *SHOWN[family])
-        }
-        cost, history = lines.pop(REFERENCE)
-        panel.plot(cost, history["grad_sqnorm"][0], color="0.6", linewidth=1.8, label=REFERENCE)
-        plots.draw_lines(
-            panel, {name: (cost, of["grad_sqnorm"]) for name, (cost, of) in lines.items()}
-        )
-        batches = ", random batches" if family in SAMPLED else ""
-        panel.set(yscale="log", xlabel=x, title=family + batches)
-        panel.legend(frameon=False, fontsize=9)
-    for panel in axes[len(families) :]:
-        panel.set_axis_off()
-    for panel in axes[::2]:
-        panel.set_ylabel("|f'(mean x)|²")
-    figures.title(
-        sheet,
-        f"{args.data} on {graph.name}, alpha = {min(args.alphas):g}; {settings(args)}",
-    )
-    return sheet
+def draw_family(found: Outcomes, family: str, axes: Axes) -> None:
+    """Draws what is left of f' against rounds or megabits, in one panel."""
+    x = MEGABITS if family in AGAINST_BITS else "rounds"
+    names = [name for name in (REFERENCE, *SHOWN[family]) if (family, name) in found]
+    lines = studies.lines({name: found[family, name] for name in names}, x, "grad_sqnorm")
+    cost, slopes = lines.pop(REFERENCE)
+    axes.plot(cost, slopes[0], color="0.6", linewidth=1.8, label=REFERENCE)
+    title = family + ", random batches" * (family in SAMPLED)
+    figures.curves(lines, legend="best", xlabel=x, ylabel=SLOPE, title=title)(axes)
 
 
-def settings(args: Args) -> str:
-    """Describes the runs of the families."""
-    step = args.exact_learning_rate
-    return (
-        f"exact gradients, step size {step:g} "
-        f"({step * (1 - graph_methods.MOMENTUM):.3g} with momentum), l2 = {args.exact_l2:g}"
-    )
-
-
-def tabulate_families(args: Args, what: str, panels: Histories) -> Table:
-    """Tabulates what is left of f' and the bits, one row per method."""
-    table = tables.table(
-        f"{what}, alpha = {min(args.alphas):g}:\nafter {args.exact_steps:,} rounds",
-        ("method", "|f'(mean x)|^2", "Mbit"),
-        f"{settings(args)}.\nMbit: sent and received per worker. variance reduction: random "
-        f"batches of {args.batch_size} samples.",
-    )
-    first, *_ = families = list(dict.fromkeys(case.family for case in panels))
-    for family in families:
-        table.add_section()
-        table.add_row(family, "", "")
-        reference = (REFERENCE,) if family == first or family in SAMPLED else ()
-        for name in (*reference, *SHOWN[family]):
-            history = panels[Panel(family, name)]
-            megabits = statistics.COSTS["megabits sent and received per worker"](history)
-            table.add_row(name, f"{history['grad_sqnorm'][0, -1]:.2g}", f"{megabits[-1]:,.0f}")
-    return table
+def cells(one: Tuned) -> list[str]:
+    """Returns what is left of f', and the megabits."""
+    megabits = statistics.COSTS[MEGABITS](one.history)[-1]
+    return [f"{one.history['grad_sqnorm'][0, -1]:.2g}", f"{megabits:,.0f}"]
 
 
 if __name__ == "__main__":

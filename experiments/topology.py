@@ -12,24 +12,22 @@ properties and the cost to a target loss. Fixed graphs and schedules have a figu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import PartitionSpec as P
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
 import algorithms
 import dsgd
 import topologies
-from dsgd import plots, problems, records, workers
-from experiments.shared import commands, figures, statistics, tables, tuning
+from dsgd import problems, records, workers
+from experiments.shared import commands, figures, statistics, studies, tables, tuning
 
 PARTITIONS = ("iid", "by-label")
 RINGS = (8, 16, 32, 64, 128, 256)
@@ -54,17 +52,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
     """Folder for config.json, graphs.csv, and for each N history-N.csv, figures and tables."""
 
 
-class Case(NamedTuple):
-    """A graph, and the partition of the data."""
-
-    partition: str
-    graph: str
-
-    def __str__(self) -> str:
-        return f"{self.partition} {self.graph}"
-
-
-Outcomes = dict[Case, tuning.Tuned]
+Outcomes = Mapping[tuple[str, str], studies.Tuned]  # by partition and graph
 
 
 def main(args: Args) -> None:
@@ -86,17 +74,31 @@ def main(args: Args) -> None:
         args.out / "graphs.csv", ("graph", "workers", "degree", "edges", "rho", "measured"), rows
     )
     sheets: dict[str, Figure] = {}
-    shown = {"rings": ring_gaps(rings, measured)}
+    shown = {"rings": tabulate_rings(rings, measured)}
     for N, of_N in by_N.items():
         found = train(args, N, of_N)
-        for group, members in groups(of_N).items():
-            sheets[f"{group}-{N}"] = draw(args, N, found, members)
-        sheets[f"pictures-{N}"] = draw_graphs(of_N)
-        shown[f"graphs-{N}"] = describe(N, of_N, measured)
-        shown |= {
-            f"costs-{N}-{partition}": tabulate(args, N, partition, of_N, found)
-            for partition in PARTITIONS
-        }
+        targets = {each: SLACK * found[each, "complete"].loss for each in PARTITIONS}
+        for group, members in group_graphs(of_N).items():
+            sheets[f"{group}-{N}"] = draw(args, N, found, targets, members)
+        pictures = [partial(topologies.draw, graph) for graph in of_N]
+        sheets[f"pictures-{N}"] = figures.sheet(
+            pictures, 4, height=2.7, legend_columns=None, sharey=False
+        )
+        shown[f"graphs-{N}"] = tabulate_graphs(N, of_N, measured)
+        for partition, target in targets.items():
+            shown[f"costs-{N}-{partition}"] = table = tables.table(
+                f"{N} workers, {partition}: cost to reach loss {target:.2g}\n(latency "
+                f"{args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, "
+                f"{statistics.runs(args.seeds)})",
+                ("graph", "step size", "rounds", "Mbit", "seconds"),
+                "*: step size at an edge of the grid. -: not reached.\nMbit: sent and received per "
+                f"worker.\nTarget: {SLACK:g} times the final loss of the complete graph.",
+            )
+            studies.fill(
+                table,
+                {name: found.get((partition, name)) for name in map(short, of_N)},
+                lambda one, target=target: [one.cell(), *statistics.cost_to(one.history, target)],
+            )
     commands.finish(args, sheets, shown)
 
 
@@ -143,7 +145,7 @@ def connected(build: Callable[[int], dsgd.Topology], seed: int) -> dsgd.Topology
     return build(seed + 99)
 
 
-def groups(of_N: list[dsgd.Topology]) -> dict[str, list[str]]:
+def group_graphs(of_N: list[dsgd.Topology]) -> dict[str, list[str]]:
     """Returns the names of the fixed graphs and of the schedules, both with the complete graph."""
     names = {
         "fixed": [short(graph) for graph in of_N if graph.period == 1],
@@ -191,7 +193,7 @@ def decay(graph: dsgd.Topology, seed: int) -> float:
     return float(jnp.exp(jax.jit(one)(x) / counted))
 
 
-def train(args: Args, N: int, of_N: list[dsgd.Topology]) -> Outcomes:
+def train(args: Args, N: int, of_N: Sequence[dsgd.Topology]) -> Outcomes:
     """Trains on each graph at its best step size; graphs on which every step size diverged are left
     out.
 
@@ -199,62 +201,45 @@ def train(args: Args, N: int, of_N: list[dsgd.Topology]) -> Outcomes:
         ValueError: if the complete graph, which sets the target, diverged.
     """
     cluster = tuning.equal_workers(args.batch_size * args.compute, args.bandwidth, args.latency)
-    by_case = {Case(partition, short(graph)): graph for partition in PARTITIONS for graph in of_N}
-    on = {partition: tuning.logistic_regression(args, N, partition) for partition in PARTITIONS}
-
-    def tune(case: Case) -> tuning.Tuned | None:
-        graph = by_case[case]
-
-        def build(learning_rate):
-            return algorithms.decentralized_sgd(optax.sgd(learning_rate), graph)
-
-        found = tuning.tune(args, build, on[case.partition], cluster=cluster)
-        if found is None and graph is of_N[-1]:
-            raise ValueError(
-                f"on the complete graph every step size of {args.learning_rates} diverged; "
-                "expected smaller ones (--learning-rates)"
-            )
-        return found
-
-    path = args.out / f"history-{N}.csv"
-    return commands.collect(args, f"{N} workers", by_case, tune, tuning.write_histories, path)
+    cases = {
+        (partition, short(graph)): studies.Case(
+            studies.with_sgd(algorithms.decentralized_sgd, graph), problem, cluster
+        )
+        for partition in PARTITIONS
+        for problem in [tuning.logistic_regression(args, N, partition)]
+        for graph in of_N
+    }
+    found = studies.run(args, f"{N} workers", cases, f"history-{N}.csv")
+    if not all((partition, short(of_N[-1])) in found for partition in PARTITIONS):
+        raise ValueError(
+            f"on the complete graph every step size of {args.learning_rates} diverged; expected "
+            "smaller ones (--learning-rates)"
+        )
+    return found
 
 
-def target(found: Outcomes, partition: str) -> float:
-    """Returns a loss that the complete graph reaches well before its end."""
-    history = found[Case(partition, "complete")].history
-    return SLACK * float(dsgd.tail_mean(history["loss"]).mean())
-
-
-def describe(N: int, of_N: list[dsgd.Topology], measured: dict[str, float]) -> Table:
+def tabulate_graphs(N: int, of_N: Sequence[dsgd.Topology], measured: Mapping[str, float]) -> Table:
     """Tabulates the graphs' properties."""
-    caption = (
+    table = tables.table(
+        f"{N} workers: graphs",
+        ("graph", "degree", "edges", "rho", "measured", "1 %"),
         "edges: one-way if the graph is directed; of all rounds.\nrho: of a round (of a schedule, "
         "the geometric mean).\nmeasured: from the decay of the consensus distance.\n1 %: rounds "
-        "until at most 1 % of the disagreement remains."
-    )
-    table = tables.table(
-        f"{N} workers: graphs", ("graph", "degree", "edges", "rho", "measured", "1 %"), caption
+        "until at most 1 % of the disagreement remains.",
     )
     for graph in of_N:
         rho = (f"{value:.5f}" for value in (per_round(graph), measured[graph.name]))
-        table.add_row(
-            short(graph),
-            str(graph.degree),
-            str(len(graph.edges)),
-            *rho,
-            str(graph.mixing_time(0.01)),
-        )
+        numbers = (graph.degree, len(graph.edges), *rho, graph.mixing_time(0.01))
+        table.add_row(short(graph), *map(str, numbers))
     return table
 
 
-def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
+def tabulate_rings(rings: Sequence[dsgd.Topology], measured: Mapping[str, float]) -> Table:
     """Tabulates 1 - rho of rings, the survey's numbers, and their corrections."""
-    caption = "for large N, rho is 1 - 4 pi^2/(3N^2); the survey\nprints 1 - 16 pi^2/(3N^2)"
     table = tables.table(
         "rings: 1 - rho",
         ("N", "computed", "measured", "4 pi^2/(3N^2)", "16 pi^2/(3N^2)"),
-        caption,
+        "for large N, rho is 1 - 4 pi^2/(3N^2); the survey\nprints 1 - 16 pi^2/(3N^2)",
         left=0,
     )
     for ring in rings:
@@ -264,90 +249,36 @@ def ring_gaps(rings: list[dsgd.Topology], measured: dict[str, float]) -> Table:
     return table
 
 
-def tabulate(
-    args: Args, N: int, partition: str, of_N: list[dsgd.Topology], found: Outcomes
-) -> Table:
-    """Tabulates the cost to the target, one row per graph."""
-    goal = target(found, partition)
-    table = tables.table(
-        f"{N} workers, {partition}: cost to reach loss {goal:.2g}\n(latency {args.latency:g} s, "
-        f"{args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)})",
-        ("graph", "step size", "rounds", "Mbit", "seconds"),
-        "*: step size at an edge of the grid. -: not reached.\nMbit: sent and received per "
-        f"worker.\nTarget: {SLACK:g} times the final loss of the complete graph.",
-    )
-    for name in map(short, of_N):
-        if one := found.get(Case(partition, name)):
-            step = statistics.step_size(one.learning_rate, args.learning_rates)
-            table.add_row(name, step, *statistics.cost_to(one.history, goal))
-        else:
-            table.add_row(name, "diverged", *["-"] * 3)
-    return table
-
-
-def draw(args: Args, N: int, found: Outcomes, members: list[str]) -> Figure:
+def draw(
+    args: Args, N: int, found: Outcomes, targets: Mapping[str, float], members: Sequence[str]
+) -> Figure:
     """Draws the loss against all costs and the consensus distance against rounds, for each
-    partition, on these graphs.
+    partition, on these graphs. The consensus distance is not shown of graphs on which all models
+    are always equal, and not at the start, where it is 0.
     """
-    goals = {partition: target(found, partition) for partition in PARTITIONS}
-    found = {case: one for case, one in found.items() if case.graph in members}
-    sheet = Figure(figsize=(figures.WIDTH, 10.5), layout="constrained")
-    above, below = sheet.subfigures(2, 1, height_ratios=(2, 1.15), squeeze=False)[:, 0]
-    rows = plots.panels(above, len(statistics.COSTS), 2, sharey="row").reshape(2, -1)
-    pair = plots.panels(below, 2, sharey=True)
-    for row, axes, partition in zip(rows, pair, PARTITIONS, strict=True):
-        draw_losses(row, found, partition, goals[partition])
-        row[0].set_ylabel(f"{partition}: loss f(mean x)")
-        draw_consensus(axes, found, partition)
-    pair[0].set_ylabel("consensus distance")
-    figures.legend(below, 4, rows[0, 0])
-    switch = f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s"
-    figures.title(
-        sheet,
-        f"decentralized SGD, {args.data}, {N} workers, {switch}; "
-        f"{statistics.errors('bands', args.seeds)}; grey: target",
-    )
-    return sheet
-
-
-def draw_graphs(of_N: list[dsgd.Topology]) -> Figure:
-    """Draws pictures of the graphs."""
-    columns = 4
-    rows = math.ceil(len(of_N) / columns)
-    sheet = Figure(figsize=(figures.WIDTH, 2.7 * rows), layout="constrained")
-    strip = sheet.subplots(rows, columns, squeeze=False).ravel()
-    for axes, graph in zip(strip, of_N, strict=False):
-        topologies.draw(graph, axes)
-    for axes in strip[len(of_N) :]:
-        axes.set_axis_off()
-    return sheet
-
-
-def draw_losses(row: Iterable[Axes], found: Outcomes, partition: str, goal: float) -> None:
-    """Draws the loss against each of the costs. The start, which has no cost, is omitted, because
-    it has no logarithm.
-    """
-    shown = {case.graph: one.history for case, one in found.items() if case.partition == partition}
-    for axes, (label, cost) in zip(row, statistics.COSTS.items(), strict=True):
-        lines = {
-            name: (cost(history)[1:], history["loss"][:, 1:]) for name, history in shown.items()
+    panels = []
+    for partition, target in targets.items():
+        shown = {name: found[partition, name] for name in members if (partition, name) in found}
+        for x in statistics.COSTS:
+            look = {"xlabel": x, "ylabel": "loss f(mean x)", "title": partition}
+            look["xscale"] = "linear" if x == "rounds" else "log"
+            panels.append(figures.curves(studies.lines(shown, x), target, **look))
+        apart = {
+            name: (x[1:], y[:, 1:])
+            for name, (x, y) in studies.lines(shown, "rounds", "consensus").items()
+            if y.max() > 1e-9
         }
-        words = label.replace(" sent and received", "")
-        axes.set(xscale="linear" if label == "rounds" else "log")
-        figures.losses(axes, lines, goal, xlabel=words)
-
-
-def draw_consensus(axes: Axes, found: Outcomes, partition: str) -> None:
-    """Draws the consensus distance against rounds, except of graphs on which all models are always
-    equal. The start, where all models are equal, is omitted, because it has no logarithm.
-    """
-    lines = {
-        case.graph: (one.history["step"][1:].astype(float), one.history["consensus"][:, 1:])
-        for case, one in found.items()
-        if case.partition == partition and one.history["consensus"].max() > 1e-9
-    }
-    axes.set(yscale="log", xlabel="rounds", title=partition)
-    plots.draw_lines(axes, lines)
+        look = {"xlabel": "rounds", "ylabel": "consensus distance", "title": partition}
+        panels.append(figures.curves(apart, **look))
+    bands = statistics.errors("bands", args.seeds)
+    return figures.sheet(
+        panels,
+        2,
+        f"decentralized_sgd, {args.data}, {N} workers, {args.latency * 1e3:g} ms latency, "
+        f"{args.bandwidth / 1e6:g} Mbit/s; {bands}; grey: target",
+        height=2.6,
+        sharey=False,
+    )
 
 
 if __name__ == "__main__":

@@ -109,6 +109,7 @@ def curves(
 
     def draw(axes: Axes) -> None:
         axes.set(**{"yscale": "log", **look})
+        axes.title.set_fontsize(10)
         plots.draw_lines(axes, lines)
         if target is not None:
             axes.axhline(target, color="0.4", linewidth=0.8)

@@ -1,5 +1,5 @@
-"""The methods on graphs by family, and what they need and cost, computed from their own rounds:
-accepted mixing matrices, memory, messages, the limit, and the largest stable step size.
+"""The methods on graphs by family; what they need, from `algorithms.facts`, and what they cost,
+computed from their own rounds: memory, messages, and the largest stable step size.
 """
 
 from __future__ import annotations
@@ -28,8 +28,15 @@ Build = Callable[[Any, dsgd.Topology], dsgd.Algorithm]
 PERIOD = 4  # local steps per message
 MOMENTUM = 0.9  # the default of methods with momentum
 SAMPLES = 4  # of each worker
-WORKERS, ELEMENTS, ROUNDS, STEP = 8, 256, 4_000, 0.02
-EXACT = 1e-8  # largest squared gradient of an exact method, as a share of that at the start
+WORKERS, ELEMENTS, ROUNDS, STEP = 8, 256, 400, 0.02
+KINDS = {  # conditions on W, the strongest first, and their words in the table
+    "tree": "tree",
+    "eigenvalues of W above -1/3": "lazy",
+    "symmetric W": "symmetric",
+    "doubly stochastic W": "doubly",
+    "columns of W sum to 1": "columns",
+}
+LIMITS = {"": "biased", "any data": "exact", "any data and samples": "exact*"}
 
 
 def builder(name: str, **changes: Any) -> Build:
@@ -42,7 +49,7 @@ def builders(*names: str) -> dict[str, Build]:
     return {name: builder(name) for name in names}
 
 
-def _pulled(W: dsgd.Topology) -> dsgd.Topology:
+def _pull(W: dsgd.Topology) -> dsgd.Topology:
     """Returns a topology with rows that sum to 1 on the edges of W."""
     if W.doubly_stochastic:
         return W
@@ -83,96 +90,57 @@ FAMILIES: dict[str, dict[str, Build]] = {
     },
     "directed graphs": {
         **builders("stochastic_gradient_push", "push_diging"),
-        "push_pull": lambda step, W: algorithms.push_pull(optax.sgd(step), _pulled(W), W),
-        "ab": lambda step, W: algorithms.ab(optax.sgd(step), _pulled(W), W),
+        "push_pull": lambda step, W: algorithms.push_pull(optax.sgd(step), _pull(W), W),
+        "ab": lambda step, W: algorithms.ab(optax.sgd(step), _pull(W), W),
     },
 }
 METHODS = {name: build for family in FAMILIES.values() for name, build in family.items()}
 
 
-class Traits(NamedTuple):
-    """What a method needs and costs.
+class Costs(NamedTuple):
+    """What a method costs.
 
     Args:
-        W: the mixing matrices that it accepts, a key of the graphs of `accepted`.
-        varies: whether it accepts a schedule.
         lost: whether messages may be lost.
         memory: vectors of the size of the model that a worker keeps between rounds.
         sent: vectors that a worker sends to a neighbour, per round.
-        limit: "exact", "biased", or "exact*" if it is exact with random samples, too.
         step: largest stable step size times L; None if the method is not a linear iteration, or
             has no step size.
     """
 
-    W: str
-    varies: bool
     lost: bool
     memory: int
     sent: float
-    limit: str
     step: float | None
-
-    def cells(self) -> list[str]:
-        """Returns the cells of the method's row."""
-        yes = {True: "yes", False: "no"}
-        step = "-" if self.step is None else f"{self.step:.2f}"
-        sent = f"{self.sent:.2g}"
-        return [
-            self.W,
-            yes[self.varies],
-            yes[self.lost],
-            str(self.memory),
-            sent,
-            self.limit,
-            step,
-        ]
 
 
 @cache
-def traits(name: str) -> Traits:
-    """Returns the traits of the method with this name in `METHODS`."""
-    build = METHODS[name]
-    W, graph, varies = accepted(build)
-    method = build(STEP, graph)
-    sent, limit = _run(method, graph, name in FAMILIES["variance reduction"])
-    step = _stable_step(build, graph)
-    return Traits(W, varies, _tolerates_losses(method), _memory(method), sent, limit, step)
-
-
-def accepted(build: Build) -> tuple[str, dsgd.Topology, bool]:
-    """Returns the weakest condition on W that suffices, the undirected graph on which the method is
-    measured, and whether the method accepts schedules.
+def measure(name: str) -> Costs:
+    """Measures the costs of the method with this name in `METHODS`, on a ring, or on a chain if it
+    needs a tree.
     """
-    N = WORKERS
-    ring, lazy = topologies.ring(N), topologies.ring(N, topologies.lazy)
-    matchings = topologies.random_matchings(N)
-    kinds = {
-        "columns": (topologies.random_directed(N, 2), ring, topologies.random_pushes(N)),
-        "doubly": (topologies.exponential(N), ring, topologies.one_peer_exponential(N)),
-        "symmetric": (ring, ring, matchings),
-        "lazy": (lazy, lazy, matchings),
-        "tree": (topologies.chain(N), topologies.chain(N), matchings),
-    }
-    for W, (example, measured, schedule) in kinds.items():
-        if _accepts(build, example):
-            return W, measured, _accepts(build, schedule)
-    raise ValueError("accepted: the method accepts none of the graphs; expected one that it does")
+    build, needs = METHODS[name], facts_of(name).needs
+    weights = topologies.lazy if "eigenvalues of W above -1/3" in needs else topologies.metropolis
+    graph = topologies.chain(WORKERS) if "tree" in needs else topologies.ring(WORKERS, weights)
+    method = build(STEP, graph)
+    problem = _make_sums(1 if facts_of(name).exact == "any data and samples" else None)
+    sent = _count_sent(method, graph, problem)
+    return Costs(_tolerates_losses(method), _memory(method), sent, _stable_step(build, graph))
 
 
-def _accepts(build: Build, graph: dsgd.Topology) -> bool:
-    try:
-        build(STEP, graph)
-    except ValueError:
-        return False
-    return True
+def facts_of(name: str) -> facts.Facts:
+    """Returns the facts of the method with this name in `METHODS`."""
+    return facts.METHODS[name.partition(",")[0]]
 
 
 def _tolerates_losses(method: dsgd.Algorithm) -> bool:
-    """Whether the method runs on a cluster that loses messages; nothing is compiled."""
+    """Returns whether the method runs on a cluster that loses messages; nothing is compiled."""
     half = clusters.bernoulli(0.5, 1.0)
     try:
         dsgd.exchanges(
-            method, _sums(None), cluster=clusters.Cluster(clusters.constant(1.0), delivered=half)
+            method,
+            _make_sums(None),
+            cluster=clusters.Cluster(clusters.constant(1.0), delivered=half),
         )
     except ValueError:
         return False
@@ -188,28 +156,18 @@ def _memory(method: dsgd.Algorithm) -> int:
     return round((sizes[0] / WORKERS + sizes[1]) / ELEMENTS)
 
 
-def _run(method: dsgd.Algorithm, graph: dsgd.Topology, sampled: bool) -> tuple[float, str]:
-    """Returns the vectors sent to a neighbour per round, and the limit."""
-    if sampled and (found := _converges(method, graph, 1))[1]:
-        return found[0], "exact*"
-    sent, exact = _converges(method, graph, None)
-    return sent, "exact" if exact else "biased"
-
-
-def _converges(
-    method: dsgd.Algorithm, graph: dsgd.Topology, batch_size: int | None
-) -> tuple[float, bool]:
-    """Returns the vectors sent to a neighbour per round, and whether the limit is the optimum."""
+def _count_sent(method: dsgd.Algorithm, graph: dsgd.Topology, problem: dsgd.Problem) -> float:
+    """Returns the vectors sent to a neighbour per round."""
     history = dsgd.run(
-        method, _sums(batch_size), steps=ROUNDS, key=jax.random.key(0), record_every=ROUNDS
+        method, problem, steps=ROUNDS, key=jax.random.key(0), record_every=ROUNDS
     ).history
-    links, slopes = np.count_nonzero(graph.W) - WORKERS, history["grad_sqnorm"]
+    links = np.count_nonzero(graph.W) - WORKERS
     bits = history["bits"][-1] / 2 * WORKERS  # sent by all workers
-    return float(bits / (32 * ELEMENTS * links * ROUNDS)), bool(slopes[-1] <= EXACT * slopes[0])
+    return float(bits / (32 * ELEMENTS * links * ROUNDS))
 
 
 @cache
-def _sums(batch_size: int | None) -> dsgd.Problem:
+def _make_sums(batch_size: int | None) -> dsgd.Problem:
     """Returns ridge regression with different data on each worker; L is at most 1.
 
     Args:
@@ -250,13 +208,13 @@ def tabulate(families: Sequence[str], progress: bool) -> Table:
         progress: whether to show a progress bar.
     """
     names = [name for family in families for name in FAMILIES[family]]
-    found = {name: traits(name) for name in tables.bar(names, "methods on graphs", progress)}
+    costs = {name: measure(name) for name in tables.bar(names, "methods on graphs", progress)}
     table = tables.table(
         "methods on graphs",
         ("method", "W", "may\nvary", "lost", "kept", "sent", "limit", "step"),
         "W, the same in all rounds unless it may vary: symmetric; lazy: symmetric with\n"
         "eigenvalues above -1/3; doubly stochastic, or only with columns that sum to 1\n"
-        "(push_pull and ab: the models' W with rows that sum to 1); a tree.\n"
+        "(push_pull and ab: one with columns, one with rows that sum to 1); a tree.\n"
         "lost: whether messages may be lost. kept: vectors in a worker's memory.\n"
         f"sent: vectors to each neighbour per round, on average ({PERIOD} local steps).\n"
         "limit: with exact gradients; *: also with random samples.\n"
@@ -268,5 +226,33 @@ def tabulate(families: Sequence[str], progress: bool) -> Table:
         table.add_section()
         table.add_row(family, *[""] * 7)
         for name in FAMILIES[family]:
-            table.add_row(name, *found[name].cells())
+            table.add_row(name, *cells(name, costs[name]))
     return table
+
+
+def cells(name: str, costs: Costs) -> list[str]:
+    """Returns the cells of the method's row."""
+    known, yes = facts_of(name), ("no", "yes")
+    return [
+        _condition(name),
+        yes[not {"one W", "tree"} & {*known.needs}],
+        yes[costs.lost],
+        str(costs.memory),
+        f"{costs.sent:.2g}",
+        LIMITS[known.exact],
+        "-" if costs.step is None else f"{costs.step:.2f}",
+    ]
+
+
+def _condition(name: str) -> str:
+    """Returns the weakest condition on W that suffices; if the facts state none, whether columns
+    that sum to 1 do is tried.
+    """
+    for need, words in KINDS.items():
+        if need in facts_of(name).needs:
+            return words
+    try:
+        METHODS[name](STEP, topologies.random_directed(WORKERS, 2))
+    except ValueError:
+        return "doubly"
+    return "columns"

@@ -32,7 +32,7 @@ class Case(NamedTuple):
         problem: the problem; its workers are distributed over as many devices as divide their
             number.
         cluster: cluster whose clock is recorded in the history.
-        steps: number of rounds; None: the flag `steps`.
+        steps, seeds: numbers of rounds and of independent runs; None: those of the flags.
         records: approximate number of records of a run; each evaluates the full objective.
         share: the last part of the run, over which losses are averaged.
         grid: candidates of hyperparameters by name, of which all combinations are tried;
@@ -45,6 +45,7 @@ class Case(NamedTuple):
     problem: dsgd.Problem
     cluster: clusters.Cluster | None = None
     steps: int | None = None
+    seeds: int | None = None
     records: int = 200
     share: float = SHARE
     grid: Mapping[str, Sequence[float]] = {}
@@ -147,7 +148,7 @@ def tune(args: Any, case: Case) -> Tuned | None:
         case.problem,
         steps=steps,
         key=jax.random.key(args.seed),
-        seeds=args.seeds,
+        seeds=args.seeds if case.seeds is None else case.seeds,
         cluster=case.cluster,
         record_every=max(1, steps // case.records),
         mesh=tuning.devices_for(case.problem.workers),

@@ -10,6 +10,7 @@ import csv
 import itertools
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,12 @@ def table(title: str, columns: Sequence[str], caption: str = "", left: int = 1) 
     return made
 
 
+def wrap(name: str, width: int = 20) -> str:
+    """Returns a name in lines of at most this many characters, broken after underscores."""
+    lines = textwrap.wrap(name.replace("_", "_ "), width)
+    return "\n".join(line.replace("_ ", "_") for line in lines)
+
+
 def plain(number: float) -> str:
     """Returns three digits of a number, without an exponent."""
     return f"{float(f'{number:.3g}'):,.12g}"
@@ -74,7 +81,7 @@ def show(screen: Console, made: Table, path: Path) -> None:
 
 
 def _one_line(cell: object) -> str:
-    return " ".join(str(cell).split())
+    return " ".join(str(cell).replace("_\n", "_").split())
 
 
 def written(folder: Path) -> list[Path]:
