@@ -242,9 +242,10 @@ def zero_one_adam(
             not positive.
 
     Source: Lu et al., "Maximizing communication efficiency for large-scale training via 0/1 Adam",
-    2022; microsoft/DeepSpeed, `onebit/zoadam.py`, for the schedules. Departures: the step uses the
-    momentum after its update, as DeepSpeed does, since otherwise an exchange in each round would
-    lose all gradients; v is updated before the step.
+    2022; microsoft/DeepSpeed, `onebit/zoadam.py`. Departures: the step uses the momentum after its
+    update, as DeepSpeed does, since otherwise an exchange in each round would lose all gradients; v
+    is updated before the step; once the distance between exchanges doubles, DeepSpeed's are one
+    round later (17, 19, 21 where they are 16, 18, 20 here), and its s is 32678.
     """
     if not callable(learning_rate):
         checks.number("zero_one_adam: learning_rate", learning_rate, "(0, inf)")

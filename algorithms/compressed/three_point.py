@@ -100,7 +100,7 @@ def three_point(
     sends="gradients that have changed enough, to a server",
     exact="any data",
     paper="LAG: Chen et al., 2018",
-    settings={"threshold": 4.0},
+    settings={"threshold": 4.5},
 )
 @checks.arguments
 def lag(
@@ -118,7 +118,8 @@ def lag(
 
     In the first case a worker sends $g_n - h_n$, uncompressed; in the second nothing, which counts
     no bits. After a message $h_n = y_n$; so with $\zeta < 1$ all workers send in every round, and
-    the method is gradient descent; with $\zeta = 1$ rounding errors decide. With noisy gradients,
+    the method is gradient descent. On quadratics $\zeta = k^2$, with an integer k, may be an exact
+    tie after k rounds, which rounding errors decide: take 4.5 instead of 4. With noisy gradients,
     $y_n$ differs from $g_n$ by the noise, so that the condition does not depend on the progress.
     Otherwise the method is `three_point` with A = 1 and B = $\zeta$.
 

@@ -51,7 +51,8 @@ def gt_svrg(
         ValueError: if the topology is not doubly stochastic or the period is less than 1.
 
     Source: Xin, Khan and Kar, "Variance-reduced decentralized stochastic optimization with
-    accelerated convergence", 2020.
+    accelerated convergence", 2020. Departure, as in `aug_dgm`: the first trackers are averaged,
+    too; other code starts at $Y_0 = V_0$.
     """
     period = checks.period("gt_svrg: period", period)
     gossip.require_topology("gt_svrg", topology)
@@ -88,7 +89,7 @@ def gt_vr(
         ValueError: if the topology is not doubly stochastic or p is not in (0, 1].
 
     Source: Jiang, Zeng, Sun and Chen, "Distributed stochastic gradient tracking algorithm with
-    variance reduction for non-convex optimization", 2022.
+    variance reduction for non-convex optimization", 2022. Departure: as in `gt_svrg`.
     """
     checks.number("gt_vr: probability", probability, "(0, 1]")
     gossip.require_topology("gt_vr", topology)
@@ -113,19 +114,19 @@ def gt_vr(
 def gt_sarah(
     optimizer: optax.GradientTransformation, topology: Topology, period: Period
 ) -> Algorithm:
-    r"""GT-SARAH: gradient tracking of a recursive estimate, which is exact in every q-th round.
+    r"""GT-SARAH: gradient tracking of a recursive estimate, which is exact in every T-th round.
 
     $$ V_t = V_{t-1} + G(X_t; \xi_t) - G(X_{t-1}; \xi_t), \qquad
        Y_t = Y_{t-1} W_t^T + V_t - V_{t-1}, \qquad X_{t+1} = X_t W_t^T - \gamma Y_t $$
 
-    If q divides t, $V_t = F'(X_t)$, the exact gradients of the workers' own objectives. The other
-    rounds compute two gradients of the same samples. Trackers and models are sent as in
-    `gradient_tracking`. The limit is the optimum for any data, with stochastic gradients, too. All
-    workers must participate.
+    If T divides t, $V_t = F'(X_t)$, the exact gradients of the workers' own objectives. The other
+    rounds, q = T - 1 in the paper, compute two gradients of the same samples. Trackers and models
+    are sent as in `gradient_tracking`. The limit is the optimum for any data, with stochastic
+    gradients, too. All workers must participate.
 
     Args:
         optimizer, topology: as in `gt_svrg`.
-        period: q, at least 1. It may be swept.
+        period: T = q + 1, at least 1. It may be swept.
 
     Raises:
         ValueError: if the topology is not doubly stochastic or the period is less than 1.
