@@ -156,9 +156,9 @@ MISTAKES = [
         "tests/dsgd/compressors/test_combinators.py -k its_own_key",
     ),
     Mistake(
-        "theory_checks/statements/sgd.py",
-        "return noisy / (2 - learning_rate * smoothness)",
-        "return noisy / 2",
+        "theory_checks/machinery/rates.py",
+        "return total / (2 - learning_rate * self.inverse)",
+        "return total / 2",
         "tests/theory_checks/test_bounds.py::test_values_are_those_computed_by_hand",
     ),
     Mistake(

@@ -196,6 +196,12 @@ def bowl(
     return problems.quadratic(np.full((workers, dimension), smoothness), b, noise=noise)
 
 
+def unit_bowl(workers: int, start: Sequence[float], noise: float = 0.0) -> Problem:
+    """Returns the problem f_n(x) = |x|^2 / 2 of all workers, from `start`."""
+    shape = (workers, len(start))
+    return problems.quadratic(np.ones(shape), np.zeros(shape), noise=noise, start=start)
+
+
 def uneven(problem: Problem) -> Problem:
     """Returns a quadratic of N workers and d elements, N a divisor of d, in which the noise of
     worker n is confined to the n-th part of the vector, which starts at worker n in a ring
@@ -361,7 +367,16 @@ def same_heterogeneity(problem: Problem) -> Condition:
     return Condition("one varsigma for all points", known(problem).heterogeneity is not None, given)
 
 
-def on_graph(problem: Problem, topology: Topology, matrix: str, holds: bool) -> list[Condition]:
+def same_workers(problem: Problem, topology: Topology) -> Condition:
+    """Returns the condition that the graph has as many workers as the problem."""
+    return Condition(
+        "as many workers as the problem has",
+        topology.n == problem.workers,
+        f"{topology.name} has {topology.n} nodes for {problem.workers} workers",
+    )
+
+
+def one_matrix(problem: Problem, topology: Topology, matrix: str, holds: bool) -> list[Condition]:
     """Returns the conditions that the graph has as many workers as the problem, and one matrix of
     this kind for all rounds.
 
@@ -371,11 +386,7 @@ def on_graph(problem: Problem, topology: Topology, matrix: str, holds: bool) -> 
         holds: whether the graph's matrix is of this kind.
     """
     return [
-        Condition(
-            "as many workers as the problem has",
-            topology.n == problem.workers,
-            f"{topology.name} for {problem.workers} workers",
-        ),
+        same_workers(problem, topology),
         Condition(
             f"one {matrix} W",
             holds and topology.period == 1,

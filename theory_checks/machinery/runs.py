@@ -1,5 +1,5 @@
 """Left sides of theorems: means over many seeds of the project's own loop, in one compiled program;
-exact on quadratics.
+exact on quadratics; and their comparison with bounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import optax
 import dsgd
 from dsgd.base import Algorithm, Problem
 from dsgd.problems.quadratic import Quadratic
-from theory_checks.machinery import moments
+from theory_checks.machinery import instances, moments
+from theory_checks.machinery.statement import Condition, Outcome, need
 
 SEEDS = 32
 
@@ -63,9 +64,9 @@ def histories(
 def average_gradient(
     factory: Callable[..., Algorithm],
     problem: Problem,
-    *,
-    steps: int,
     learning_rate: float,
+    steps: int,
+    *,
     seeds: int,
     seed: int,
 ) -> tuple[float, float]:
@@ -77,6 +78,16 @@ def average_gradient(
     )
     mean, error = mean_and_error(history["grad_sqnorm"][0, :, :steps])
     return float(mean), float(error)
+
+
+def exact_gradient(
+    build: moments.Build, problem: Problem, learning_rate: float, steps: int, **options: Any
+) -> tuple[float, float]:
+    """Returns the same average from exact moments, and the error 0. Arguments are those of
+    `moments.second_moments`.
+    """
+    found = moments.second_moments(build, problem, learning_rate, steps=steps, **options)
+    return float(found["slope"][:steps].mean()), 0.0
 
 
 def mean_and_error(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -98,7 +109,6 @@ def gradient(
     learning_rate: float,
     steps: int,
     *,
-    arguments: tuple[Any, ...] = (),
     one_worker: bool = False,
     seeds: int = SEEDS,
     seed: int = 0,
@@ -107,21 +117,52 @@ def gradient(
     standard error.
 
     Args:
-        method: (optimiser, *arguments) -> method.
+        method: optimiser -> method.
         problem: a quadratic, for which the moments are exact (error 0), or any other problem.
         learning_rate: gamma.
         steps: T.
-        arguments: arguments of the method; pass the same objects to compile once.
         one_worker: whether the method queries one worker at a time.
         seeds, seed: number of runs, and the seed of their key.
     """
     if isinstance(problem.data, Quadratic):
-        build = moments.with_step(method, *arguments)
-        found = moments.second_moments(
-            build, problem, learning_rate, steps=steps, one_worker=one_worker
-        )
-        return float(found["slope"][:steps].mean()), 0.0
-    factory = with_step(method, *arguments)
-    return average_gradient(
-        factory, problem, steps=steps, learning_rate=learning_rate, seeds=seeds, seed=seed
-    )
+        build = moments.with_step(method)
+        return exact_gradient(build, problem, learning_rate, steps, one_worker=one_worker)
+    factory = with_step(method)
+    return average_gradient(factory, problem, learning_rate, steps, seeds=seeds, seed=seed)
+
+
+def compare(
+    where: str,
+    problem: Problem,
+    measure: Callable[[float], tuple[float, float]],
+    bound: Callable[..., float],
+    step_size: Callable[..., float],
+    hypotheses: Callable[[float], list[Condition]],
+    learning_rate: float | None,
+    *,
+    case: str = "",
+    **numbers: Any,
+) -> Outcome:
+    """Compares the left side of a bound with it.
+
+    Args:
+        where: beginning of the message if a hypothesis fails.
+        problem: a problem with known constants.
+        measure: gamma -> the left side, and its standard error.
+        bound, step_size: functions of D, L and `numbers`; the bound also of gamma.
+        hypotheses: gamma -> the theorem's conditions.
+        learning_rate: gamma; None: the recommended one.
+        case: description of the instance, in addition to the problem, gamma L and T.
+        numbers: arguments of the bound, `steps` among them.
+
+    Raises:
+        ValueError: if the problem's constants are unknown, or a hypothesis fails.
+    """
+    constants = instances.known(problem)
+    numbers |= {"gap": constants.gap, "smoothness": constants.smoothness}
+    gamma = step_size(**numbers) if learning_rate is None else learning_rate
+    need(where, hypotheses(gamma))
+    words = f"{problem.name}, {case}gamma L = {gamma * constants.smoothness:.3g}"
+    right = bound(**numbers, learning_rate=gamma)
+    measured, error = measure(gamma)
+    return Outcome(measured, right, error, f"{words}, T = {numbers['steps']}")

@@ -34,8 +34,8 @@ import algorithms
 from algorithms import delays
 from dsgd.base import Algorithm, Problem
 from theory_checks.machinery import instances, moments, ranges, runs
-from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
+from theory_checks.machinery.rates import Terms, recommended
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 from theory_checks.statements.sgd import total_noise
 
 # The largest tau that is checked. All instances use a buffer of this size, so that they share one
@@ -65,12 +65,15 @@ def hypotheses(problem: Problem, staleness: int, learning_rate: float) -> list[C
     ]
 
 
-@ranges.validated("asynchronous_sgd.step_size")
-def step_size(*, gap: float, smoothness: float, noise: float, steps: int, staleness: int) -> float:
-    r"""Returns the recommended step size: $\frac1\gamma = 2L(\tau + 1) + \sigma
-    \sqrt{\frac{LT}{D}}$.
+def terms(*, gap: float, smoothness: float, noise: float, staleness: int) -> Terms:
+    r"""Returns the terms of the bound: $a = 2D$, $s = 2L(\tau + 1)$, $b = 2L\sigma^2$. The step
+    size has $\frac1\gamma = 2L(\tau + 1) + \sigma \sqrt{\frac{LT}{D}}$, and the rate is
+    $\frac{4LD(\tau + 1)}{T} + 4\sigma\sqrt{\frac{LD}{T}}$.
     """
-    return 1 / (2 * smoothness * (staleness + 1) + noise * math.sqrt(smoothness * steps / gap))
+    return Terms(2 * gap, 2 * smoothness * (staleness + 1), 2 * smoothness * noise**2)
+
+
+step_size, rate = recommended("asynchronous_sgd", terms)
 
 
 @ranges.validated("bounds.asynchronous_sgd")
@@ -92,17 +95,9 @@ def bound(
     """
     limit = largest_step(smoothness=smoothness, staleness=staleness)
     instances.require_step("bounds.asynchronous_sgd", learning_rate, _LARGEST, limit)
-    return 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2 * (
-        1 + 2 * learning_rate * smoothness * staleness
-    )
-
-
-@ranges.validated("asynchronous_sgd.rate")
-def rate(*, gap: float, smoothness: float, noise: float, staleness: int) -> Rate:
-    r"""Returns $\frac{4LD(\tau + 1)}{T} + 4\sigma\sqrt{\frac{LD}{T}}$, the rate at the recommended
-    step size.
-    """
-    return Rate(4 * smoothness * gap * (staleness + 1), 4 * noise * math.sqrt(smoothness * gap))
+    of = terms(gap=gap, smoothness=smoothness, noise=noise, staleness=staleness)
+    share = 1 / 2 + learning_rate * smoothness * staleness
+    return of._replace(share=share).total(learning_rate, steps)
 
 
 def stale(
@@ -157,35 +152,29 @@ def check(
     Raises:
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    constants, noise = instances.known(problem), total_noise(problem)
     tau = rule.bound if isinstance(rule, delays.Delays) else _largest(rule)
-    numbers = {
-        "gap": constants.gap,
-        "smoothness": constants.smoothness,
-        "noise": noise,
-        "steps": steps,
-        "staleness": tau,
-    }
-    gamma = step_size(**numbers) if learning_rate is None else learning_rate
-    need("asynchronous_sgd", hypotheses(problem, tau, gamma))
-    case = f"{problem.name}, tau = {tau}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
-    right = bound(**numbers, learning_rate=gamma)
-    if isinstance(rule, delays.Delays):
-        factory = runs.with_step(method, rule)
-        measured, error = runs.average_gradient(
-            factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed
-        )
-        return Outcome(measured, right, error, case)
-    found = moments.second_moments(
-        with_table(max(tau, OLDEST), method),
+
+    def measure(gamma):
+        if isinstance(rule, delays.Delays):
+            factory = runs.with_step(method, rule)
+            return runs.average_gradient(factory, problem, gamma, steps, seeds=seeds, seed=seed)
+        build, table = with_table(max(tau, OLDEST), method), np.asarray(rule, np.int32)
+        options = {"one_worker": True, "varying": True, "more": table}
+        return runs.exact_gradient(build, problem, gamma, steps, **options)
+
+    return runs.compare(
+        "asynchronous_sgd",
         problem,
-        gamma,
+        measure,
+        bound,
+        step_size,
+        partial(hypotheses, problem, tau),
+        learning_rate,
+        case=f"tau = {tau}, ",
+        noise=total_noise(problem),
         steps=steps,
-        one_worker=True,
-        varying=True,
-        more=np.asarray(rule, np.int32),
+        staleness=tau,
     )
-    return Outcome(float(found["slope"][:steps].mean()), right, case=case)
 
 
 def _largest(staleness: np.ndarray) -> int:

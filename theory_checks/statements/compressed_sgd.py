@@ -34,7 +34,6 @@ $$ r = \frac{\omega K}{N}, \qquad c^2 = \frac{\omega K \varsigma^2 + (1 + \omega
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -45,8 +44,8 @@ import algorithms
 from dsgd import communication, compressors
 from dsgd.base import Compressor, Problem
 from theory_checks.machinery import instances, moments, ranges, runs
-from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
+from theory_checks.machinery.rates import Terms, recommended
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 
 Via = Literal["server", "ring"]
 
@@ -139,13 +138,16 @@ def omega_of(compressor: Compressor, problem: Problem) -> float | None:
     return None if None in values else max(values)
 
 
-@ranges.validated("compressed_sgd.step_size")
-def step_size(*, gap: float, smoothness: float, steps: int, effect: Effect) -> float:
-    r"""Returns the recommended step size: $\frac1\gamma = L' + c \sqrt{\frac{LT}{2D}}$."""
-    return 1 / (
-        smoothness * (1 + effect.inflation)
-        + math.sqrt(effect.variance * smoothness * steps / (2 * gap))
-    )
+def terms(*, gap: float, smoothness: float, effect: Effect) -> Terms:
+    r"""Returns the terms of the bound: $a = 2D$, $s = L'$, $b = L c^2$, $w = 0$. The step size has
+    $\frac1\gamma = L' + c \sqrt{\frac{LT}{2D}}$, and the rate is $\frac{2L'D}{T} + c
+    \sqrt{\frac{2LD}{T}}$.
+    """
+    inverse = smoothness * (1 + effect.inflation)
+    return Terms(2 * gap, inverse, smoothness * effect.variance, share=0)
+
+
+step_size, rate = recommended("compressed_sgd", terms)
 
 
 @ranges.validated("bounds.compressed_sgd")
@@ -188,19 +190,11 @@ def bound(
         heterogeneity=heterogeneity,
         via=via,
     )
-    limit = 1 / (smoothness * (1 + errors.inflation))
-    instances.require_step("bounds.compressed_sgd", learning_rate, "1 / (L (1 + r))", limit)
-    noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * errors.variance
-    return noisy / (2 - learning_rate * smoothness * (1 + errors.inflation))
-
-
-@ranges.validated("compressed_sgd.rate")
-def rate(*, gap: float, smoothness: float, effect: Effect) -> Rate:
-    r"""Returns $\frac{2L'D}{T} + c \sqrt{\frac{2LD}{T}}$, the rate at the recommended step size."""
-    return Rate(
-        2 * smoothness * (1 + effect.inflation) * gap,
-        math.sqrt(2 * smoothness * gap * effect.variance),
+    of = terms(gap=gap, smoothness=smoothness, effect=errors)
+    instances.require_step(
+        "bounds.compressed_sgd", learning_rate, "1 / (L (1 + r))", 1 / of.inverse
     )
+    return of.bound_of_sgd(learning_rate, steps)
 
 
 def check(
@@ -239,31 +233,30 @@ def check(
             "omega": omega_of(compressor, problem) or 0.0,
             "heterogeneity": constants.heterogeneity or 0.0,
         }
-    numbers = {"gap": constants.gap, "smoothness": constants.smoothness, "steps": steps}
-    gamma = (
-        step_size(**numbers, effect=effect(**errors)) if learning_rate is None else learning_rate
-    )
-    need("compressed_sgd", hypotheses(problem, compressor, gamma, via))
+
+    def measure(gamma):
+        if compressor is not None:
+            factory = runs.with_step(method, compressor, via)
+            return runs.average_gradient(factory, problem, gamma, steps, seeds=seeds, seed=seed)
+        build = moments.with_compressor(method, via)
+        noise = {"compression": compression, "messages": messages(problem, via)}
+        return runs.exact_gradient(build, problem, gamma, steps, **noise)
+
     how = f"sigma' = {compression:.3g}" if compressor is None else compressor.name
-    case = (
-        f"{problem.name}, {how}, {via}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
+    return runs.compare(
+        "compressed_sgd",
+        problem,
+        measure,
+        bound,
+        lambda gap, smoothness, steps, **errors: step_size(
+            gap=gap, smoothness=smoothness, steps=steps, effect=effect(**errors)
+        ),
+        lambda gamma: hypotheses(problem, compressor, gamma, via),
+        learning_rate,
+        case=f"{how}, {via}, ",
+        steps=steps,
+        **errors,
     )
-    right = bound(**numbers, **errors, learning_rate=gamma)
-    if compressor is None:
-        found = moments.second_moments(
-            moments.with_compressor(method, via),
-            problem,
-            gamma,
-            steps=steps,
-            compression=compression,
-            messages=messages(problem, via),
-        )
-        return Outcome(float(found["slope"][:steps].mean()), right, case=case)
-    factory = runs.with_step(method, compressor, via)
-    measured, error = runs.average_gradient(
-        factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed
-    )
-    return Outcome(measured, right, error, case)
 
 
 def trial_exact(draws: Draws, via: Via) -> list[Outcome]:

@@ -108,7 +108,7 @@ def require_convex(
     """
     least = _curvature(problem)
     conditions = [
-        *instances.on_graph(problem, topology, "symmetric", topology.symmetric),
+        *instances.one_matrix(problem, topology, "symmetric", topology.symmetric),
         Condition("convex f_n", least >= 0, f"{problem.name} has a curvature of {least:.6g}"),
         Condition(
             f"0 < gamma < {name}",

@@ -45,7 +45,9 @@ the Hessians differ.
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,7 +58,7 @@ from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 from dsgd.problems.quadratic import Quadratic
 from theory_checks.machinery import instances, moments, ranges, runs
-from theory_checks.machinery.rates import Rate
+from theory_checks.machinery.rates import Terms, recommended
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 
 
@@ -69,7 +71,7 @@ def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> li
     average = isinstance(problem.data, Quadratic)
     return [
         *([] if average else [instances.same_heterogeneity(problem)]),
-        *instances.on_graph(problem, topology, "symmetric", topology.symmetric),
+        *instances.one_matrix(problem, topology, "symmetric", topology.symmetric),
         instances.step_below("1 / L", 1 / L, learning_rate),
         _contracts(L, learning_rate, rho),
     ]
@@ -82,24 +84,36 @@ def _contracts(smoothness: float, learning_rate: float, rho: float) -> Condition
     return Condition("gamma rho < (1 - rho) / L", rho * (1 + learning_rate * smoothness) < 1, given)
 
 
-@ranges.validated("decentralized_sgd.step_size")
-def step_size(
-    *,
-    gap: float,
-    smoothness: float,
-    noise: float,
-    heterogeneity: float,
-    steps: int,
-    workers: int,
-    rho: float,
-) -> float:
-    r"""Returns the recommended step size: $\frac1\gamma = L \frac{1 + \rho}{1 - \rho} + \sigma
-    \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`. It satisfies $\gamma \rho
-    \le \frac{1 - \rho}{2L}$.
+def terms(
+    *, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float
+) -> Terms:
+    r"""Returns the terms of the bound: $a = 2D$, $s = L \frac{1 + \rho}{1 - \rho}$, $b =
+    \frac{L\sigma^2}{N}$, $c = \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} +
+    \frac{2L^2\rho^2\sigma^2}{1 - \rho}(1 - \frac1N)$, which is at least $L^2 C / \gamma^2$ if
+    $\gamma \rho \le \frac{1 - \rho}{2L}$. The step size has $\frac1\gamma = s + \sigma
+    \sqrt{\frac{LT}{2ND}} + \big(\frac{cT}{D}\big)^{1/3}$, and the rate is $\frac{2Ds}{T} +
+    2\sigma\sqrt{\frac{2LD}{NT}} + 3 c^{1/3} \big(\frac DT\big)^{2/3}$.
     """
-    K = _third(smoothness, noise, heterogeneity, workers, rho)
-    noisy = noise * math.sqrt(smoothness * steps / (2 * workers * gap))
-    return 1 / (smoothness * (1 + rho) / (1 - rho) + noisy + (K * steps / gap) ** (1 / 3))
+    lasting = 2 * heterogeneity / (1 - rho)
+    random = noise * math.sqrt(2 * (1 - 1 / workers) / (1 - rho))
+    drift = (smoothness * rho) ** 2 * (lasting**2 + random**2)
+    return terms_of_mean(gap, smoothness, noise, workers, (1 + rho) / (1 - rho), drift)
+
+
+def terms_of_mean(
+    gap: float, smoothness: float, noise: float, workers: int, slowdown: float, drift: float
+) -> Terms:
+    """Returns the terms of a bound for the mean of N models.
+
+    Args:
+        gap, smoothness, noise, workers: D, L, sigma, N.
+        slowdown: s / L.
+        drift: c.
+    """
+    return Terms(2 * gap, smoothness * slowdown, smoothness * noise**2 / workers, drift)
+
+
+step_size, rate = recommended("decentralized_sgd", terms)
 
 
 @ranges.validated("bounds.consensus")
@@ -130,18 +144,6 @@ def consensus(
     Source: derived in the module's docstring; it replaces Liu and Zhang's Lemma 5.2.7.
     """
     need("bounds.consensus", [_contracts(smoothness, learning_rate, rho)])
-    return _consensus_bound(smoothness, noise, heterogeneity, workers, learning_rate, rho)
-
-
-def _consensus_bound(
-    smoothness: float,
-    noise: float,
-    heterogeneity: float,
-    workers: int,
-    learning_rate: float,
-    rho: float,
-) -> float:
-    """Returns C, the bound on the consensus distance, without validation of the arguments."""
     q, p = rho * (1 + learning_rate * smoothness), rho * learning_rate * heterogeneity
     r = rho * learning_rate * noise * math.sqrt(1 - 1 / workers)
     return ((q * p + math.hypot(p, math.sqrt(1 - q**2) * r)) / (1 - q**2)) ** 2
@@ -179,38 +181,84 @@ def bound(
     """
     instances.require_step("bounds.decentralized_sgd", learning_rate, "1 / L", 1 / smoothness)
     need("bounds.decentralized_sgd", [_contracts(smoothness, learning_rate, rho)])
-    C = _consensus_bound(smoothness, noise, heterogeneity, workers, learning_rate, rho)
-    return (
-        2 * gap / (learning_rate * steps)
-        + learning_rate * smoothness * noise**2 / workers
-        + smoothness**2 * C
-    )
+    shared = {"smoothness": smoothness, "noise": noise, "heterogeneity": heterogeneity}
+    C = consensus(**shared, workers=workers, learning_rate=learning_rate, rho=rho)
+    of = terms_of_mean(gap, smoothness, noise, workers, 1.0, (smoothness / learning_rate) ** 2 * C)
+    return of.total(learning_rate, steps)
 
 
-@ranges.validated("decentralized_sgd.rate")
-def rate(
-    *, gap: float, smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float
-) -> Rate:
-    r"""Returns $\frac{2LD(1 + \rho)}{(1 - \rho)T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3}
-    \big(\frac DT\big)^{2/3}$, the rate at the recommended step size, with $K =
-    \frac{4L^2\rho^2\varsigma^2}{(1 - \rho)^2} + \frac{2L^2\rho^2\sigma^2}{1 - \rho}(1 - \frac1N)$.
+class Sides(NamedTuple):
+    r"""Left sides of the two bounds, on the gradient and on the consensus distance.
+
+    Args:
+        means: $\frac1T \sum_t E|f'(\bar x_t)|^2$ and $\frac{1}{NT} \sum_t E|X_t - \bar X_t|_F^2$.
+        errors: their standard errors.
+        heterogeneity: varsigma along the path.
+        moved: mean square of a worker's step, to which rounding is relative.
     """
-    K = _third(smoothness, noise, heterogeneity, workers, rho)
-    root = 2 * noise * math.sqrt(2 * smoothness * gap / workers)
-    return Rate(
-        2 * smoothness * gap * (1 + rho) / (1 - rho), root, 3 * K ** (1 / 3) * gap ** (2 / 3)
-    )
+
+    means: Sequence[float]
+    errors: Sequence[float]
+    heterogeneity: float
+    moved: float
 
 
-def _third(
-    smoothness: float, noise: float, heterogeneity: float, workers: int, rho: float
-) -> float:
-    """Returns K, which is at least L^2 C / gamma^2 if gamma rho <= (1 - rho) / (2 L)."""
-    lasting, random = (
-        2 * heterogeneity / (1 - rho),
-        noise * math.sqrt(2 * (1 - 1 / workers) / (1 - rho)),
+def exact_sides(
+    build: moments.Build,
+    problem: Problem,
+    steps: int,
+    along: Callable[[np.ndarray], np.ndarray],
+    learning_rate: float,
+    **options: Any,
+) -> Sides:
+    """Returns both left sides from exact moments.
+
+    Args:
+        build, problem, steps, learning_rate, options: as of `moments.second_moments`.
+        along: squared heterogeneities `[T]` -> the one that the bound needs.
+    """
+    found = moments.second_moments(build, problem, learning_rate, steps=steps, **options)
+    found = {name: values[:steps] for name, values in found.items()}
+    means = [float(found[name].mean()) for name in ("slope", "consensus")]
+    moved = learning_rate**2 * float(found["local"].mean())
+    return Sides(means, (0.0, 0.0), math.sqrt(along(found["spread"])), moved)
+
+
+def compare(
+    where: str,
+    problem: Problem,
+    measure: Callable[[float], Sides],
+    step_size: Callable[..., float],
+    bounds: Sequence[Callable[..., float]],
+    hypotheses: Callable[[float], list[Condition]],
+    learning_rate: float | None,
+    case: str,
+    **numbers: Any,
+) -> tuple[Outcome, Outcome]:
+    """Compares both left sides with their bounds. Arguments and errors are those of `runs.compare`,
+    with bounds on the gradient and on the consensus distance.
+    """
+    known = instances.known(problem)
+    numbers |= {"gap": known.gap, "smoothness": known.smoothness, "noise": known.noise}
+    numbers |= {"workers": problem.workers}
+    varsigma = float(problem.constants.heterogeneity or 0.0)
+    gamma = step_size(**numbers, heterogeneity=varsigma) if learning_rate is None else learning_rate
+    need(where, hypotheses(gamma))
+    found = measure(gamma)
+    words = f"{problem.name}, {case}, gamma L = {gamma * known.smoothness:.3g}"
+    slope, distance = (
+        Outcome(
+            mean,
+            bound(**numbers, heterogeneity=found.heterogeneity, learning_rate=gamma),
+            error,
+            f"{words}, T = {numbers['steps']}",
+            scale=scale,
+        )
+        for mean, error, bound, scale in zip(
+            found.means, found.errors, bounds, (0.0, found.moved), strict=True
+        )
     )
-    return (smoothness * rho) ** 2 * (lasting**2 + random**2)
+    return slope, distance
 
 
 def check(
@@ -240,64 +288,33 @@ def check(
     Raises:
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    constants, rho = instances.known(problem), topology.rho
-    varsigma = (
-        constants.heterogeneity
-        if constants.heterogeneity is not None
-        else float(problem.constants.heterogeneity or 0.0)
-    )
-    numbers = {
-        "gap": constants.gap,
-        "smoothness": constants.smoothness,
-        "noise": constants.noise,
-        "steps": steps,
-        "workers": problem.workers,
-        "rho": rho,
-    }
-    gamma = step_size(**numbers, heterogeneity=varsigma) if learning_rate is None else learning_rate
-    need("decentralized_sgd", hypotheses(problem, topology, gamma))
-    if isinstance(problem.data, Quadratic):
-        found = moments.second_moments(
-            moments.with_step(method, topology), problem, gamma, steps=steps
-        )
-        slope, distance, spread, local = (
-            float(found[name][:steps].mean()) for name in ("slope", "consensus", "spread", "local")
-        )
-        varsigma, errors, moved = math.sqrt(spread), (0.0, 0.0), gamma**2 * local
-    else:
-        history = runs.histories(
-            runs.with_step(method, topology),
-            problem,
-            steps=steps,
-            learning_rates=[gamma],
-            seeds=seeds,
-            seed=seed,
-        )
-        moved = 0.0
-        (slope, distance), errors = np.transpose(
-            [
-                runs.mean_and_error(history[name][0, :, :steps])
-                for name in ("grad_sqnorm", "consensus")
-            ]
-        )
-    case = (
-        f"{problem.name}, {topology.name}, gamma L = {gamma * constants.smoothness:.3g}, "
-        f"T = {steps}"
-    )
-    right = bound(**numbers, heterogeneity=varsigma, learning_rate=gamma)
-    shared = {
-        "smoothness": constants.smoothness,
-        "noise": constants.noise,
-        "workers": problem.workers,
-        "rho": rho,
-    }
-    C = consensus(**shared, heterogeneity=varsigma, learning_rate=gamma)
-    return Outcome(float(slope), right, float(errors[0]), case), Outcome(
-        float(distance), C, float(errors[1]), case, scale=moved
+
+    def measure(gamma):
+        if isinstance(problem.data, Quadratic):
+            build = moments.with_step(method, topology)
+            return exact_sides(build, problem, steps, np.mean, gamma)
+        factory, options = runs.with_step(method, topology), {"seeds": seeds, "seed": seed}
+        history = runs.histories(factory, problem, steps=steps, learning_rates=[gamma], **options)
+        names = ("grad_sqnorm", "consensus")
+        found = [runs.mean_and_error(history[name][0, :, :steps]) for name in names]
+        means, errors = ([float(pair[i]) for pair in found] for i in range(2))
+        return Sides(means, errors, problem.constants.heterogeneity or 0.0, 0.0)
+
+    return compare(
+        "decentralized_sgd",
+        problem,
+        measure,
+        step_size,
+        (bound, lambda gap, steps, **shared: consensus(**shared)),
+        partial(hypotheses, problem, topology),
+        learning_rate,
+        topology.name,
+        steps=steps,
+        rho=topology.rho,
     )
 
 
-def _drawn(draws: Draws, *, convex: bool) -> tuple[Outcome, Outcome]:
+def _check_random(draws: Draws, *, convex: bool) -> tuple[Outcome, Outcome]:
     # Runs take long to compile, so they use a single graph.
     topology = draws.choice(instances.graphs()) if convex else one_rho(4, 0.5)
     problem = (
@@ -320,19 +337,16 @@ def one_rho(workers: int, rho: float) -> Topology:
     )
 
 
-def trial_exact(draws: Draws) -> list[Outcome]:
-    """Checks the gradient on a random quadratic and a random graph."""
-    return [_drawn(draws, convex=True)[0]]
-
-
-def trial_consensus(draws: Draws) -> list[Outcome]:
-    """Checks the consensus distance on a random quadratic and a random graph."""
-    return [_drawn(draws, convex=True)[1]]
+def trial_exact(part: int, draws: Draws) -> list[Outcome]:
+    """Checks the gradient (part 0) or the consensus distance (part 1) on a random quadratic and a
+    random graph.
+    """
+    return [_check_random(draws, convex=True)[part]]
 
 
 def trial_runs(draws: Draws) -> list[Outcome]:
     """Checks the gradient and the consensus distance on random non-convex wells and one graph."""
-    return list(_drawn(draws, convex=False))
+    return list(_check_random(draws, convex=False))
 
 
 # --- Instances close to the bounds.
@@ -372,7 +386,7 @@ def noise_of_the_mean() -> list[Outcome]:
     """Checks an instance on which the bound's term gamma L sigma^2 / N is the largest: on |x|^2 / 2
     at gamma = 1 / L, only the noise of the last step remains.
     """
-    problem = problems.quadratic(np.ones((4, 2)), np.zeros((4, 2)), noise=1.0, start=[0.1, 0.0])
+    problem = instances.unit_bowl(4, [0.1, 0.0], noise=1.0)
     return [check(problem, one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
 
 
@@ -380,7 +394,7 @@ def away_from_the_minimum() -> list[Outcome]:
     """Checks an instance on which the bound's term 2 D / (gamma T) is the largest: from a distant
     start, the first step with gamma = 1 / L reaches the minimum.
     """
-    problem = problems.quadratic(np.ones((4, 2)), np.zeros((4, 2)), start=[1.0, 0.0])
+    problem = instances.unit_bowl(4, [1.0, 0.0])
     return [check(problem, one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
 
 
@@ -406,7 +420,7 @@ def random_disagreement() -> list[Outcome]:
     """Checks an instance on which the bound's term r / sqrt(1 - q^2) is the largest: noise alone,
     at a small step size.
     """
-    problem = problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0])
+    problem = instances.unit_bowl(10, [1e-3, 0.0], noise=1.0)
     return [check(problem, one_rho(10, 0.5), steps=LONG, learning_rate=1e-3)[1]]
 
 
@@ -432,14 +446,14 @@ STATEMENTS = [
         "DSGD, quadratics, exact",
         "Theorem 5.2.11",
         _STEP,
-        trial_exact,
+        partial(trial_exact, 0),
         (balanced_pulls, noise_of_the_mean, away_from_the_minimum),
     ),
     Statement(
         "DSGD, consensus, exact",
         "after Lemma 5.2.7",
         _STEP,
-        trial_consensus,
+        partial(trial_exact, 1),
         (lasting_disagreement, random_disagreement),
     ),
     Statement("DSGD, non-convex", "Theorem 5.2.11", _STEP, trial_runs, (in_a_well, on_a_hill)),

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -37,8 +38,8 @@ import algorithms
 from dsgd.base import Algorithm, Compressor, Problem
 from dsgd.compressors.sizes import fixed_size
 from theory_checks.machinery import instances, moments, ranges, runs
-from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
+from theory_checks.machinery.rates import Terms, recommended
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 
 
 def any_compressor(
@@ -56,17 +57,20 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     return [instances.step_below("1 / L", limit, learning_rate, strictly=True)]
 
 
-@ranges.validated("error_compensated_sgd.step_size")
-def step_size(
-    *, gap: float, smoothness: float, noise: float, compression: float, steps: int, workers: int
-) -> float:
-    r"""Returns the recommended step size: $\frac1\gamma = 2L + \sigma \sqrt{\frac{LT}{ND}} +
-    \big(\frac{4 L^2 \sigma'^2 T}{D}\big)^{1/3}$.
+def terms(
+    *, gap: float, smoothness: float, noise: float, compression: float, workers: int
+) -> Terms:
+    r"""Returns the terms of the bound: $a = 2D$, $s = 2L$, $b = \frac{2L\sigma^2}{N}$, $c = 4 L^2
+    \sigma'^2$, $w = \frac12$, $f = 2$. The step size has $\frac1\gamma = 2L + \sigma
+    \sqrt{\frac{LT}{ND}} + \big(\frac{4 L^2 \sigma'^2 T}{D}\big)^{1/3}$, and the rate is
+    $\frac{8LD}{T} + 6\sigma\sqrt{\frac{LD}{NT}} + 6 \cdot 4^{1/3}
+    \big(\frac{LD\sigma'}{T}\big)^{2/3}$.
     """
-    noisy = noise * math.sqrt(smoothness * steps / (workers * gap))
-    return 1 / (
-        2 * smoothness + noisy + (4 * (smoothness * compression) ** 2 * steps / gap) ** (1 / 3)
-    )
+    noisy, drift = 2 * smoothness * noise**2 / workers, 4 * (smoothness * compression) ** 2
+    return Terms(2 * gap, 2 * smoothness, noisy, drift, share=0.5, factor=2)
+
+
+step_size, rate = recommended("error_compensated_sgd", terms)
 
 
 @ranges.validated("bounds.error_compensated_sgd")
@@ -98,22 +102,9 @@ def bound(
     instances.require_step(
         "bounds.error_compensated_sgd", learning_rate, "1 / L", 1 / smoothness, strictly=True
     )
-    left_out = 4 * (learning_rate * smoothness * compression) ** 2
-    total = (
-        2 * gap / (learning_rate * steps)
-        + learning_rate * smoothness * noise**2 / workers
-        + left_out
-    )
-    return total / (1 - learning_rate * smoothness)
-
-
-@ranges.validated("error_compensated_sgd.rate")
-def rate(*, gap: float, smoothness: float, noise: float, compression: float, workers: int) -> Rate:
-    r"""Returns $\frac{8LD}{T} + 6\sigma\sqrt{\frac{LD}{NT}} + 6 \cdot 4^{1/3}
-    \big(\frac{LD\sigma'}{T}\big)^{2/3}$, the rate at the recommended step size.
-    """
-    third = 6 * 4 ** (1 / 3) * (smoothness * gap * compression) ** (2 / 3)
-    return Rate(8 * smoothness * gap, 6 * noise * math.sqrt(smoothness * gap / workers), third)
+    numbers = {"noise": noise, "compression": compression, "workers": workers}
+    of = terms(gap=gap, smoothness=smoothness, **numbers)
+    return of.total(learning_rate, steps) / (1 - learning_rate * smoothness)
 
 
 def check(
@@ -148,34 +139,32 @@ def check(
         raise ValueError(
             "error_compensated_sgd: only one of up and down is given: need two, or none"
         )
-    constants, N = instances.known(problem), problem.workers
-    numbers = {
-        "gap": constants.gap,
-        "smoothness": constants.smoothness,
-        "noise": constants.noise,
-        "steps": steps,
-        "workers": N,
-    }
-    gamma = (
-        step_size(**numbers, compression=compression) if learning_rate is None else learning_rate
-    )
-    need("error_compensated_sgd", hypotheses(problem, gamma))
-    case = f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
-    right = bound(**numbers, compression=compression, learning_rate=gamma)
-    if up is None or down is None:
+    N = problem.workers
+
+    def measure(gamma):
+        if up is not None:
+            factory = runs.with_step(method, up, down)
+            return runs.average_gradient(factory, problem, gamma, steps, seeds=seeds, seed=seed)
         build = moments.with_compressors(method)
         # Messages that contain only padding count as well: their errors stay in the error memory.
-        found = moments.second_moments(
-            build, problem, gamma, steps=steps, compression=compression, messages=N * N + N
-        )
-        return Outcome(
-            float(found["slope"][:steps].mean()), right, case=f"{case}, sigma' = {compression:.3g}"
-        )
-    factory = runs.with_step(method, up, down)
-    measured, error = runs.average_gradient(
-        factory, problem, steps=steps, learning_rate=gamma, seeds=seeds, seed=seed
+        noise = {"compression": compression, "messages": N * N + N}
+        return runs.exact_gradient(build, problem, gamma, steps, **noise)
+
+    found = runs.compare(
+        "error_compensated_sgd",
+        problem,
+        measure,
+        bound,
+        step_size,
+        partial(hypotheses, problem),
+        learning_rate,
+        noise=instances.known(problem).noise,
+        compression=compression,
+        steps=steps,
+        workers=N,
     )
-    return Outcome(measured, right, error, f"{case}, {up.name}, {down.name}")
+    how = f"{up.name}, {down.name}" if up and down else f"sigma' = {compression:.3g}"
+    return found._replace(case=f"{found.case}, {how}")
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:

@@ -14,11 +14,13 @@ attained as T grows.
 
 from __future__ import annotations
 
+from functools import partial
+
 import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import instances, ranges, runs
-from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
+from theory_checks.machinery.rates import Rate, Terms
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
@@ -48,13 +50,13 @@ def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) ->
     instances.require_step(
         "bounds.gradient_descent", learning_rate, "2 / L", 2 / smoothness, strictly=True
     )
-    return gap / (learning_rate * steps * (1 - learning_rate * smoothness / 2))
+    return Terms(2 * gap, smoothness).bound_of_sgd(learning_rate, steps)
 
 
 @ranges.validated("gradient_descent.rate")
 def rate(*, gap: float, smoothness: float) -> Rate:
     r"""Returns $\frac{2LD}{T}$, the rate at the recommended step size."""
-    return Rate(2 * smoothness * gap)
+    return Terms(2 * gap, smoothness).rate()
 
 
 def check(
@@ -76,20 +78,17 @@ def check(
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
     # The method uses exact gradients, so the problem's noise does not matter.
-    constants = instances.known(instances.full_batch(problem))
-    gamma = step_size(smoothness=constants.smoothness) if learning_rate is None else learning_rate
-    need("gradient_descent", hypotheses(problem, gamma))
-    history = runs.histories(
-        runs.with_step(method), problem, steps=steps, learning_rates=[gamma], seeds=1
-    )
-    measured = float(history["grad_sqnorm"][0, 0, :steps].mean())
-    right = bound(
-        gap=constants.gap, smoothness=constants.smoothness, steps=steps, learning_rate=gamma
-    )
-    return Outcome(
-        measured,
-        right,
-        case=f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}",
+    return runs.compare(
+        "gradient_descent",
+        instances.full_batch(problem),
+        lambda gamma: runs.average_gradient(
+            runs.with_step(method), problem, gamma, steps, seeds=1, seed=0
+        ),
+        bound,
+        lambda smoothness, **other: step_size(smoothness=smoothness),
+        partial(hypotheses, problem),
+        learning_rate,
+        steps=steps,
     )
 
 
@@ -106,8 +105,7 @@ def trial(draws: Draws) -> list[Outcome]:
     share = draws.choice((0.5, draws.real(0.01, 0.99)))
     L = instances.known(problem).smoothness
     steps = draws.choice((1, 10, 200))
-    outcome = check(problem, steps=steps, learning_rate=share * 2 / L)
-    return [outcome]
+    return [check(problem, steps=steps, learning_rate=share * 2 / L)]
 
 
 def bowls() -> list[Outcome]:

@@ -93,7 +93,7 @@ def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> li
     convex.
     """
     return [
-        *instances.on_graph(problem, topology, "doubly stochastic", topology.doubly_stochastic),
+        *instances.one_matrix(problem, topology, "doubly stochastic", topology.doubly_stochastic),
         instances.step_below("1 / L", 1 / instances.known(problem).smoothness, learning_rate),
     ]
 

@@ -41,7 +41,6 @@ same three terms without constants.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import NamedTuple
@@ -56,9 +55,16 @@ from dsgd.base import Algorithm, Problem
 from dsgd.graphs.topology import Topology
 from dsgd.problems.quadratic import Quadratic
 from theory_checks.machinery import instances, moments, paths, ranges
-from theory_checks.machinery.rates import Rate
+from theory_checks.machinery.rates import Terms, recommended
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
-from theory_checks.statements.decentralized_sgd import LONG, balanced, diverging
+from theory_checks.statements.decentralized_sgd import (
+    LONG,
+    balanced,
+    compare,
+    diverging,
+    exact_sides,
+    terms_of_mean,
+)
 
 # Norm of a product of whole periods at which a geometric series replaces the remaining sum.
 _REMAINDER = 1e-4
@@ -155,33 +161,30 @@ def hypotheses(
     along_path = isinstance(problem.data, Quadratic)
     return [
         *([] if along_path else [instances.same_heterogeneity(problem)]),
-        Condition(
-            "as many workers as the problem has",
-            topology.n == problem.workers,
-            f"{topology.name} has {topology.n} nodes for {problem.workers} workers",
-        ),
+        instances.same_workers(problem, topology),
         instances.step_below("1 / L", 1 / L, learning_rate),
         _contracts(L, learning_rate, memory(topology, period)),
     ]
 
 
-@ranges.validated("local_sgd.step_size")
-def step_size(
+def terms(
     *,
     gap: float,
     smoothness: float,
     noise: float,
     heterogeneity: float,
-    steps: int,
     workers: int,
     memory: Memory,
-) -> float:
-    r"""Returns the recommended step size: $\frac1\gamma = L (1 + 2\kappa) + \sigma
-    \sqrt{\frac{LT}{2ND}} + \big(\frac{KT}{D}\big)^{1/3}$, K as in `rate`.
+) -> Terms:
+    r"""Returns the terms of `theory_checks.decentralized_sgd` with $s = L (1 + 2\kappa)$ and $c = 4
+    L^2 (\kappa\varsigma + \nu\sigma)^2$, which is at least $L^2 C / \gamma^2$ if $\gamma L \kappa
+    \le \frac12$.
     """
-    noisy = noise * math.sqrt(smoothness * steps / (2 * workers * gap))
-    K = _third(smoothness, noise, heterogeneity, memory)
-    return 1 / (smoothness * (1 + 2 * memory.steady) + noisy + (K * steps / gap) ** (1 / 3))
+    drift = (2 * smoothness * (memory.steady * heterogeneity + memory.random * noise)) ** 2
+    return terms_of_mean(gap, smoothness, noise, workers, 1 + 2 * memory.steady, drift)
+
+
+step_size, rate = recommended("local_sgd", terms)
 
 
 @ranges.validated("local_sgd.consensus")
@@ -256,37 +259,8 @@ def bound(
         "learning_rate": learning_rate,
     }
     C = consensus(**shared, steps=steps, memory=memory)
-    return (
-        2 * gap / (learning_rate * steps)
-        + learning_rate * smoothness * noise**2 / workers
-        + smoothness**2 * C
-    )
-
-
-@ranges.validated("local_sgd.rate")
-def rate(
-    *,
-    gap: float,
-    smoothness: float,
-    noise: float,
-    heterogeneity: float,
-    workers: int,
-    memory: Memory,
-) -> Rate:
-    r"""Returns $\frac{2LD(1 + 2\kappa)}{T} + 2\sigma\sqrt{\frac{2LD}{NT}} + 3 K^{1/3} \big(\frac
-    DT\big)^{2/3}$, the rate at the recommended step size, with $K = 4 L^2 (\kappa\varsigma +
-    \nu\sigma)^2$.
-    """
-    K = _third(smoothness, noise, heterogeneity, memory)
-    root = 2 * noise * math.sqrt(2 * smoothness * gap / workers)
-    return Rate(
-        2 * smoothness * gap * (1 + 2 * memory.steady), root, 3 * K ** (1 / 3) * gap ** (2 / 3)
-    )
-
-
-def _third(smoothness: float, noise: float, heterogeneity: float, memory: Memory) -> float:
-    """Returns K, which is at least L^2 C / gamma^2 if gamma L kappa <= 1 / 2."""
-    return (2 * smoothness * (memory.steady * heterogeneity + memory.random * noise)) ** 2
+    of = terms_of_mean(gap, smoothness, noise, workers, 1.0, (smoothness / learning_rate) ** 2 * C)
+    return of.total(learning_rate, steps)
 
 
 def check(
@@ -316,29 +290,19 @@ def check(
         ValueError: if the problem is not a quadratic, its constants are unknown, or a hypothesis
             fails.
     """
-    constants, kept = instances.known(problem), memory(topology, period)
-    at_minimum = float(problem.constants.heterogeneity or 0.0)
-    shared = {"smoothness": constants.smoothness, "noise": constants.noise, "memory": kept}
-    numbers = {**shared, "gap": constants.gap, "workers": problem.workers, "steps": steps}
-    gamma = (
-        step_size(**numbers, heterogeneity=at_minimum) if learning_rate is None else learning_rate
+    build = moments.with_step(method, period, topology)
+    return compare(
+        "local_sgd",
+        problem,
+        lambda gamma: exact_sides(build, problem, steps, np.max, gamma, varying=True),
+        step_size,
+        (bound, lambda gap, workers, **shared: consensus(**shared)),
+        partial(hypotheses, problem, topology, period),
+        learning_rate,
+        f"{topology.name}, H = {period}",
+        steps=steps,
+        memory=memory(topology, period),
     )
-    need("local_sgd", hypotheses(problem, topology, period, gamma))
-    found = moments.second_moments(
-        moments.with_step(method, period, topology), problem, gamma, steps=steps, varying=True
-    )
-    varsigma, moved = (
-        math.sqrt(found["spread"][:steps].max()),
-        gamma**2 * float(found["local"][:steps].mean()),
-    )
-    case = (
-        f"{problem.name}, {topology.name}, H = {period}, "
-        f"gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
-    )
-    right = bound(**numbers, heterogeneity=varsigma, learning_rate=gamma)
-    C = consensus(**shared, heterogeneity=varsigma, learning_rate=gamma, steps=steps)
-    slope, distance = (float(found[name][:steps].mean()) for name in ("slope", "consensus"))
-    return Outcome(slope, right, case=case), Outcome(distance, C, case=case, scale=moved)
 
 
 def every_round(
@@ -378,9 +342,10 @@ def local() -> tuple[tuple[int, Topology], ...]:
     return (4, topologies.complete(10)), (2, topologies.one_peer_exponential(4))
 
 
-def trial(
-    part: int, cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method, draws: Draws
-) -> list[Outcome]:
+Cases = Callable[[], Sequence[tuple[int, Topology]]]
+
+
+def trial(part: int, cases: Cases, method: Method, draws: Draws) -> list[Outcome]:
     """Checks the gradient (part 0) or the consensus distance (part 1) on a random quadratic and one
     of the cases, (period, topology).
     """
@@ -388,16 +353,8 @@ def trial(
     problem = instances.quadratic(draws, topology.n, 2)
     L, radius = instances.known(problem).smoothness, memory(topology, period).radius
     gamma = draws.choice((None, draws.real(0.01, 1.0) * min(1.0, 0.99 / max(radius, 1e-12)) / L))
-    return [
-        check(
-            problem,
-            topology,
-            period,
-            steps=draws.choice((1, 10, 300)),
-            learning_rate=gamma,
-            method=method,
-        )[part]
-    ]
+    options = {"steps": draws.choice((1, 10, 300)), "learning_rate": gamma, "method": method}
+    return [check(problem, topology, period, **options)[part]]
 
 
 def equal_curvatures(period: int, topology: Topology, method: Method) -> list[Outcome]:
@@ -431,9 +388,7 @@ def equal_curvatures(period: int, topology: Topology, method: Method) -> list[Ou
     )
 
 
-def equal_curvatures_of_all(
-    cases: Callable[[], Sequence[tuple[int, Topology]]], method: Method
-) -> list[Outcome]:
+def equal_curvatures_of_all(cases: Cases, method: Method) -> list[Outcome]:
     """Checks equal Hessians on all of the cases."""
     return [
         outcome
@@ -450,21 +405,23 @@ def balanced_pulls() -> list[Outcome]:
     return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
 
 
-def away_from_the_minimum() -> list[Outcome]:
+def distant_start(cases: Cases, method: Method) -> list[Outcome]:
     """Checks an instance on which the bound's term 2 D / (gamma T) is the largest: from a distant
     start, the first step with gamma = 1 / L reaches the minimum.
     """
-    problem = problems.quadratic(np.ones((8, 2)), np.zeros((8, 2)), start=[1.0, 0.0])
-    return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
+    period, topology = cases()[0]
+    problem, options = instances.unit_bowl(topology.n, [1.0, 0.0]), {"learning_rate": 1.0}
+    return [check(problem, topology, period, steps=LONG, method=method, **options)[0]]
 
 
-def noise_over_rounds() -> list[Outcome]:
-    """Checks an instance on which the noise is the largest term of a, at a small step size."""
-    problem, topology = (
-        problems.quadratic(np.ones((5, 2)), np.zeros((5, 2)), noise=1.0, start=[1e-3, 0.0]),
-        schedules()[1][1],
-    )
-    return [check(problem, topology, steps=LONG, learning_rate=1e-3, method=every_round)[1]]
+def noise_alone(case: int, cases: Cases, method: Method) -> list[Outcome]:
+    """Checks an instance on which the noise is the largest term of a, at a small step size; for
+    local SGD, a_k = gamma sigma sqrt(k (1 - 1/N)).
+    """
+    period, topology = cases()[case]
+    problem = instances.unit_bowl(topology.n, [1e-3, 0.0], noise=1.0)
+    options = {"learning_rate": 1e-3, "method": method}
+    return [check(problem, topology, period, steps=LONG, **options)[1]]
 
 
 def diverging_workers() -> list[Outcome]:
@@ -478,62 +435,45 @@ def diverging_workers() -> list[Outcome]:
     ]
 
 
-def noise_between_averagings() -> list[Outcome]:
-    """Checks an instance on which a_k = gamma sigma sqrt(k (1 - 1/N)) is the largest term of the
-    bound, at a small step size.
+def _statements(
+    name: str,
+    hypotheses: str,
+    cases: Cases,
+    method: Method,
+    extremes: Sequence[Sequence[Callable[..., list[Outcome]]]],
+) -> list[Statement]:
+    """Returns the statements on the gradient and on the consensus distance, with the extremes of
+    each.
     """
-    problem, (period, mean) = (
-        problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), noise=1.0, start=[1e-3, 0.0]),
-        local()[0],
-    )
-    return [check(problem, mean, period, steps=LONG, learning_rate=1e-3)[1]]
+    source = "Koloskova et al. 2020; constants derived"
+    return [
+        Statement(title, source, hypotheses, partial(trial, part, cases, method), extremes[part])
+        for part, title in enumerate((name, f"{name}, consensus"))
+    ]
 
 
-def local_from_distant_start() -> list[Outcome]:
-    """Checks local SGD on an instance on which the bound's term 2 D / (gamma T) is the largest:
-    from a distant start, the first step with gamma = 1 / L reaches the minimum.
-    """
-    problem, (period, mean) = (
-        problems.quadratic(np.ones((10, 2)), np.zeros((10, 2)), start=[1.0, 0.0]),
-        local()[0],
-    )
-    return [check(problem, mean, period, steps=LONG, learning_rate=1.0)[0]]
-
-
-_SCHEDULE = "W_t doubly stochastic; gamma <= 1/L; gamma L M contracts"
-_LOCAL = "W every H rounds; gamma <= 1/L; gamma L M contracts"
-_SOURCE = "Koloskova et al. 2020; constants derived"
+_SCHEDULES, _LOCAL = (schedules, every_round), (local, algorithms.local_sgd)
 STATEMENTS = [
-    Statement(name, _SOURCE, hypotheses, partial(trial, part, cases, method), extremes)
-    for name, hypotheses, part, cases, method, extremes in (
+    *_statements(
+        "DSGD on schedules",
+        "W_t doubly stochastic; gamma <= 1/L; gamma L M contracts",
+        *_SCHEDULES,
         (
-            "DSGD on schedules",
-            _SCHEDULE,
-            0,
-            schedules,
-            every_round,
-            (balanced_pulls, away_from_the_minimum),
+            (balanced_pulls, partial(distant_start, *_SCHEDULES)),
+            (partial(noise_alone, 1, *_SCHEDULES), partial(equal_curvatures_of_all, *_SCHEDULES)),
         ),
+    ),
+    *_statements(
+        "local SGD",
+        "W every H rounds; gamma <= 1/L; gamma L M contracts",
+        *_LOCAL,
         (
-            "DSGD on schedules, consensus",
-            _SCHEDULE,
-            1,
-            schedules,
-            every_round,
-            (noise_over_rounds, partial(equal_curvatures_of_all, schedules, every_round)),
-        ),
-        ("local SGD", _LOCAL, 0, local, algorithms.local_sgd, (local_from_distant_start,)),
-        (
-            "local SGD, consensus",
-            _LOCAL,
-            1,
-            local,
-            algorithms.local_sgd,
+            (partial(distant_start, *_LOCAL),),
             (
                 diverging_workers,
-                noise_between_averagings,
-                partial(equal_curvatures_of_all, local, algorithms.local_sgd),
+                partial(noise_alone, 0, *_LOCAL),
+                partial(equal_curvatures_of_all, *_LOCAL),
             ),
         ),
-    )
+    ),
 ]

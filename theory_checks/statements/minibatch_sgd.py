@@ -16,8 +16,8 @@ from typing import Any
 import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import instances, ranges, runs
-from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
+from theory_checks.machinery.rates import Terms, recommended
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 from theory_checks.statements import sgd
 
 
@@ -54,24 +54,21 @@ def variance(
     return noise**2 * fewer / (batch_size * workers)
 
 
-@ranges.validated("minibatch_sgd.step_size")
-def step_size(
+def terms(
     *,
     gap: float,
     smoothness: float,
     noise: float,
-    steps: int,
     workers: int = 1,
     batch_size: int = 1,
     samples: int | None = None,
-) -> float:
-    r"""Returns the recommended step size: $\frac1\gamma = L + \sigma_B \sqrt{\frac{LT}{2D}}$, with
-    $\sigma_B^2$ from `variance`.
-    """
-    total = math.sqrt(
-        variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers)
-    )
-    return sgd.step_size(gap=gap, smoothness=smoothness, noise=total, steps=steps)
+) -> Terms:
+    r"""Returns the terms of `theory_checks.sgd` with $\sigma_B^2$ from `variance`."""
+    total = variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers)
+    return sgd.terms(gap=gap, smoothness=smoothness, noise=math.sqrt(total))
+
+
+step_size, rate = recommended("minibatch_sgd", terms)
 
 
 @ranges.validated("bounds.minibatch_sgd")
@@ -100,31 +97,9 @@ def bound(
     Source: Liu and Zhang, (1.20) and (2.2).
     """
     instances.require_step("bounds.minibatch_sgd", learning_rate, "1 / L", 1 / smoothness)
-    total = math.sqrt(
-        variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers)
-    )
-    return sgd.bound(
-        gap=gap, smoothness=smoothness, noise=total, steps=steps, learning_rate=learning_rate
-    )
-
-
-@ranges.validated("minibatch_sgd.rate")
-def rate(
-    *,
-    gap: float,
-    smoothness: float,
-    noise: float,
-    workers: int = 1,
-    batch_size: int = 1,
-    samples: int | None = None,
-) -> Rate:
-    r"""Returns $\frac{2LD}{T} + \sigma_B \sqrt{\frac{2LD}{T}}$, the rate at the recommended step
-    size.
-    """
-    total = math.sqrt(
-        variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers)
-    )
-    return sgd.rate(gap=gap, smoothness=smoothness, noise=total)
+    total = variance(noise=noise, batch_size=batch_size, samples=samples, workers=workers)
+    of = sgd.terms(gap=gap, smoothness=smoothness, noise=math.sqrt(total))
+    return of.bound_of_sgd(learning_rate, steps)
 
 
 def check(
@@ -152,19 +127,18 @@ def check(
     Raises:
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    constants = instances.known(problem)
-    numbers = {
-        "gap": constants.gap,
-        "smoothness": constants.smoothness,
-        "steps": steps,
-        "workers": problem.workers,
-    }
-    numbers |= {"noise": constants.noise} if batches is None else batches
-    gamma = step_size(**numbers) if learning_rate is None else learning_rate
-    need("minibatch_sgd", hypotheses(problem, gamma))
-    measured, error = runs.gradient(method, problem, gamma, steps, seeds=seeds, seed=seed)
-    case = f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
-    return Outcome(measured, bound(**numbers, learning_rate=gamma), error, case)
+    return runs.compare(
+        "minibatch_sgd",
+        problem,
+        lambda gamma: runs.gradient(method, problem, gamma, steps, seeds=seeds, seed=seed),
+        bound,
+        step_size,
+        partial(hypotheses, problem),
+        learning_rate,
+        steps=steps,
+        workers=problem.workers,
+        **({"noise": instances.known(problem).noise} if batches is None else batches),
+    )
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:

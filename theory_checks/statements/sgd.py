@@ -10,21 +10,20 @@ Summed over t and divided by $\gamma T (1 - \gamma L / 2)$, with $D = f(x_1) - f
 $$ \frac1T \sum_t E|f'(x_t)|^2 \le \frac{1}{2 - \gamma L} \Big( \frac{2D}{\gamma T} + \gamma L
 \sigma^2 \Big), \qquad \gamma \le \frac1L. $$
 
-At $1/\gamma = L + q$, $q = \sigma \sqrt{LT / 2D}$, the right side is
-$\frac{2D}{T} \frac{(L + q)^2 + q^2}{L + 2q} \le \frac{2D}{T} (L + q)$, which is the rate. On
-$\frac L2 |x|^2$ the bound is attained as T grows. The variances enter only through their sum, so
+On $\frac L2 |x|^2$ the bound is attained as T grows. The variances enter only through their sum, so
 that $\sigma^2$ may be their average along the path.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import instances, ranges, runs
-from theory_checks.machinery.rates import Rate
-from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
+from theory_checks.machinery.rates import Terms, recommended
+from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
@@ -38,10 +37,15 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     ]
 
 
-@ranges.validated("sgd.step_size")
-def step_size(*, gap: float, smoothness: float, noise: float, steps: int) -> float:
-    r"""Returns the recommended step size: $\frac1\gamma = L + \sigma \sqrt{\frac{LT}{2D}}$."""
-    return 1 / (smoothness + noise * math.sqrt(smoothness * steps / (2 * gap)))
+def terms(*, gap: float, smoothness: float, noise: float) -> Terms:
+    r"""Returns the terms of the bound: $a = 2D$, $s = L$, $b = L\sigma^2$, $w = 0$. The step size
+    has $\frac1\gamma = L + \sigma \sqrt{\frac{LT}{2D}}$, and the rate is $\frac{2LD}{T} + \sigma
+    \sqrt{\frac{2LD}{T}}$.
+    """
+    return Terms(2 * gap, smoothness, smoothness * noise**2, share=0)
+
+
+step_size, rate = recommended("sgd", terms)
 
 
 @ranges.validated("bounds.sgd")
@@ -61,16 +65,8 @@ def bound(
     Source: Liu and Zhang, Theorem 1.2.1.
     """
     instances.require_step("bounds.sgd", learning_rate, "1 / L", 1 / smoothness)
-    noisy = 2 * gap / (learning_rate * steps) + learning_rate * smoothness * noise**2
-    return noisy / (2 - learning_rate * smoothness)
-
-
-@ranges.validated("sgd.rate")
-def rate(*, gap: float, smoothness: float, noise: float) -> Rate:
-    r"""Returns $\frac{2LD}{T} + \sigma \sqrt{\frac{2LD}{T}}$, the rate at the recommended step
-    size.
-    """
-    return Rate(2 * smoothness * gap, noise * math.sqrt(2 * smoothness * gap))
+    of = terms(gap=gap, smoothness=smoothness, noise=noise)
+    return of.bound_of_sgd(learning_rate, steps)
 
 
 def total_noise(problem: Problem) -> float:
@@ -103,20 +99,19 @@ def check(
     Raises:
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    constants, noise = instances.known(problem), total_noise(problem)
-    numbers = {
-        "gap": constants.gap,
-        "smoothness": constants.smoothness,
-        "noise": noise,
-        "steps": steps,
-    }
-    gamma = step_size(**numbers) if learning_rate is None else learning_rate
-    need("sgd", hypotheses(problem, gamma))
-    case = f"{problem.name}, gamma L = {gamma * constants.smoothness:.3g}, T = {steps}"
-    measured, error = runs.gradient(
-        method, problem, gamma, steps, one_worker=True, seeds=seeds, seed=seed
+    return runs.compare(
+        "sgd",
+        problem,
+        lambda gamma: runs.gradient(
+            method, problem, gamma, steps, one_worker=True, seeds=seeds, seed=seed
+        ),
+        bound,
+        step_size,
+        partial(hypotheses, problem),
+        learning_rate,
+        noise=total_noise(problem),
+        steps=steps,
     )
-    return Outcome(measured, bound(**numbers, learning_rate=gamma), error, case)
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:
