@@ -4,9 +4,7 @@ expected contents.
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,7 +17,6 @@ import algorithms
 from dsgd import clusters, problems, records
 from dsgd.clusters import Equal
 from dsgd.problems import texts
-from experiments.shared import commands
 from tests.dsgd.by_hand import run
 
 GOOD = '{"kind": "dsgd cluster of equal workers", "latency": 1e-4, "bandwidth": 1e9}'
@@ -49,18 +46,6 @@ def test_the_home_folder_is_known_wherever_a_path_is_taken(home):
     assert not Path("~").exists()
 
 
-def test_scripts_know_the_home_folder(home):
-    @dataclasses.dataclass(frozen=True)
-    class Args:
-        out: Path = Path("~/results")
-        data_dir: Path | None = Path("~/files")
-        steps: int = 1
-
-    found = []
-    commands.launch(found.append, Args())
-    assert found == [Args(home / "results", home / "files", 1)]
-
-
 PATHS = {
     "save": lambda path: clusters.save(path, EQUAL),
     "load": clusters.load,
@@ -86,12 +71,6 @@ def test_paths_that_are_no_files_are_refused(call, tmp_path):
     for path in (tmp_path, tmp_path / ("x" * 300), tmp_path / "file" / "cluster.json"):
         with pytest.raises(ValueError, match=r"it is not a file|cannot be (read|written) \("):
             PATHS[call](path)
-
-
-def test_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="it is not a file; expected a JSON file"):
-        clusters.load(tmp_path / "pipe")
 
 
 def with_latency(value: str) -> bytes:

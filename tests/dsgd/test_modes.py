@@ -103,27 +103,6 @@ def test_a_diverging_run_is_reported(flag):
         run(algorithms.minibatch_sgd(optax.sgd(1e30)))
 
 
-def test_a_clock_with_workers_that_do_not_participate_stays_single_precision_with_x64():
-    away = clusters.Cluster(
-        clusters.constant(1e-3), present=clusters.sampled(2, N), participation_period=2
-    )
-    with jax.enable_x64(True):
-        seconds = run(algorithms.local_sgd(optax.sgd(0.1), 2), cluster=away).history["clock"]
-    assert np.isfinite(seconds).all()
-    assert seconds[-1] > 0
-
-
-def test_precision_changes_from_run_to_run_in_one_process():
-    """In float64 gradient descent ends as close to the minimum as float64 can represent."""
-    single = run()
-    with jax.enable_x64(True):
-        problem = problems.random_quadratic(N, 3, seed=0)
-        loss = run(algorithms.gradient_descent(optax.sgd(1.0)), problem, steps=400).history["loss"]
-    assert loss.dtype == np.float64
-    assert loss[-1] - problem.constants.minimum < 1e-14
-    assert_same(run(), single)
-
-
 def mesh(kind: AxisType, *names: str) -> Mesh:
     shape = 2, *[1] * (len(names) - 1)
     types = (kind,) * len(names)

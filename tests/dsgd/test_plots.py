@@ -84,13 +84,6 @@ def test_each_point_of_a_sweep_is_a_line():
     np.testing.assert_allclose(axes.lines[2].get_ydata(), records["loss"][1, 0].mean(axis=0))
 
 
-def test_sixteen_lines_all_look_different():
-    (axes,) = plots.figure(1)[1]
-    plots.draw_lines(axes, {str(i): (np.arange(3), np.ones((1, 3))) for i in range(16)})
-    looks = {(line.get_color(), line.get_marker()) for line in axes.lines}
-    assert len(looks) == 16
-
-
 def test_only_evaluated_records_are_drawn_and_diverged_curves_end():
     each = history(seeds=1, records=5)
     each["evaluated"] = np.array([[True, False, True, False, True]])
@@ -100,12 +93,6 @@ def test_only_evaluated_records_are_drawn_and_diverged_curves_end():
     np.testing.assert_array_equal(np.isnan(axes.lines[0].get_ydata()), [False, False, True])
     (axes,) = plots.curves(history(), "bits", xscale="log").axes  # methods without cost are omitted
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [1, 2, 3, 4])
-
-
-def test_a_run_without_a_name_has_a_legend_if_it_has_seeds():
-    (legend,) = plots.curves(history()).legends
-    assert [text.get_text() for text in legend.get_texts()] == ["mean of 3 seeds"]
-    assert not plots.curves(history(seeds=1)).legends
 
 
 def test_invalid_arguments_are_refused():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -48,17 +46,6 @@ def test_replacing_changes_nothing_if_the_block_fails(tmp_path, error, before):
         fail()
     assert names(tmp_path) == (["table.csv"] if before else [])
     assert not before or path.read_text() == before
-
-
-def test_replacing_gives_the_permissions_of_any_new_file(tmp_path):
-    umask = os.umask(0o027)
-    try:
-        with records.replacing(tmp_path / "table.csv") as temporary:
-            temporary.write_text("new")
-        assert os.umask(0o027) == 0o027
-    finally:
-        os.umask(umask)
-    assert (tmp_path / "table.csv").stat().st_mode & 0o777 == 0o640
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -110,22 +97,3 @@ def test_histories_have_a_row_for_each_method_seed_and_record(tmp_path):
     ]
     assert rows == expected
     assert list(rows[0]) == list(expected[0])
-
-
-def test_json_reads_back(tmp_path):
-    path = tmp_path / "config.json"
-    data = {
-        "out": Path("results/compare"),
-        "workers": 16,
-        "progress": False,
-        "steps": None,
-        "data": {"rates": (0.1, 1e-300)},
-    }
-    records.write_json(path, data)
-    assert json.loads(path.read_text()) == {
-        "out": "results/compare",
-        "workers": 16,
-        "progress": False,
-        "steps": None,
-        "data": {"rates": [0.1, 1e-300]},
-    }

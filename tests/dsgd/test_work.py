@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -44,26 +43,6 @@ def test_micro_batches_average_weighted_ones_or_workers():
     assert (by_samples.weights * means).sum() / 4 == pytest.approx(means[COUNTED].mean(), rel=1e-6)
     np.testing.assert_allclose((by_workers.weights * means).sum(axis=1), [1, 0, 7, 10], rtol=1e-6)
     np.testing.assert_array_equal(by_samples.samples, COUNTED)
-
-
-def test_only_micro_batches_with_weight_are_computed():
-    made = work.weighted(COUNTED * 0.5)
-    np.testing.assert_array_equal(made.samples, COUNTED)
-    np.testing.assert_array_equal(work.in_samples(made, 16).samples, COUNTED * 16)
-    np.testing.assert_array_equal(work.in_samples(made, None).samples, COUNTED)
-
-
-def test_traced_sizes_equal_known_ones_and_are_truncated_to_the_batch():
-    def make(sizes):
-        return work.local_batches(sizes, batch_size=4, micro_batches=3)
-
-    traced, known = jax.jit(make)(jnp.asarray(SIZES)), make(SIZES)
-    jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), traced, known
-    )
-    cut = jax.jit(make)(jnp.array([100, -3, 0, 0]))
-    np.testing.assert_array_equal(cut.samples, [[4, 4, 4], [0, 0, 0], [0, 0, 0], [0, 0, 0]])
-    np.testing.assert_array_equal(jax.jit(make)(jnp.zeros(4, int)).weights, 0)
 
 
 SIX = {"batch_size": 2, "micro_batches": 3}

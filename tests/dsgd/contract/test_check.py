@@ -148,14 +148,6 @@ def test_a_run_that_differs_in_another_trace_is_found(problem):
     }
 
 
-def test_a_method_that_cannot_run_is_one_failed_check(problem):
-    broken = method(update=lambda state, gradients, round: state.server)
-    assert [(f.what, f.holds) for f in dsgd.check(broken, problem).findings] == [
-        ("parameters", True),
-        ("returns", False),
-    ]
-
-
 def test_simulated_collectives_and_too_many_workers_are_reported(problem):
     case = check.Case(algorithms.parameter_server_sgd(optax.sgd(0.1)), problem, None)
     (bits,) = check._bits(case, check._rounds(case, jax.random.key(0), 1))

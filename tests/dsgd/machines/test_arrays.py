@@ -95,21 +95,6 @@ def test_problems_do_not_see_later_changes_of_their_arrays(what):
         jax.tree.map(np.testing.assert_array_equal, read(made), expected)
 
 
-def test_a_load_function_may_refill_one_array():
-    inputs, targets = aligned(np.zeros((5, 8), np.float32)), aligned(np.zeros(5, np.float32))
-
-    def load(worker):
-        inputs[:] = worker + 1
-        targets[:] = 10 * worker
-        return inputs, targets
-
-    model = problems.Model(lambda key: jnp.zeros(8), lambda params, inputs: inputs @ params)
-    loaded = problems.ByWorker(load)
-    problem = problems.finite_sum(model, optax.l2_loss, loaded, workers=N, batch_size=2)
-    np.testing.assert_array_equal(problem.data.inputs[:, 0, 0], 1 + np.arange(N))
-    np.testing.assert_array_equal(problem.data.targets[:, 0], 10 * np.arange(N))
-
-
 def test_a_generator_may_refill_the_array_that_it_yielded():
     rows = aligned(np.zeros((N, 8), np.float32))
 
@@ -121,16 +106,6 @@ def test_a_generator_may_refill_the_array_that_it_yielded():
 
     result = run(SGD, linear(np.zeros((N, 8), np.float32)), 5, batches=refilled())
     np.testing.assert_array_equal(result.params, np.full(8, -sum(range(5))))
-
-
-def test_a_problem_s_arrays_may_be_changed_while_a_run_uses_them():
-    rows = aligned(np.ones((N, 8), np.float32))
-
-    def until(history):
-        rows[:] = np.nan
-        return False
-
-    np.testing.assert_array_equal(run(SGD, linear(rows), 5, until=until).params, np.full(8, -5))
 
 
 def test_no_program_is_compiled_for_the_shapes_of_a_problem(caplog):

@@ -98,19 +98,6 @@ def test_a_step_size_at_which_a_fresh_seed_never_arrives_is_replaced_by_the_next
     assert row.elsewhere[0] == row.seconds.value
 
 
-def test_seeds_that_never_arrive_count_if_there_are_some_at_all_step_sizes(planned):
-    def arrivals(name, point, seeds, is_fresh):
-        found = np.full(seeds, 9.0)
-        found[3::10] = NEVER  # three of the fresh seeds
-        return found
-
-    words = "reaches it with a share of 0.9 of the seeds, and has loss = 0.1"
-    with pytest.warns(UserWarning, match=words):
-        (row,) = planned([candidate("one")], arrivals).rows
-    assert row.seconds.value == np.inf
-    np.testing.assert_allclose(row.reached, [0.9, 0.734708, 0.978883], 1e-5)
-
-
 def test_a_target_that_no_run_reaches_is_warned_about_or_refused(planned):
     with pytest.warns(
         UserWarning, match=r"no candidate reaches loss = -0.01 .* loss = 1; expected"
@@ -140,18 +127,6 @@ def test_rows_whose_difference_is_within_error_are_tied(planned):
         ("third", (1,)),
         ("never", ()),
     ]
-
-
-def test_differences_below_the_spacing_of_the_records_are_ties(planned):
-    """Four of 30 seeds differ by a round: 0.133 +- 0.129 by Student's interval, and +- 0.152 with
-    the deviation of two uniform distributions over a round.
-    """
-
-    def arrivals(name, point, seeds, is_fresh):
-        return 8 + (np.arange(seeds) < 4) * (name == "second")
-
-    found = planned([candidate(name) for name in ("second", "first")], arrivals)
-    assert [(row.method, row.tied) for row in found.rows] == [("first", (1,)), ("second", (0,))]
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 5])

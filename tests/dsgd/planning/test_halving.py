@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -59,13 +57,6 @@ def test_the_cost_to_the_target_decides_and_then_the_value():
     first, second = halving.ranks([scores(cost, value), other])
     np.testing.assert_array_equal(first, [[0, 2], [0, 2]])
     np.testing.assert_array_equal(second, [[1], [1]])
-
-
-def test_the_end_of_the_run_decides_if_the_horizon_is_too_short():
-    """All points have the value of the first record; the last point is the best at the end."""
-    equal, last = np.ones((1, 3, 1)), np.array([[[0.9], [0.8], [0.1]]])
-    found = scores(np.full((1, 3, 1), np.inf), equal)._replace(last=last)
-    np.testing.assert_array_equal(halving.ranks([found])[0], [[2, 1, 0]])
 
 
 def scores(cost: np.ndarray, value: np.ndarray) -> Scores:
@@ -137,15 +128,6 @@ def test_intervals_are_those_of_student():
     np.testing.assert_allclose([value, low, high], [1, 0, 1 + 12.7062047 / 1], 1e-6)
 
 
-def test_equal_values_have_the_deviation_of_a_uniform_distribution_over_their_spacing():
-    """Its variance is the spacing squared, divided by 12; t with one degree of freedom."""
-    half = 12.7062047 * 0.6 / np.sqrt(12) / np.sqrt(2)
-    low, high = estimate(np.array([3.0, 3.0]), np.array([0.5, 0.7]))[1:]
-    np.testing.assert_allclose([3 - low, high - 3], half, 1e-6)
-    high = positive_estimate(np.array([3.0, 3.0]), np.array([0.5, 0.7])).high
-    np.testing.assert_allclose(high, 3 * np.exp(half / 3), 1e-6)
-
-
 def test_a_method_replaces_the_current_one_beyond_two_standard_errors():
     """Along the path the second method replaces the first; the third is better than the first, but
     not than the second by more than two standard errors of both; the fourth never counts.
@@ -184,17 +166,6 @@ def test_changes_of_a_metric_that_grows_have_its_sign(target):
 
 
 CLUSTER = Cluster(constant(0.3), down=constant(5.0))
-
-
-def test_networks_around_a_cluster_whose_receiving_port_alone_has_a_bandwidth():
-    around = networks.around(CLUSTER, 2)
-    np.testing.assert_allclose(around.bandwidth, [1, 0.1, 0.01, 10, 100], 1e-6)
-    scaled = networks._scaled(around, 3)
-    assert scaled.up is None
-    assert scaled.down is not None
-    bits = scaled.down.sample(jax.random.key(0), jnp.float32(0), 0)
-    np.testing.assert_allclose(bits, 50.0, 1e-6)
-    assert len(networks.around(Cluster(constant(0.3)), 2)) == 1
 
 
 def made_up(seconds: float, period: int = 1) -> training.Trained:

@@ -13,7 +13,6 @@ import pytest
 import algorithms
 import dsgd
 from dsgd import Candidate, clusters, compressors, problems
-from dsgd.planning import halving, planner
 
 N, STEPS, SEEDS, RATES = 4, 48, 2, (0.1, 0.3)
 FRESH = 10 * SEEDS
@@ -29,9 +28,9 @@ SIGN = compressors.sign
 CANDIDATES = (
     Candidate("mini-batch SGD", algorithms.minibatch_sgd),
     Candidate("local SGD", algorithms.local_sgd, ("H",), {"H": (2, 7)}),
-    Candidate("EC-SGD", algorithms.error_compensated_sgd, (SIGN, SIGN)),
     Candidate("asynchronous SGD", algorithms.asynchronous_sgd, updates=True),
 )
+NEEDS_ALL = Candidate("EC-SGD", algorithms.error_compensated_sgd, (SIGN, SIGN))
 
 
 def planned(candidates=CANDIDATES, cluster=CLUSTER, **options) -> dsgd.Plan:
@@ -140,9 +139,8 @@ def test_seconds_on_another_network_are_those_of_runs_there(plan, target):
             down=clusters.constant(3e4 * bandwidth),
             latency=1e-3 * latency,
         )
-        for each in (CANDIDATES[0], CANDIDATES[2]):
-            found = seconds_to(direct(each, there), target).mean(axis=-1).min()
-            np.testing.assert_allclose(rows[each.method].elsewhere[at], found, 1e-5)
+        found = seconds_to(direct(CANDIDATES[0], there), target).mean(axis=-1).min()
+        np.testing.assert_allclose(rows["mini-batch SGD"].elsewhere[at], found, 1e-5)
     assert np.isnan(rows["asynchronous SGD"].elsewhere[1:]).all()
 
 
@@ -158,49 +156,18 @@ def test_changes_are_networks_on_which_another_method_is_better(plan):
         assert change.before == replayed[0].elsewhere[at]
 
 
-@pytest.mark.parametrize("budget", ["seconds", pytest.param("bits", marks=pytest.mark.long)])
-def test_within_a_budget_the_smallest_loss_is_best(histories, budget):
-    """The loss of the last record within the budget, on the cluster itself."""
-    column = {"seconds": "clock", "bits": "bits"}[budget]
-    amount = 0.5 * min(h[column][..., -1].mean(axis=-1).min() for *_, h in histories)
-    found = planned(**dict[str, Any]({budget: float(amount)}))
-    best = {}
-    for each, values, history in histories:
-        at = exchanged(np.arange(STEPS + 1), values.get("H", 1))
-        at = at[at <= STEPS]
-        last = (history[column][..., at] <= amount).sum(axis=-1) - 1
-        loss = np.take_along_axis(history["loss"], last[..., None], axis=-1)
-        best[each.method] = min(loss.mean(axis=(-2, -1)).min(), best.get(each.method, np.inf))
-    assert [row.method for row in found.rows] == sorted(best, key=best.__getitem__)
-    for row in found.rows:
-        np.testing.assert_allclose(row.metric.value, best[row.method], 1e-5, err_msg=row.method)
-
-
-def test_more_rungs_leave_fewer_candidates_and_the_same_winner(plan, target, monkeypatch):
-    monkeypatch.setattr(planner, "REDUCTION", 3)
-    monkeypatch.setattr(halving, "ELSEWHERE", 1)
-    found = planned(CANDIDATES[:3], target=target, finalists=1)
-    assert planner.lengths(STEPS, 7) == [16, 48]
-    assert found.eliminated
-    assert {each.rounds for each in found.eliminated} == {16}
-    replayed = [row for row in plan.rows if row.method != "asynchronous SGD"]
-    assert found.rows[0].method == replayed[0].method
-    assert found.rows[0].seconds == replayed[0].seconds
-    names = [row.method for row in found.rows] + [each.method for each in found.eliminated]
-    assert sorted(names) == sorted(each.method for each in CANDIDATES[:3])
-
-
+@pytest.mark.long
 def test_the_same_call_resumes_from_finished_runs(tmp_path, target):
     """Only the runs whose checkpoint was removed are made again."""
-    first = planned(CANDIDATES[:2], target=target, checkpoint=tmp_path)
+    first = planned(CANDIDATES[:1], target=target, checkpoint=tmp_path)
     folders = sorted(path.parent for path in tmp_path.rglob("dsgd-run.npz"))
-    assert len(folders) == 4  # each candidate at all points, and with fresh seeds
     before = [(path / "dsgd-run.npz").stat().st_mtime_ns for path in folders]
     shutil.rmtree(folders[0])
-    shutil.rmtree(folders[2])
-    again = planned(CANDIDATES[:2], target=target, checkpoint=tmp_path)
+    again = planned(CANDIDATES[:1], target=target, checkpoint=tmp_path)
     after = [(path / "dsgd-run.npz").stat().st_mtime_ns for path in folders]
-    assert [one < other for one, other in zip(before, after, strict=True)] == 2 * [True, False]
+    assert [one < other for one, other in zip(before, after, strict=True)] == [
+        path == folders[0] for path in folders
+    ]
     for one, other in zip(first.rows, again.rows, strict=True):
         assert one.expression == other.expression
         assert one.seconds == other.seconds
@@ -225,34 +192,6 @@ def test_invalid_plans_are_refused(options, words):
         planned(CANDIDATES[:1], **options)
 
 
-def test_the_largest_accuracy_is_best_also_with_one_seed_and_on_a_network_without_bandwidth():
-    """Within a budget of seconds; on a cluster in which messages take only a latency."""
-    problem = problems.logistic_regression("digits", workers=N, batch_size=8)
-    cluster = clusters.Cluster(clusters.constant(0.01), latency=1e-3)
-    found = dsgd.plan(
-        CANDIDATES[:2],
-        problem,
-        cluster,
-        key=KEY,
-        metric="test_accuracy",
-        seconds=0.2,
-        steps=16,
-        seeds=1,
-        learning_rates=(0.001, 0.3, 1.0),
-        mesh=1,
-    )
-    accuracies = [row.metric.value for row in found.rows]
-    assert accuracies == sorted(accuracies, reverse=True)
-    assert accuracies[0] > 0.5
-    assert all(row.values["learning_rate"] > 0.001 for row in found.rows)
-    for row in found.rows:
-        assert row.elsewhere[0] == pytest.approx(row.metric.value, 1e-6)
-        assert row.seconds.value <= 0.2
-        assert row.seconds.low < row.seconds.value < row.seconds.high
-        assert row.metric.low < row.metric.value < row.metric.high
-    assert (found.networks.bandwidth == 1).all()
-
-
 def test_the_default_metric_of_a_problem_with_a_regularizer_contains_it():
     """f is the smallest at the start, (1, 1, 1); f + r is not."""
     quadratic = problems.quadratic(np.ones((2, 3)), np.ones((2, 3)), start=np.ones(3))
@@ -274,7 +213,7 @@ def test_the_default_metric_of_a_problem_with_a_regularizer_contains_it():
 
 def test_candidates_that_the_cluster_excludes_are_refused_before_the_first_run():
     half = clusters.Cluster(clusters.constant(0.01), present=clusters.sampled(2, of=N))
-    chosen = (CANDIDATES[0], CANDIDATES[2])
+    chosen = (CANDIDATES[0], NEEDS_ALL)
     found = planned(chosen, half, target=-0.1, learning_rates=(0.3,))
     assert [row.method for row in found.rows] == ["mini-batch SGD"]
     assert np.isfinite(found.rows[0].seconds.value)
@@ -314,12 +253,3 @@ def wrong(optimizer):
 def test_mistakes_of_a_users_function_name_the_candidate(function, words):
     with pytest.raises(ValueError, match=words):
         planned([CANDIDATES[0], Candidate("mine", function)], target=0.0)
-
-
-def test_a_grid_that_cannot_be_traced_names_the_candidate_and_its_hyperparameters():
-    def branching(optimizer, bits):
-        return CANDIDATES[0].build(optimizer, N) if bits > 2 else CANDIDATES[2].build(optimizer, N)
-
-    each = Candidate("branching", branching, ("bits",), {"bits": (2, 4)})
-    with pytest.raises(ValueError, match="candidate branching, points of learning_rate, bits: "):
-        planned([each], target=0.0)

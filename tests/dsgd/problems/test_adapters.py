@@ -18,7 +18,6 @@ import algorithms
 import dsgd
 from dsgd import problems
 from dsgd.engine import loop, oracle, queries
-from dsgd.problems import averages
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 CLASSES = np.arange(24) % 2
@@ -78,13 +77,6 @@ def test_evaluation_is_that_of_flax_with_the_averaged_statistics(model):
     assert result.history["loss"][-1] != result.history["loss"][0]
 
 
-def test_statistics_of_a_batch_repeat_the_rows_that_count():
-    """So that mean and variance are those of these rows."""
-    for weights, rows in (([1, 1, 0, 0], [0, 1, 0, 1]), ([1, 1, 1, 0, 0, 0], [0, 1, 2] * 2)):
-        batch = problems.Examples(np.arange(len(rows)) * 1.5, (), jnp.asarray(weights, float))
-        np.testing.assert_array_equal(averages.counted_rows(batch), np.array(rows) * 1.5)
-
-
 def test_running_averages_are_the_means_over_batches_of_the_workers():
     """The norm is applied to the inputs, so that averages do not depend on trained parameters."""
     problem, result = trained(Linen())
@@ -124,11 +116,6 @@ def test_a_step_is_that_of_flax(method, model, key):
     found = found.get("params", found)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-
-
-def test_exact_gradients_of_batch_norm_and_dropout_are_refused(key):
-    with pytest.raises(ValueError, match=r"exact gradient .*batch norm and dropout"):
-        dsgd.run(GD, classifier(Linen()), steps=1, key=key, mesh=1)
 
 
 def flat(params: Any, batch: Any) -> jax.Array:
@@ -197,15 +184,6 @@ def test_constants_of_an_nnx_module_stay_as_they_are(key):
     np.testing.assert_array_equal(params["array"], np.ones((1, 2)))
     np.testing.assert_array_equal(params["variable"], np.ones((1, 2)))
     assert np.abs(params["layer"]["bias"]).min() > 0
-
-
-@pytest.mark.parametrize(
-    ("model", "same"), [(Linen(norm=False), False), (Nnx, False), (Nnx(nnx.Rngs(3)), True)]
-)
-def test_each_seed_has_its_own_start_if_the_model_draws_it(model, same):
-    start = jax.jit(classifier(model).init)
-    one, other = (jax.tree.leaves(start(jax.random.key(seed))) for seed in (0, 1))
-    assert all(map(np.array_equal, one, other)) == same
 
 
 class Broken(nn.Module):

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import train_test_split
 
 from dsgd import problems
@@ -137,13 +137,6 @@ def assert_is_split(dataset: problems.Dataset, *expected: np.ndarray):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
-def test_digits_are_split_as_scikit_learn_splits_them():
-    """Upright images with pixels from 0 to 16."""
-    digits, dataset = load_digits(), problems.load("digits")
-    assert dataset.train_inputs.dtype == dataset.test_inputs.dtype == np.float32
-    assert_is_split(dataset, *split(digits.images[..., None] / 16, digits.target))
-
-
 def test_breast_cancer_is_standardised_by_its_training_samples():
     inputs, classes = load_breast_cancer(return_X_y=True)
     train, test, *classes = split(inputs.astype(np.float32), classes)
@@ -189,24 +182,6 @@ def test_images_in_the_format_of_mnist_are_read_back(tmp_path, data, inner, mark
     found = problems.load(data, tmp_path)
     assert_read_back(found, *files)
     assert len(found.labels) == 10
-
-
-@pytest.mark.parametrize(
-    ("split", "first", "classes", "label"),
-    [
-        ("letters", 1, 26, "C"),
-        ("balanced", 0, 47, "2"),
-        ("byclass", 0, 62, "2"),
-        ("digits", 0, 10, "2"),
-    ],
-)
-def test_emnist_images_are_upright_and_classes_count_from_zero(
-    tmp_path, split, first, classes, label
-):
-    images, labels = write_mnist(tmp_path / "gzip", "-", ".gz", f"emnist-{split}-", "test", first)
-    found = problems.load(f"emnist-{split}", tmp_path)
-    assert_read_back(found, images.swapaxes(1, 2), labels - first, classes)
-    assert found.labels[2] == label
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -312,23 +287,18 @@ IMAGES = "train-images-idx3-ubyte"
 # contents), and words of the message.
 DAMAGED: dict[tuple[Any, str, str], list[tuple[Any, str]]] = {
     (write_mnist, "mnist", IMAGES): [
-        (lambda raw: raw[:7], "first bytes"),
         (lambda raw: raw[:-1], "7839 bytes"),
         (lambda raw: raw + b"\0", "more than"),
         (lambda raw: raw[:2] + b"\x0d" + raw[3:], "00 00 0d 03"),
-        (idx(np.zeros(TRAIN)), "00 00 08 01"),
         (SIZED.pack(0, 8, 3, 2, 2**16, 2**16), "60000, 28, 28"),
-        (SIZED.pack(0, 8, 3, 60_001, 28, 28), "60000, 28, 28"),
     ],
     (partial(write_mnist, packed=".gz"), "mnist", f"{IMAGES}.gz"): [
         (lambda raw: raw[: len(raw) // 2], "gzip"),
-        (lambda raw: b"no gzip" + raw, "gzip"),
         # 32 MiB of zeros in 32 KiB: two images are declared
         (gzip.compress(SIZED.pack(0, 8, 3, 2, 28, 28) + bytes(32 << 20)), "more than"),
     ],
     (write_mnist, "mnist", "train-labels-idx1-ubyte"): [
         (idx(np.zeros(TRAIN - 1)), "mnist: .*10 inputs"),
-        (idx(np.zeros(TRAIN + 1)), "mnist: .*10 inputs"),
     ],
     (write_mnist, "mnist", "t10k-labels-idx1-ubyte"): [(idx(np.array([0, 10, 9])), "0 to 10")],
     (
@@ -341,21 +311,16 @@ DAMAGED: dict[tuple[Any, str, str], list[tuple[Any, str]]] = {
         "cifar-10",
         "cifar-10-batches-bin/data_batch_3.bin",
     ): [
-        (b"", "0 bytes"),
         (lambda raw: raw[:-1], "multiple of 3073"),
         (lambda raw: b"\x0a" + raw[1:], "10"),
     ],
     (partial(write_cifar, binary=False), "cifar-10", BATCH): [
         (b"", "not a pickled"),
         (pickled({"labels": [3, 10], "data": WHOLE}), "3 to 10"),
-        (pickled({"labels": [1, 2]}), "data"),
         (pickled({"data": WHOLE}), "labels"),
         (pickled({"labels": [1, 2], "data": bytes_as(np.uint8, 3071)}), "3071"),
-        (pickled({"labels": [1, 2, 3], "data": WHOLE}), r"\(3,\)"),
-        (pickled({"labels": [1, 2], "data": bytes_as(np.float32, 3072)}), "dtype"),
         # pickles that would grow when they are loaded
         (b"\x80\x02Nr\xff\xff\xff\x7f.", "stored at .*2147483647"),
-        (b"Np2147483647\n.", "stored at .*2147483647"),
         (b"\x80\x02T" + struct.pack("<i", 2**31 - 1) + b"x.", "bytes"),
         (b"\x80\x02(" + b"]" * 200_000 + b"t.", "16 instructions"),
         (pickle.dumps({b"labels": doubled(30)}, 3), "integers"),
@@ -372,19 +337,11 @@ DAMAGED: dict[tuple[Any, str, str], list[tuple[Any, str]]] = {
     (partial(write_cifar_100, binary=True), "cifar-100", "cifar-100-binary/test.bin"): [
         (lambda raw: raw[:-7], "multiple of 3074")
     ],
-    (partial(write_cifar_100, binary=False), "cifar-100", "cifar-100-python/train"): [
-        (lambda raw: raw[:-7], "CIFAR-100 batch")
-    ],
     (None, "damaged", "damaged.libsvm"): [
         (b"1 1:2\n1,2 3:1\n", r"line 2: '1,2 3:1"),
-        (b"1 1:2\n2 3\n", "line 2: '2 3"),
         (b"1 3:2 2:1\n", "line 1: '1 3:2 2:1.*indices"),
-        (b"1 99999999999:1\n", "line 1: '1 99999999999:1"),
-        (b"\x00\xff\n", "line 1"),
         (b"1,2,3\n4,5,6\n", r"\.csv"),
         (b"1 1:nan\n2 1:1\n", "not finite"),
-        (b"0.5 1:1\n0.7 1:1\n", "0.5; .*whole numbers"),
-        (b"1 1:1\n1 2:1\n", "1 class"),
     ],
     **{
         (None, "cut", f"cut{end}"): [
@@ -397,9 +354,7 @@ DAMAGED: dict[tuple[Any, str, str], list[tuple[Any, str]]] = {
         (b"a,z\n1,0\n2,1\n", r"'y'.*\['a', 'z'\]"),
         (b"a,y\nred,0\n2,1\n", r"'a' has 'red' in row 1.*get_dummies"),
         (b"a,y\n1,0\n,1\n", "'a' has '' in row 2.*fill it"),
-        (b"a,y\n1,\n2,1\n", "'y' has empty entries"),
         (b"a,y\n1,0,5\n", "row 1 .* 3 entries"),
-        (b"a;y\n1;0\n", "two different names"),
         (b"\xff\xfe\x00", "UTF-8"),
     ],
 }
@@ -434,17 +389,6 @@ def test_a_cifar_file_longer_than_any_batch_is_refused(tmp_path, suffix):
         file.truncate(1 << 40)
     with pytest.raises(ValueError, match=r"data_batch_1.* 1099511627776 bytes"):
         problems.load("cifar-10", tmp_path)
-
-
-def test_damaged_array_type_in_a_pickle_does_not_end_the_interpreter(tmp_path):
-    """Passed to numpy, this byte causes a segmentation fault. The array's description is not
-    needed.
-    """
-    files = write_cifar(tmp_path, binary=False)
-    raw = (path := tmp_path / BATCH).read_bytes()
-    assert raw.count(b"|NNNJ") == 1
-    path.write_bytes(raw.replace(b"|NNNJ", b"|NN0J"))
-    assert_read_back(problems.load("cifar-10", tmp_path), *files)
 
 
 class Payload:
@@ -492,32 +436,6 @@ def test_files_that_cannot_be_read_are_named(load, name, given, tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("written", "data", "file"),
-    [
-        (write_mnist, "mnist", "t10k-labels-idx1-ubyte"),
-        (partial(write_cifar, binary=False), "cifar-10", "cifar-10-batches-py/test_batch"),
-    ],
-)
-def test_missing_files_are_named(tmp_path, written, data, file):
-    written(tmp_path)
-    (tmp_path / file).unlink()
-    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / file))):
-        problems.load(data, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("data", "folder"),
-    [("mnist", "nul\0byte"), ("cifar-10", "x" * 5000), ("a9a", "x" * 5000), ("nul\0byte", "")],
-)
-def test_invalid_paths_are_reported_in_one_line(data, folder):
-    with pytest.raises(
-        (ValueError, FileNotFoundError), match=r"no file|there is no|without null bytes"
-    ) as error:
-        problems.load(data, folder)
-    assert "\n" not in str(error.value)
-
-
 # Invalid arrays of data
 
 
@@ -536,26 +454,16 @@ def entry(value: float) -> np.ndarray:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ((np.zeros(20), HALVES), r"\(20,\).*\(20,\)"),
         ((ONES, HALVES[:19]), r"\(20, 3\).*\(19,\)"),
-        ((ONES, np.zeros((20, 1))), r"\(20, 3\).*\(20, 1\)"),
         ((ONES, np.full(20, 5)), "1 class"),
         ((entry(np.nan), HALVES), "inputs .*not finite"),
-        ((entry(-np.inf), HALVES), "inputs .*not finite"),
         ((ONES, np.where(HALVES, np.nan, 0)), "targets .*not finite"),
         ((ONES, HALVES / 2), "targets .*0.5; .*whole numbers"),
         ("mnist", "'mnist'.*data_dir"),
         ("mnits", "'mnits'.*digits, breast-cancer, mnist.*cifar-10"),
-        (given(classes=2.5), "classes = 2.5"),
-        (given(classes=0), "classes = 0"),
-        (given(name=3), "name = 3"),
         (given(classes=1), "mine: train targets from 0 to 1, .* 0 to 0"),
-        (given(train_targets=np.arange(20) - 3), "mine: train targets from -3 to 16"),
-        (given(test_targets=np.ones((20, 1))), r"mine: test targets .*\(20, 1\)"),
         (given(train_targets=HALVES / 2), "mine: train targets .*0.5"),
         (given(test_inputs=np.ones((20, 4))), "mine: .*samples of the same shape"),
-        (given(train_inputs=np.ones((20, 0))), "mine: train inputs .*one element"),
-        (given(train_inputs=np.ones((5, 3))), "mine: .*5 inputs"),
         (given(test_inputs=np.ma.masked_equal(entry(2), 2)), "mine: test inputs: .*masked"),
         (given(labels=np.array(["a"])), "mine: 1 labels"),
     ],

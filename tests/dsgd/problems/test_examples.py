@@ -77,24 +77,7 @@ def test_workers_draw_their_own_samples_without_replacement(replacement):
             np.testing.assert_array_equal(cut.weights, counted[0] & (np.arange(4) < count))
 
 
-def test_samples_are_those_of_the_worker_with_the_most():
-    """For arrays with a partition and for data by worker."""
-    own = problems.ByWorker(lambda n: (PARTS[n], PARTS[n]))
-    made = numbered(batch_size=2)
-    by_worker = problems.finite_sum(MODEL, optax.l2_loss, own, N, batch_size=2)
-    for problem in (made, by_worker):
-        assert (problem.max_local_samples, problem.batch_size) == (max(SIZES), 2)
-
-
 # Workers with fewer samples than the batch
-
-
-def test_a_small_client_steps_along_the_mean_over_its_own_samples():
-    options = {"steps": 1, "key": KEY, "mesh": 1, "train_loss": True}
-    found = dsgd.run(SGD, numbered(batch_size=50), **options)
-    mean, square = (np.mean([np.mean(part**k) for part in PARTS]) for k in (1.0, 2.0))
-    np.testing.assert_allclose(found.params, 0.5 * mean, rtol=1e-5)
-    assert found.history["train_loss"][1] == pytest.approx(square / 2, rel=1e-5)
 
 
 def test_a_cluster_charges_small_clients_for_their_own_samples():
@@ -150,18 +133,6 @@ def test_each_epoch_visits_each_sample_once(steps):
         np.testing.assert_allclose(np.sort(times), expected, rtol=1e-5)
 
 
-def test_orders_differ_by_epoch_and_seed():
-    sample, data = jax.jit(counting().sample), worker(counting(), 3)
-
-    def order(key: jax.Array, batches: range) -> list[int]:
-        return [int(i) for k in batches for i in sample(key, data, jnp.int32(k)).inputs]
-
-    nine = order(KEY, range(3))
-    assert sorted(nine) == list(PARTS[3])
-    assert order(KEY, range(3, 6)) != nine
-    assert order(jax.random.key(1), range(3)) != nine
-
-
 def test_epochs_do_not_depend_on_devices_chunks_or_interruptions(tmp_path):
     whole = count(COUNTING, steps=7)
     for steps in (2, 5, 7):
@@ -198,16 +169,6 @@ def test_samples_that_are_not_computed_are_drawn_in_the_next_round(method, stage
         found = count(method, steps=steps, **options, **start)
         start = {"start": found}
     np.testing.assert_allclose(visits(found.params)[3], epochs, rtol=1e-5)
-
-
-def test_a_queried_worker_continues_its_own_epoch():
-    """In SGD, which queries one worker per round, each worker has drawn its samples equally often,
-    or once more.
-    """
-    found = visits(count(algorithms.sgd(optax.sgd(1.0)), steps=20).params)
-    assert max(np.ptp(np.round(times)) for times in found) <= 1
-    batches = [times.sum() / min(3, size) for times, size in zip(found, SIZES, strict=True)]
-    assert sum(map(round, batches)) == 20
 
 
 def test_a_worker_alone_draws_the_batches_of_the_loop():

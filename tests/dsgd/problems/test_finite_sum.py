@@ -14,7 +14,6 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-import algorithms
 import dsgd
 from dsgd import problems
 from dsgd.engine import accumulate, oracle
@@ -80,39 +79,6 @@ def test_regression_is_that_of_numpy(chunk, devices):
     np.testing.assert_allclose(scalars["test_loss"], np.mean(errors[:11] ** 2), rtol=1e-12)
     np.testing.assert_allclose(slope, slopes.mean(axis=0), rtol=1e-11)
     np.testing.assert_allclose(each, slopes, rtol=1e-11)
-
-
-def test_without_a_batch_size_gradients_are_exact(mesh):
-    """Workers have 1 to 17 samples."""
-    problem = problems.finite_sum(
-        LINEAR, optax.squared_error, (INPUTS, TARGETS), N, PARTS, batch_size=None
-    )
-    assert problem.batch_sizes == tuple(map(len, PARTS))
-    optimizer, key = optax.sgd(0.05), jax.random.key(0)
-    found, exact = (
-        dsgd.run(method(optimizer), problem, steps=5, key=key, mesh=mesh).params
-        for method in (algorithms.minibatch_sgd, algorithms.gradient_descent)
-    )
-    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
-
-
-def test_a_loss_of_every_position_is_averaged_over_them(mesh):
-    tokens, table = RNG.integers(0, VOCABULARY, (M, LENGTH + 1)), RNG.normal(size=(VOCABULARY,) * 2)
-    inputs, targets = tokens[:, :-1].astype(np.uint8), tokens[:, 1:].astype(np.uint8)
-    chosen = np.take_along_axis(table[inputs], tokens[:, 1:, None], axis=-1)[..., 0]
-    of_position = np.log(np.exp(table[inputs]).sum(axis=-1)) - chosen
-    with jax.enable_x64(True):
-        data, options = (inputs, targets), {"test": (inputs[:4], targets[:4]), "chunk": 7}
-        metrics = {"test_bits": lambda *outputs: cross_entropy(*outputs) / np.log(2)}
-        problem = problems.finite_sum(
-            bigrams(VOCABULARY), cross_entropy, data, N, PARTS, metrics=metrics, **options
-        )
-        assert problem.data.inputs.dtype == problem.data.targets.dtype == jnp.uint8
-        run = on(mesh, problem, partial(oracle.evaluate, problem), P())
-        scalars, _ = run(jnp.asarray(table), problem.data, problem.replicated)
-    expected = np.mean([of_position[part].mean() for part in PARTS])
-    np.testing.assert_allclose(scalars["loss"], expected, rtol=1e-12)
-    np.testing.assert_allclose(scalars["test_bits"], of_position[:4].mean() / np.log(2), rtol=1e-12)
 
 
 def test_a_batch_can_be_truncated_to_its_first_samples():

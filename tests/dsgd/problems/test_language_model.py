@@ -9,12 +9,9 @@ from itertools import chain, pairwise
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen as nn
 
-import algorithms
-import dsgd
 from dsgd import problems
 from dsgd.problems import grammar, texts
 from dsgd.problems.language_model import bits
@@ -105,23 +102,6 @@ def test_bits_are_those_of_a_loop_over_all_bytes():
     np.testing.assert_allclose(bits(jnp.asarray(logits), targets), expected, rtol=1e-5)
 
 
-def test_a_run_begins_at_8_bits(folder, mesh, key):
-    method = algorithms.minibatch_sgd(optax.sgd(4.0))
-    history = dsgd.run(method, small(folder), steps=1, key=key, mesh=mesh).history
-    assert history["test_bits_per_byte"][0] == pytest.approx(8, rel=1e-6)
-    assert history["loss"][0] == pytest.approx(math.log(256), rel=1e-6)
-    assert history["loss"][1] < history["loss"][0]
-
-
-def test_the_default_model_is_a_transformer(folder):
-    problem = small(folder, model=None, width=8, layers=1, heads=2)
-    key = jax.random.key(0)
-    shapes = jax.eval_shape(
-        problems.Transformer(256, CONTEXT, 8, 1, 2).init, key, jnp.zeros((1, CONTEXT), jnp.uint8)
-    )
-    assert jax.eval_shape(problem.init, key) == shapes["params"]
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -159,14 +139,6 @@ def test_files_below_a_folder_are_sorted_and_neither_hidden_nor_empty(tmp_path):
     assert texts.documents(str(tmp_path / "b"), 0) == [b"2"]
 
 
-def test_empty_texts_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"'docstrings'.* no sources"):
-        texts.docstrings(tmp_path)
-    (tmp_path / "empty").touch()
-    with pytest.raises(ValueError, match="some text"):
-        texts.documents(tmp_path, 0)
-
-
 def test_docstrings_are_those_of_modules_classes_and_functions_in_order(tmp_path):
     (tmp_path / "b.py").write_text(
         '"""B."""\nclass A:\n    """  In\n    two lines."""\n    async def f(): "F."\ndef g(): '
@@ -176,19 +148,6 @@ def test_docstrings_are_those_of_modules_classes_and_functions_in_order(tmp_path
     (tmp_path / "_private.py").write_text('"""P."""\n')
     (tmp_path / "silent.py").write_text("x = 'no docstring'\n")
     assert texts.docstrings(tmp_path) == [b"A.\n\n", b"B.\n\nIn\ntwo lines.\n\nF.\n\nH.\n\n"]
-
-
-def test_the_docstrings_of_python_are_long_enough():
-    documents = texts.documents("docstrings", 0)
-    assert sum(map(len, documents)) > 300_000
-    assert len(documents) > 100
-
-
-def test_the_grammars_probabilities_add_up_to_1():
-    for symbol, becomes in grammar.RULES.items():
-        assert sum(becomes.values()) == pytest.approx(1), symbol
-        words = [part for expansion in becomes for part in expansion.split()]
-        assert all(word.islower() or word in grammar.RULES for word in words)
 
 
 def test_entropy_of_a_grammar_that_can_be_summed_by_hand():
@@ -236,8 +195,3 @@ def test_the_docstring_states_the_entropy_and_the_sizes():
     documents = grammar.documents(0)
     assert f"{len(documents)} documents" in doc
     assert f"({sum(map(len, documents)) / 1e6:.2f} MB)" in doc
-
-
-def test_the_grammars_text_depends_only_on_the_seed():
-    assert grammar.documents(3) == grammar.documents(3)
-    assert grammar.documents(3)[0] != grammar.documents(4)[0]

@@ -76,21 +76,3 @@ def test_smoothness_of_large_data_is_that_of_a_full_decomposition(samples, featu
     with_bias = np.column_stack([inputs, np.ones(samples)])
     largest = np.linalg.eigvalsh(with_bias.T @ with_bias)[-1]
     assert problem.constants.smoothness == pytest.approx(largest / (2 * samples), rel=1e-5)
-
-
-def test_partition_and_seed_reach_the_data():
-    inputs, classes = np.ones((400, 1)), np.arange(400) % 10
-    small = problems.Dataset("small", inputs, classes, inputs[:10], classes[:10], 10)
-
-    def targets(**options):
-        return np.asarray(problems.logistic_regression(small, 10, **options).data.targets)
-
-    assert max(len(np.unique(row)) for row in targets(partition="by-label")) <= 3
-    assert not np.array_equal(targets(seed=0), targets(seed=1))
-    few, many = (targets(partition="dirichlet", alpha=alpha) for alpha in (0.1, 100.0))
-    assert few.shape[1] > many.shape[1]
-
-
-def test_more_workers_than_samples_are_refused():
-    with pytest.raises(ValueError, match="without samples"):
-        problems.logistic_regression("breast-cancer", 569)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dsgd import problems
 from dsgd.problems import split
 from dsgd.problems.partition import require_parts
 
@@ -76,27 +75,6 @@ def test_dirichlet_cuts_each_class_where_the_drawn_shares_end(case, alpha):
         assert found == expected
     assert min(map(len, found)) >= 1
     assert sorted(chain(*found)) == list(range(len(labels)))
-
-
-def test_every_part_has_at_least_min_samples():
-    labels = np.repeat(np.arange(10), 144)
-    for seed in range(5):
-        one, again = (
-            split(labels, 20, "dirichlet", alpha=0.1, seed=seed, min_samples=16) for _ in range(2)
-        )
-        assert min(map(len, one)) >= 16
-        np.testing.assert_array_equal(np.sort(np.concatenate(one)), np.arange(1440))
-        assert all(map(np.array_equal, one, again))
-
-
-def test_dirichlet_partitions_of_digits_work_with_defaults():
-    options = {"alpha": 0.1, "seed": 0, "batch_size": 16, "replacement": False}
-    some, enough = (
-        problems.logistic_regression("digits", 20, "dirichlet", min_samples=least, **options)
-        for least in (1, 16)
-    )
-    assert min(some.batch_sizes) < 16
-    assert enough.batch_sizes is None
 
 
 @pytest.mark.parametrize(

@@ -57,14 +57,6 @@ def test_clipping_in_pieces_equals_clipping_of_the_whole_batch(monkeypatch, budg
     np.testing.assert_allclose(few, clipped_mean(batch.inputs[:3], batch.targets[:3]), rtol=1e-5)
 
 
-def test_per_sample_gradients_of_epochs_and_of_weighted_clients(mesh, key):
-    parts = [[0], [1], list(range(2, 24))]
-    problem = least_squares(replacement="epoch", partition=parts, weights="samples", batch_size=2)
-    noisy = problems.per_sample(problem, problems.clipped(0.1), noise=0.1)
-    result = dsgd.run(SGD, noisy, steps=2, key=key, mesh=mesh)
-    assert np.isfinite(result.history["loss"]).all()
-
-
 def test_each_leaf_has_noise_of_its_own_that_no_sample_draws():
     pair = problems.Model(
         lambda key: (jnp.zeros(3), jnp.zeros(3)), lambda params, x: x @ (params[0] + params[1])

@@ -92,19 +92,6 @@ def test_runs_are_those_of_padded_arrays(name):
         np.testing.assert_allclose(one.history[scalar], other.history[scalar], rtol=2e-5)
 
 
-def test_the_objective_of_a_pool_without_a_custom_evaluation():
-    problem = unequal(weights="samples")._replace(evaluate=None)
-    history = dsgd.run(MB, problem, steps=1, key=KEY, mesh=2).history
-    assert history["loss"][0] == pytest.approx(np.mean(VALUES.astype(float) ** 2), rel=1e-5)
-
-
-def test_a_pool_resumes_on_another_number_of_devices(tmp_path):
-    whole = dsgd.run(MB, unequal(), steps=2, key=KEY, mesh=1).params
-    for steps, devices in ((1, 1), (2, 4)):
-        resumed = dsgd.run(MB, unequal(), steps=steps, key=KEY, mesh=devices, checkpoint=tmp_path)
-    np.testing.assert_allclose(resumed.params, whole, rtol=1e-5, atol=1e-7)
-
-
 def test_a_pool_laid_out_for_other_devices_is_refused():
     wrong = unequal()._replace(data=pooled.laid_out(unequal().data, 2))
     with pytest.raises(ValueError, match="laid out for 2 devices"):

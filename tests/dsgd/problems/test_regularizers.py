@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from budgets import smoke_cases
 
 import algorithms
 import dsgd
@@ -55,13 +56,13 @@ def test_the_proximal_step_minimizes_its_strongly_convex_objective(name):
         assert np.isfinite(phi(p))
         assert sqnorm(optax.tree.sub(p, x)) > 1e-3
         finite = 0
-        for scale in np.logspace(-4, 0, 60):
+        for scale in np.logspace(-4, 0, 12):
             z = optax.tree.add(p, tree(rng, scale))
             for other in (z, r.prox(z, STEP), jax.tree.map(lambda a: 0 * a, z)):
                 distance = sqnorm(optax.tree.sub(other, p)) / (2 * STEP)
                 assert phi(other) >= phi(p) + distance - 1e-13
                 finite += np.isfinite(phi(other))
-        assert finite >= 120
+        assert finite >= 24
 
 
 def test_values_are_those_of_the_formulas():
@@ -78,13 +79,6 @@ def test_values_are_those_of_the_formulas():
         zero = r.prox(jax.tree.map(jnp.zeros_like, x), STEP)
         assert not any(leaf.any() for leaf in jax.tree.leaves(zero))
         assert float(r.value(zero)) == 0
-
-
-def test_the_rounding_of_a_mean_does_not_violate_constraints():
-    r, rounded = problems.box(0.0, 0.1), jnp.float32(0.1) * (1 + 1e-6)
-    assert float(r.value(rounded)) == 0
-    assert float(r.value(jnp.float32(0.1001))) == np.inf
-    assert float(r.value(jnp.float32(-1e-6))) == np.inf
 
 
 # --- The history.
@@ -122,16 +116,6 @@ def test_the_history_has_the_composite_objective_and_the_prox_gradient(mesh):
     assert set(found.history) - set(plain) == {"objective", "prox_grad_sqnorm"}
 
 
-def test_the_prox_gradient_is_unknown_without_a_gradient():
-    problem = problems.regularized(
-        quadratic()._replace(evaluate=lambda x, data, shared: ({"loss": jnp.sum(x)}, None)),
-        problems.l1(0.1),
-    )
-    history = dsgd.run(algorithms.proximal_sgd(0.1), problem, steps=1, key=KEY, mesh=1).history
-    assert np.isnan(history["prox_grad_sqnorm"]).all()
-    assert history["objective"][1] > history["loss"][1]
-
-
 def test_parameters_that_are_not_trained_are_not_regularized():
     def loss(params, target):
         return jnp.sum((params["x"] - target) ** 2) / 2 + params["fixed"]
@@ -145,13 +129,6 @@ def test_parameters_that_are_not_trained_are_not_regularized():
     np.testing.assert_allclose(found.params["x"], 0.5)  # the mean, 1.5, minus the penalty
     assert found.params["fixed"] == 7
     np.testing.assert_allclose(found.history["objective"][-1], found.history["loss"][-1] + 1.0)
-
-
-def test_constants_of_f_are_kept_unless_they_hold_for_f_only():
-    known = dsgd.Constants(7.0, 0.3, -2.0, jnp.ones(3), 0.6, 1.4)
-    problem = problems.quadratic(np.ones((2, 3)), np.ones((2, 3)))._replace(constants=known)
-    kept = problems.regularized(problem, problems.l1(PENALTY)).constants
-    assert kept == dsgd.Constants(smoothness=7.0, strong_convexity=0.3, noise=0.6)
 
 
 def test_weights_apply_to_f_and_not_to_the_regularizer():
@@ -177,18 +154,22 @@ def test_weights_apply_to_f_and_not_to_the_regularizer():
 # --- What is refused.
 
 
-def test_methods_that_do_not_use_the_regularizer_are_refused():
+@pytest.mark.parametrize(
+    "name",
+    smoke_cases(
+        sorted(algorithms.ALGORITHMS.keys() - {"dist_ef_sgd"}),
+        {"minibatch_sgd", "decentralized_sgd", "proximal_sgd", "nids", "lead", "fed_avg"},
+    ),
+)
+def test_methods_that_do_not_use_the_regularizer_are_refused(name):
     problem = problems.regularized(quadratic(), problems.l1(0.1))
-    for name in algorithms.ALGORITHMS.keys() - {"dist_ef_sgd"}:
-        method = algorithms.make(name, optax.sgd(0.1), 4)
-        if facts.find(name).regularizer:
-            assert dsgd.exchanges(method, problem)
-            continue
-        with pytest.raises(
-            ValueError, match=r"does not use the regularizer of .* round\.prox"
-        ) as e:
-            dsgd.exchanges(method, problem)
-        assert str(e.value).startswith(method.name)
+    method = algorithms.make(name, optax.sgd(0.1), 4)
+    if facts.find(name).regularizer:
+        assert dsgd.exchanges(method, problem)
+        return
+    with pytest.raises(ValueError, match=r"does not use the regularizer of .* round\.prox") as e:
+        dsgd.exchanges(method, problem)
+    assert str(e.value).startswith(method.name)
 
 
 def test_methods_on_real_processes_are_refused():
@@ -228,10 +209,3 @@ CUSTOM = dsgd.Regularizer(jnp.sum, lambda x, step: x - step, "sum")
 def test_invalid_regularizers_are_refused(call, words):
     with pytest.raises(ValueError, match=f"^{words}"):
         call()
-
-
-def test_a_custom_regularizer_needs_its_value_and_its_proximal_step_only():
-    problem = problems.regularized(quadratic(), CUSTOM)
-    found = dsgd.run(algorithms.proximal_gradient(0.5), problem, steps=300, key=KEY, mesh=1)
-    A, b = (np.asarray(leaf, float).mean(axis=0) for leaf in (problem.data.A, problem.data.b))
-    np.testing.assert_allclose(found.params, np.linalg.solve(A, b - 1), rtol=1e-4, atol=1e-5)

@@ -115,19 +115,6 @@ def test_noise_bounds_the_variance_of_every_possible_batch(batch_size, replaceme
     assert largest >= 0.1 * problem.constants.noise**2
 
 
-def test_noise_is_that_of_one_sample_divided():
-    def square(batch_size: int, replacement: bool) -> float:
-        return make(batch_size=batch_size, replacement=replacement).constants.noise ** 2
-
-    one = STEEPEST**2 * np.mean(np.sum(arrays(make())[0] ** 2, axis=2), axis=1).max()
-    assert square(1, False) == square(1, True) == pytest.approx(one)
-    assert square(3, True) == pytest.approx(one / 3)
-    assert square(4, False) == pytest.approx(one * (M - 4) / (M - 1) / 4)
-    assert square(M, False) == square(M + 2, False) == 0
-    # a single sample has no variance: the constant is a bound
-    assert problems.robust_regression(N, D, samples=1, replacement=False).constants.noise > 0
-
-
 def test_0_is_a_lower_bound_and_the_minimum_if_all_residuals_vanish():
     best, left = (make(residual=residual).constants for residual in (0.0, 2.0))
     a, y = arrays(make(residual=0.0))

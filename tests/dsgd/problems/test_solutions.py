@@ -12,12 +12,10 @@ from sklearn.datasets import dump_svmlight_file
 
 import algorithms
 import dsgd
-import topologies
 from dsgd import problems
 
 N, FEATURES, PENALTY = 4, 7, 0.04
 SIZES = (5, 9, 12, 14)
-PARTS = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
 
 
 def samples() -> tuple[np.ndarray, np.ndarray]:
@@ -103,19 +101,6 @@ def test_the_solution_of_a_regularized_problem_is_a_fixed_point(regularizer):
     objective = history["loss" if regularizer is None else "objective"]
     np.testing.assert_allclose(objective, solution.constants.minimum, rtol=0, atol=1e-14)
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(x)) > 0.01
-
-
-def test_gaps_of_decentralized_proximal_methods_reach_rounding():
-    with jax.enable_x64(True):
-        problem = problems.solved(sparse(samples()))
-        ring = topologies.ring(N)
-        L = problem.constants.smoothness
-        for method in (algorithms.nids(1 / L, ring), algorithms.pg_extra(0.6 / L, ring)):
-            options = {"steps": 2_000, "record_every": 2_000, "mesh": 1}
-            history = dsgd.run(method, problem, key=jax.random.key(0), **options).history
-            gap = history["objective"] - problem.constants.minimum
-            assert gap[0] > 0.05
-            assert abs(gap[-1]) < 1e-10
 
 
 # --- What is refused.

@@ -13,7 +13,6 @@ import pytest
 import algorithms
 import dsgd
 from dsgd import problems
-from dsgd.problems.finite_sum import right
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 CYCLE = np.arange(24)
@@ -99,12 +98,6 @@ def test_binary_labels_outside_0_and_1_are_refused(loss, dtype):
     with pytest.raises(ValueError, match=r"targets from -1.* to 1.*\[0, 1\].*\(targets \+ 1\) / 2"):
         classifier(labels, loss, ())
     classifier((labels + 1) // 2, loss, ())
-
-
-def test_labels_of_a_test_set_are_checked_for_loss_and_metrics():
-    with pytest.raises(ValueError, match=r"test set, .*: targets from 1 to 2"):
-        classifier(ALTERNATING, HINGE, test=(X, ONE_OFF), metrics={"accuracy": right})
-    classifier(ALTERNATING, test=(X, ALTERNATING), metrics={"accuracy": right})
 
 
 def test_labels_of_workers_data_and_of_streamed_batches_are_checked(key):

@@ -13,7 +13,7 @@ import pytest
 import algorithms
 import dsgd
 from dsgd import problems
-from dsgd.engine import leaves, loop
+from dsgd.engine import loop
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 Y = X @ np.array([1, 2, 3], np.float32)
@@ -88,33 +88,6 @@ def test_a_custom_problem_may_freeze_leaves_and_have_integer_ones(mesh, key):
     assert (result.params["scale"], result.params["n"]) == (3, 3)
 
 
-def test_a_custom_gradient_has_float0_for_integers_as_jax_has(mesh, key):
-    def slope(params, batch):
-        return {"w": params["w"] - batch, "n": np.zeros((), jax.dtypes.float0)}
-
-    problem = dsgd.Problem(
-        lambda key: {"w": jnp.ones(2), "n": jnp.int32(3)},
-        dsgd.Loss(lambda params, batch: jnp.sum(params["w"] - batch), slope),
-        jnp.ones((2, 2)),
-        lambda key, mine: 2 * mine,
-    )
-    params = dsgd.run(SGD, problem, steps=1, key=key, mesh=mesh).params
-    np.testing.assert_allclose(params["w"], 1.1, rtol=1e-6)
-    assert params["n"] == 3
-
-
-def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_averaged(mesh, key):
-    def init(key):
-        return {"w": jnp.zeros(3), "frozen": jax.random.normal(key, (3,))}
-
-    problem = regression(init, lambda p, x: x @ (p["w"] + p["frozen"]))
-    masked = optax.masked(optax.set_to_zero(), {"w": False, "frozen": True})
-    method = algorithms.make("local_sgd", optax.chain(optax.adam(0.1), masked), 3)
-    found: Any = dsgd.run(method, problem, steps=4, key=key, mesh=mesh).params
-    np.testing.assert_array_equal(found["frozen"], problem.init(loop.split(key)[0])["frozen"])
-    assert np.abs(found["w"]).min() > 0.01
-
-
 @pytest.mark.parametrize(
     ("trainable", "words"),
     [
@@ -126,13 +99,3 @@ def test_leaves_that_an_optimizer_masks_stay_bit_by_bit_where_models_are_average
 def test_a_choice_of_leaves_that_does_not_fit_is_refused(trainable, words):
     with pytest.raises(ValueError, match=words):
         regression(trainable=trainable)
-
-
-def test_layers_of_a_neural_network_can_be_frozen():
-    def last(params):
-        """Returns the last layer of flax's modules, whose names end with their numbers."""
-        return dict.fromkeys(params, False) | {max(params): True}
-
-    problem = problems.neural_network("mlp", workers=2, batch_size=4, trainable=last)
-    flags = leaves.flags(problem)
-    assert sum(flags) == 2 < len(flags)

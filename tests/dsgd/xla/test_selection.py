@@ -86,8 +86,7 @@ def test_the_largest_are_those_of_a_sort_and_the_first_of_equal_ones(shape, dtyp
             )
 
 
-@pytest.mark.parametrize("k", [2, 31, 700])
-@pytest.mark.parametrize("vectors", [(), (3,)], ids=str)
+@pytest.mark.parametrize(("k", "vectors"), [(31, (3,)), (700, ())], ids=str)
 def test_indices_of_long_vectors_are_those_of_a_sort(k, vectors):
     """Their length is not a multiple of 32. Some vectors have equal elements, and fewer than k
     nonzero ones.

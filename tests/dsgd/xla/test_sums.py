@@ -103,10 +103,3 @@ def test_moments_of_rows_that_almost_agree_are_as_small_as_their_differences(dty
             )
             np.testing.assert_array_equal(differences, (x - x[:1]).sum(axis=0))
             np.testing.assert_array_equal(squares, ((x - x[:1]) ** 2).sum(axis=0))
-
-
-def test_rows_are_fused_with_their_sum():
-    """They take at most a sixth of the rows' memory: the sums of eights."""
-    A, b, x = jnp.ones((128, 4096)), jnp.ones((128, 4096)), jnp.ones((1, 4096))
-    program = jax.jit(lambda A, b, x: xla.sum_rows(A * x - b)).lower(A, b, x).compile()
-    assert program.memory_analysis().temp_size_in_bytes < A.nbytes / 6
