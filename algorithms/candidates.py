@@ -26,9 +26,8 @@ from algorithms.local_updates.local_sgd import local_sgd
 from algorithms.local_updates.scaffold import scaffold
 from algorithms.local_updates.sparse_loco import qsparse_local_sgd
 from algorithms.synchronous.minibatch_sgd import minibatch_sgd
-from dsgd import Algorithm, Candidate, compressors
+from dsgd import Algorithm, Candidate, Topology, compressors
 from dsgd.compressors import whole_model
-from dsgd.graphs.topology import Topology
 
 _PERIODS = {"H": (4, 16, 64)}
 

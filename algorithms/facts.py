@@ -14,9 +14,7 @@ from typing import Any, Literal, TypeVar
 import optax
 
 from algorithms import optimizers
-from dsgd import checks
-from dsgd.base import Algorithm
-from dsgd.graphs.topology import Topology
+from dsgd import Algorithm, Topology, checks
 
 Build = Callable[..., Algorithm]
 Exact = Literal["", "any data", "any data and samples"]

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from dsgd import checks, communication
-from dsgd.base import Compressor, Params
-from dsgd.graphs.topology import Topology
+from dsgd import Compressor, Topology, checks, communication
+from dsgd.extend import Params
 
 Step = Annotated[float | jax.Array, "a number in (0, 1]"]
 

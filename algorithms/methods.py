@@ -11,8 +11,8 @@ import jax
 import optax
 
 from algorithms import optimizers, weights
-from dsgd.base import Algorithm, PyTree, Query, State
-from dsgd.graphs.topology import Topology
+from dsgd import Algorithm, Query, State, Topology
+from dsgd.extend import PyTree
 
 
 def one_model(

@@ -21,11 +21,9 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from dsgd import causes, checks, workers, xla
-from dsgd.base import Gradients, Params, PyTree, Real
-from dsgd.communication import Communicator
+from dsgd import Communicator, causes, checks, workers, xla
 from dsgd.engine import randomness
-from dsgd.engine.randomness import StateKey, is_state_key
+from dsgd.extend import Gradients, Params, PyTree, Real, StateKey, is_state_key
 
 FIRST, SECOND = ("mu", "trace"), ("nu", "nu_max")
 """Names that optax gives to first and second moments in the states of its optimizers."""

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from dsgd.base import Round
+from dsgd import Round
 
 
 def warn_if_cancelled(name: str, optimizer: optax.GradientTransformation, round: Round) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from dsgd import checks, workers
-from dsgd.base import Algorithm, Gradients, Query, Round, Timings
+from dsgd import Algorithm, Query, Round, Timings, checks, workers
+from dsgd.extend import Gradients
 from dsgd.work import of_each
 
 

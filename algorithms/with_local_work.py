@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from dsgd import checks
-from dsgd.base import Algorithm, LocalWork, Query, Round, State
+from dsgd import Algorithm, LocalWork, Query, Round, State, checks
 from dsgd.machines.arrays import owned
 from dsgd.work import in_samples, require_arrays
 

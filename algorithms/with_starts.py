@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dsgd import array_likes, checks
-from dsgd.base import Algorithm
+from dsgd import Algorithm, array_likes, checks
 from dsgd.machines.arrays import owned
 
 

@@ -2,7 +2,17 @@
 convergence bounds from the same code.
 """
 
-from dsgd import clusters, communication, compressors, network, problems, work, workers
+from dsgd import (
+    clusters,
+    communication,
+    compressors,
+    extend,
+    network,
+    problems,
+    wire,
+    work,
+    workers,
+)
 from dsgd.base import (
     Algorithm,
     Common,
@@ -35,13 +45,13 @@ from dsgd.machines.heartbeat import PeerLost
 from dsgd.machines.local_processes import run_local_processes
 from dsgd.machines.runtime import join
 from dsgd.planning import Candidate, Plan, plan
+from dsgd.runs import history
 from dsgd.runs.driver import Exchange, compile_round, exchanges, run
 from dsgd.runs.feed import Batches
-from dsgd.runs.history import Diverged, evaluated
+from dsgd.runs.history import Diverged
 from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.replays import replay
-from dsgd.runs.sweeps import Sweep, mean_and_error, sweep, tail_mean
-from dsgd.wire import codecs, counts
+from dsgd.runs.sweeps import Sweep, sweep
 
 __version__ = "0.3.0"
 
@@ -80,16 +90,14 @@ __all__ = [
     "cache",
     "check",
     "clusters",
-    "codecs",
     "communication",
     "compile_round",
     "compressors",
-    "counts",
-    "evaluated",
     "exchanges",
+    "extend",
     "frame",
+    "history",
     "join",
-    "mean_and_error",
     "network",
     "plan",
     "problems",
@@ -97,7 +105,7 @@ __all__ = [
     "run",
     "run_local_processes",
     "sweep",
-    "tail_mean",
+    "wire",
     "work",
     "workers",
 ]

@@ -16,8 +16,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from dsgd import checks
 from dsgd.frames import Runs, single_points
-from dsgd.runs.history import History, evaluated
-from dsgd.runs.sweeps import mean_and_error
+from dsgd.runs.history import History, evaluated_records, mean_and_error
 
 __all__ = ["COLOURS", "MARKERS", "STYLES", "curves", "draw_lines", "figure", "panels", "plain_log"]
 
@@ -119,7 +118,7 @@ def _series(label: str, history: History, what: str, name: str) -> np.ndarray:
             f"curves: {what} = {name!r} is not in the history{of}; expected one of "
             f"{', '.join(history)}"
         )
-    values = np.asarray(evaluated(history)[name], float) / _AXES.get(name, (1, ""))[0]
+    values = np.asarray(evaluated_records(history)[name], float) / _AXES.get(name, (1, ""))[0]
     if values.ndim > 2:
         raise ValueError(
             f"curves: {what} = {name!r} has one number per worker; expected one number per record, "

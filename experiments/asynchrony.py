@@ -132,7 +132,7 @@ def main(args: Args) -> None:
     stale = {where: staleness(args, compute[where], chosen, bits) for where in CLUSTERS}
     full = measure_saturation(args, bits)
     records.write_rows(args.out / "saturation.csv", Saturation._fields, zip(*full, strict=True))
-    target = 1.1 * max(dsgd.tail_mean(one.history["loss"]).mean() for one in tuned.values())
+    target = 1.1 * max(dsgd.history.tail_mean(one.history["loss"]).mean() for one in tuned.values())
     shown = {
         where.replace(" ", "-"): tabulate(args, where, tuned, stale[where], target)
         for where in CLUSTERS

@@ -39,7 +39,7 @@ import algorithms
 import dsgd
 from dsgd import compressors, plots, problems, records
 from dsgd.base import Compressor
-from dsgd.compressors.members import stated
+from dsgd.compressors.members import constant_at
 from experiments.shared import commands, figures, statistics, tables, tuning
 from experiments.survey import break_even, compression_frontier
 
@@ -210,12 +210,12 @@ def scaled(compressor: Compressor, part: int) -> bool:
     """Returns whether the compressor must be scaled down to be a contraction of this number of
     elements.
     """
-    return stated(compressor.delta, part) is None
+    return constant_at(compressor.delta, part) is None
 
 
 def final_loss(outcome: tuning.Tuned) -> tuple[float, float]:
     """Returns the loss over the last tenth of the run: mean over seeds, and its standard error."""
-    middle, error = dsgd.mean_and_error(dsgd.tail_mean(outcome.history["loss"]))
+    middle, error = dsgd.history.mean_and_error(dsgd.history.tail_mean(outcome.history["loss"]))
     return float(middle), float(error)
 
 

@@ -133,7 +133,7 @@ def write_terms(path: Path, terms: Sequence[Term]) -> None:
                 [term.panel, term.method, *point, "", "", ""]
                 for point in zip(term.x, term.exact, term.bounds, strict=True)
             ]
-        points = zip(term.sampled_x, *dsgd.mean_and_error(term.sampled), strict=True)
+        points = zip(term.sampled_x, *dsgd.history.mean_and_error(term.sampled), strict=True)
         found += [[term.panel, term.method, "", "", "", *point] for point in points]
     records.write_rows(
         path, ["panel", "method", "x", "measured", "bound", "run x", "run mean", "run error"], found
@@ -176,7 +176,7 @@ def describe(term: Term, seed: int) -> dict[str, float | str]:
         )
     )
     worst = int(np.argmax(term.measured / term.bounds))
-    error = dsgd.mean_and_error(term.sampled)[1][worst] if term.exact is None else 0.0
+    error = dsgd.history.mean_and_error(term.sampled)[1][worst] if term.exact is None else 0.0
     return row | {
         "worst": float(term.measured[worst] / term.bounds[worst]),
         "error": float(error / term.bounds[worst]),
@@ -245,7 +245,7 @@ def draw_term(axes: Axes, term: Term) -> None:
     """
     i = METHODS.index(term.method)
     look = {"color": plots.COLOURS[i], "marker": MARKERS[i], "markersize": 5}
-    mean, error = dsgd.mean_and_error(term.sampled)
+    mean, error = dsgd.history.mean_and_error(term.sampled)
     axes.plot(term.x, term.measured, color=plots.COLOURS[i], linewidth=1.6)
     axes.plot(term.x, term.bounds, color=plots.COLOURS[i], linewidth=0.9, linestyle="--")
     if len(term.sampled_x):

@@ -242,8 +242,8 @@ def cells(args: Args, outcome: tuning.Tuned) -> list[str]:
     return [
         ", ".join([statistics.step_size(rate, args.learning_rates), *others]),
         *("-" if at is None else f"{history[cost][:, at].mean():,.3g}" for cost in COSTS),
-        f"{dsgd.tail_mean(history['loss']).mean():.3f}",
-        statistics.with_error(100 * dsgd.tail_mean(history["test_accuracy"])),
+        f"{dsgd.history.tail_mean(history['loss']).mean():.3f}",
+        statistics.with_error(100 * dsgd.history.tail_mean(history["test_accuracy"])),
     ]
 
 

@@ -143,7 +143,7 @@ def main(args: Args) -> None:
     }
     found_exact = studies.run(args, "exact gradients", exact, "exact.csv")
     found = studies.run(args, "random batches", cases)
-    losses = {key: dsgd.tail_mean(one.history["loss"]) for key, one in found.items()}
+    losses = {key: dsgd.history.tail_mean(one.history["loss"]) for key, one in found.items()}
     slopes = {key: one.history["grad_sqnorm"][:, -1] for key, one in found_exact.items()}
     what, l2 = f"{args.data} on {graph.name}", f"l2 = {args.exact_l2:g}"
     batches = f"random batches, best step size, l2 = {args.l2:g}"

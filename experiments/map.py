@@ -190,7 +190,7 @@ def default_target(sweep: dsgd.Sweep) -> float:
     """Returns the smallest mean loss that a step size reaches in a third of the rounds, rounded up
     to two digits.
     """
-    history = dsgd.evaluated(sweep.history)
+    history = dsgd.history.evaluated_records(sweep.history)
     third = history["loss"][..., : 1 + len(history["step"]) // 3].mean(axis=-2)
     return statistics.rounded_up(np.nanmin(third[..., -1]))
 

@@ -307,7 +307,7 @@ def default_target(args: Args, task: Task) -> float:
             f"--learning-rates {' '.join(map(str, args.learning_rates))}: mini-batch SGD diverges "
             "with all of them; expected smaller ones, or a --target"
         )
-    reached = float(dsgd.tail_mean(found.history["loss"], 0.05).mean())
+    reached = float(dsgd.history.tail_mean(found.history["loss"], 0.05).mean())
     if reached <= 0:
         raise ValueError(f"mini-batch SGD reaches the loss {reached:g}; expected a --target")
     return statistics.rounded_up(reached)

@@ -355,7 +355,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.Sweep.best: {"self": SWEEP},
     dsgd.Sweep.point: {"self": SWEEP},
     dsgd.Sweep.at: {"self": SWEEP},
-    dsgd.evaluated: {"history": SWEEP.history},
+    dsgd.history.evaluated_records: {"history": SWEEP.history},
     plots.draw_lines: {"axes": SHEET.subplots(), "lines": {"one": (np.ones(5), np.ones((2, 5)))}},
     plots.panels: {"sheet": Figure()},
     plots.plain_log: {"axis": SHEET.axes[0].xaxis},

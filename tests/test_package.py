@@ -105,3 +105,19 @@ def test_packages_import_only_from_those_above():
             }
             below = {name for name in names if name.split(".")[0] in rooms[at + 1 :]}
             assert not below, f"{path} imports {below}"
+
+
+def test_methods_import_only_public_names_of_dsgd():
+    """Methods and mechanisms need `dsgd`, its public modules and `dsgd.extend`."""
+    root = Path(algorithms.__file__).parent
+    folders = ("synchronous", "local_updates", "compressed", "decentralized", "mechanisms")
+    files = [path for folder in folders for path in (root / folder).glob("*.py")]
+    for path in [*files, *(root / "asynchronous").glob("*.py"), root / "methods.py"]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "dsgd":
+                module = dsgd
+                for name in node.module.split(".")[1:]:
+                    assert name in module.__all__, f"{path} imports {node.module}"
+                    module = getattr(module, name)
+                names = {alias.name for alias in node.names} - {"checks", "causes", "xla"}
+                assert names <= set(module.__all__), f"{path} imports {names}"

@@ -14,9 +14,8 @@ import topologies
 from algorithms import gossip, methods, optimizers, weights
 from algorithms.facts import method
 from algorithms.mechanisms.arrivals import NO_ROUNDS, begun_after, on_cluster
-from dsgd import checks, communication, network, workers
-from dsgd.base import Algorithm, Params, PyTree, Query, Round, State
-from dsgd.graphs.topology import Topology
+from dsgd import Algorithm, Query, Round, State, Topology, checks, communication, network, workers
+from dsgd.extend import Params, PyTree
 
 
 class Local(NamedTuple):

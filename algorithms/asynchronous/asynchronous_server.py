@@ -15,9 +15,8 @@ from algorithms import methods, optimizers
 from algorithms.facts import method
 from algorithms.mechanisms import arrivals
 from algorithms.mechanisms import delays as delays_
-from dsgd import checks, communication, network, workers
-from dsgd.base import Algorithm, Params, PyTree, Query, Round, State
-from dsgd.engine import indices
+from dsgd import Algorithm, Query, Round, State, checks, communication, network, workers
+from dsgd.extend import Params, PyTree, first_outside
 
 _MOST_SERVERS = 10**5
 
@@ -145,7 +144,7 @@ def asynchronous_server(
                 f"delays.{delays.name} returned a staleness of {{}}; expected 0 to "
                 f"{delays.bound}, and at most t in update t"
             )
-            wrong = indices.outside(now.staleness, jnp.minimum(round.step, delays.bound))
+            wrong = first_outside(now.staleness, jnp.minimum(round.step, delays.bound))
             round.refuse_if(~jnp.isnan(wrong), words, wrong)
         arrival = Arrival(now.worker, _of_elements(now.staleness, read))
         model = step(state.server.model, methods.first(gradients), arrival, read)

@@ -10,8 +10,8 @@ from algorithms import optimizers
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.facts import method
 from algorithms.mechanisms import delays as delays_
-from dsgd import checks
-from dsgd.base import Algorithm, Params, PyTree
+from dsgd import Algorithm, checks
+from dsgd.extend import Params, PyTree
 
 
 @method(

@@ -10,9 +10,8 @@ from algorithms import optimizers
 from algorithms.facts import method
 from algorithms.mechanisms import matrices
 from dsgd import Algorithm, Query, State, checks, workers
-from dsgd.base import Real
 from dsgd.compressors import dct_top_k
-from dsgd.compressors.sizes import wide
+from dsgd.extend import Real, wide
 
 
 @method(

@@ -12,10 +12,10 @@ import optax
 
 from algorithms import optimizers
 from algorithms.facts import method
-from dsgd import Algorithm, Query, State, checks, compressors, workers, xla
-from dsgd.base import Compressor, Gradients, Params, Period, Real
-from dsgd.communication.compressed import flat, require_contraction
+from dsgd import Algorithm, Compressor, Query, State, checks, compressors, workers, xla
+from dsgd.communication import flat, require_contraction
 from dsgd.compressors import top_k
+from dsgd.extend import Gradients, Params, Period, Real
 
 
 class Accumulated(NamedTuple):

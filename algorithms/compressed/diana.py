@@ -7,8 +7,7 @@ import optax
 from algorithms.facts import method
 from algorithms.mechanisms.memories import Up, with_memories
 from dsgd import Algorithm, Compressor, checks, compressors, network
-from dsgd.base import Real
-from dsgd.compressors.members import stated
+from dsgd.extend import Real
 
 
 @method(
@@ -150,7 +149,7 @@ def _within(name: str, value: Real, interval: str) -> Real:
 
 def _omega(method: str, compressor: Compressor, sizes: tuple[int, ...]) -> float:
     """Returns the largest omega of the compressor for vectors of these sizes."""
-    omegas = [stated(compressor.omega, size) for size in sizes]
+    omegas = [compressor.omega and compressor.omega(size) for size in sizes]
     for size, omega in zip(sizes, omegas, strict=True):
         if not (checks.is_number(omega) and omega >= 0):
             raise ValueError(

@@ -11,9 +11,7 @@ import optax
 from algorithms.facts import method
 from algorithms.mechanisms import matrices
 from dsgd import Algorithm, checks
-from dsgd.base import Real
-from dsgd.compressors.sizes import wide
-from dsgd.compressors.sparsification import require_share
+from dsgd.extend import Real, require_share, wide
 
 _EPSILON = 1e-8  # added to the norms of columns, so that a column of zeros stays one
 

@@ -7,7 +7,7 @@ import optax
 from algorithms.facts import method
 from algorithms.mechanisms.memories import Up, with_memories
 from dsgd import Algorithm, Compressor, checks, compressors, network
-from dsgd.base import Real
+from dsgd.extend import Real
 
 
 @method(

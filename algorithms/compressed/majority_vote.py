@@ -14,8 +14,7 @@ from algorithms import optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.votes import count_votes, fractions, signs
 from dsgd import Algorithm, Query, State, checks, workers
-from dsgd.base import Real
-from dsgd.compressors.sizes import wide
+from dsgd.extend import Real, wide
 
 
 @method(

@@ -10,10 +10,20 @@ import optax
 
 from algorithms import optimizers
 from algorithms.facts import method
-from algorithms.mechanisms.three_points import Estimated, coin
-from dsgd import Algorithm, Compressor, Query, State, checks, compressors, network, workers
-from dsgd.base import Gradients, Params, Real, Round
-from dsgd.communication import Communicator
+from algorithms.mechanisms.estimates import Estimated, coin
+from dsgd import (
+    Algorithm,
+    Communicator,
+    Compressor,
+    Query,
+    Round,
+    State,
+    checks,
+    compressors,
+    network,
+    workers,
+)
+from dsgd.extend import Gradients, Params, Real
 
 _ALL = "a difference that does not arrive is missing in the estimate until the next whole gradients"
 

@@ -16,8 +16,7 @@ from algorithms.facts import method
 from algorithms.mechanisms.compensation import Memory, exchange, start
 from algorithms.mechanisms.outer import replicated, scaled
 from dsgd import Algorithm, Compressor, Query, State, checks, compressors, workers
-from dsgd.base import Params, Period, PyTree, Real
-from dsgd.compressors.sizes import wide
+from dsgd.extend import Params, Period, PyTree, Real, wide
 
 
 class Shared(NamedTuple):

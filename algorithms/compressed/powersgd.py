@@ -8,7 +8,7 @@ import optax
 from algorithms.facts import method
 from algorithms.mechanisms import matrices
 from dsgd import Algorithm, checks
-from dsgd.base import Real
+from dsgd.extend import Real
 
 
 @method(

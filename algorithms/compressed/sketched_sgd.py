@@ -13,10 +13,8 @@ from jax.flatten_util import ravel_pytree
 from algorithms import optimizers
 from algorithms.facts import method
 from dsgd import Algorithm, Query, State, checks, communication, workers, xla
-from dsgd.base import Real
 from dsgd.compressors import LinearCode, count_sketch
-from dsgd.compressors.sizes import wide
-from dsgd.compressors.sparsification import kept, placed, require_share
+from dsgd.extend import Real, require_share, scatter, selected_count, wide
 
 
 class Sketched(NamedTuple):
@@ -126,7 +124,7 @@ def sketched_sgd(
     def update(state, gradients, round):
         x, (u, v) = state.server, state.workers
         d = v.shape[1]
-        k = kept(fraction, d)
+        k = selected_count(fraction, d)
         seed = _seed(x.seed, round)
         u = jnp.asarray(momentum, u.dtype) * u + communication.flat(gradients, False)
         v = v + u
@@ -136,7 +134,7 @@ def sketched_sgd(
         largest = xla.largest(exact, k)
         chosen = jnp.zeros(d, bool).at[asked[largest]].set(True)[None]
         memories = jax.tree.map(lambda memory: jnp.where(chosen, 0, memory), Memories(u, v))
-        after = _step(optimizer, x, placed(asked[largest], exact[largest], d))
+        after = _step(optimizer, x, scatter(asked[largest], exact[largest], d))
         return State(
             workers.if_nonempty(after._replace(seed=seed), x),
             workers.where_delivered(memories, state.workers),
@@ -229,8 +227,8 @@ def fetch_sgd(
         S_u = jnp.asarray(momentum, x.S_u.dtype) * x.S_u + round.mean(jax.vmap(encode)(g))
         S_e = x.S_e + S_u
         estimate = sketch.decode(jax.random.key(seed), S_e, d)
-        largest = xla.largest(estimate, kept(fraction, d))
-        delta = placed(largest, estimate[largest], d)
+        largest = xla.largest(estimate, selected_count(fraction, d))
+        delta = scatter(largest, estimate[largest], d)
         sent = encode(delta)
         if error == "subtract":
             S_e = S_e - sent

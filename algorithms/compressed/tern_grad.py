@@ -12,8 +12,7 @@ from algorithms import methods, optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.votes import count_votes, digits, fractions
 from dsgd import Algorithm, checks
-from dsgd.compressors.scales import clipped, relative
-from dsgd.compressors.sizes import wide
+from dsgd.extend import clip_to_rms, safe_divide, wide
 
 
 @method(
@@ -59,13 +58,15 @@ def tern_grad(optimizer: optax.GradientTransformation, limit: float | None = 2.5
 
     def limited(g):
         g = wide(g)
-        return g if limit is None else jax.vmap(partial(clipped, limit=limit))(g)
+        return g if limit is None else jax.vmap(partial(clip_to_rms, limit=limit))(g)
 
     def update(x, gradients, round):
         y = jax.tree.map(limited, gradients)
         largest = jax.tree.map(_largest, y)
         s = jax.tree.map(jnp.max, round.all_gather(largest))
-        b = count_votes(digits, fractions(2 * round.workers), jax.tree.map(relative, y, s), round)
+        b = count_votes(
+            digits, fractions(2 * round.workers), jax.tree.map(safe_divide, y, s), round
+        )
         step = jax.tree.map(lambda s, b, x: (s * b).astype(x.dtype), s, b, x.params)
         return optimizers.step(optimizer, x, step)
 

@@ -10,9 +10,11 @@ import optax
 from algorithms import optimizers
 from algorithms.facts import method
 from algorithms.mechanisms import three_points
-from algorithms.mechanisms.three_points import Estimated, ThreePoint
+from algorithms.mechanisms.estimates import Estimated
+from algorithms.mechanisms.three_points import ThreePoint
 from dsgd import (
     Algorithm,
+    Communicator,
     Compressor,
     Query,
     State,
@@ -22,8 +24,7 @@ from dsgd import (
     network,
     workers,
 )
-from dsgd.base import Gradients, Params, Real
-from dsgd.communication import Communicator
+from dsgd.extend import Gradients, Params, Real
 
 
 class Points(NamedTuple):

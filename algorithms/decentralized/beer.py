@@ -13,7 +13,7 @@ from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.copies import Copies, start_copies, update_copies
 from dsgd import Algorithm, Compressor, Topology, checks, compressors
-from dsgd.base import Real
+from dsgd.extend import Real
 
 
 class CompressedTracking(NamedTuple):

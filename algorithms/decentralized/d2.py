@@ -10,9 +10,7 @@ import topologies
 from algorithms import gossip
 from algorithms.facts import method
 from algorithms.mechanisms.corrections import adapt_correct_combine
-from dsgd import checks
-from dsgd.base import Algorithm
-from dsgd.graphs.topology import Topology
+from dsgd import Algorithm, Topology, checks
 
 
 @method(

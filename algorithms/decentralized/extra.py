@@ -10,7 +10,7 @@ from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.corrections import ONE_W, Corrected, add_up, start_corrected
 from dsgd import Algorithm, Communicator, Gradients, Topology, checks
-from dsgd.base import Real
+from dsgd.extend import Real
 
 
 @method(

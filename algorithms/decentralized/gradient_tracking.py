@@ -14,8 +14,7 @@ from algorithms import optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.tracking import Tracking, track, with_trackers
 from dsgd import Algorithm, Topology, checks, workers
-from dsgd.base import Real
-from dsgd.engine import units
+from dsgd.extend import Real, scale_rows
 
 
 @method(
@@ -195,7 +194,7 @@ def aug_dgm(
         change, memory = optimizers.update_local(optimizer, state, y)
         if step_factors is not None:
             factors = workers.local_block(jnp.asarray(step_factors), topology.n)
-            change = units.scaled(factors, change)
+            change = scale_rows(factors, change)
         x = round.mix(optax.apply_updates(state.params, change), topology)
         return Tracking(x, memory, y, gradients)
 

@@ -13,7 +13,7 @@ from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.corrections import add_up, corrected_step
 from dsgd import Algorithm, Topology, checks
-from dsgd.base import Period
+from dsgd.extend import Period
 
 
 class Tracked(NamedTuple):

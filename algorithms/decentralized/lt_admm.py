@@ -13,8 +13,8 @@ import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.variance_reduction import with_snapshots
-from dsgd import Algorithm, Topology, checks, workers
-from dsgd.base import Period, Real, Round
+from dsgd import Algorithm, Round, Topology, checks, workers
+from dsgd.extend import Period, Real
 
 
 class Bridged(NamedTuple):

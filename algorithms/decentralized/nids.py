@@ -16,8 +16,7 @@ from algorithms import gossip
 from algorithms.facts import method
 from algorithms.mechanisms.corrections import ONE_W, add_up
 from dsgd import Algorithm, Query, State, Topology, checks, workers
-from dsgd.base import Real
-from dsgd.engine import units
+from dsgd.extend import Real, scale_rows
 
 StepSizes = Annotated[
     float | Sequence[float] | np.ndarray | jax.Array, "a number, or one for each worker"
@@ -91,14 +90,14 @@ def nids(step_sizes: StepSizes, topology: Topology, coupling: Real | None = None
         round.require_all(ONE_W)
         x = state.workers
         steps = workers.local_block(jnp.asarray(gamma), round.workers)
-        half = optax.tree.sub(x.params, units.scaled(steps, gradients))
+        half = optax.tree.sub(x.params, scale_rows(steps, gradients))
 
         def combine(correction, lost):
             u = optax.tree.add(x.params, optax.tree.sub(half, x.half))
             return add_up(x, round.laplacian(u, topology))
 
         correction, lost = round.when(round.step > 0, combine, x.correction, x.lost)
-        z = optax.tree.add(half, units.scaled(c * steps, correction))
+        z = optax.tree.add(half, scale_rows(c * steps, correction))
         return State(workers=Proximal(jax.vmap(round.prox)(z, steps), half, correction, lost))
 
     def init(params, N, models=None):

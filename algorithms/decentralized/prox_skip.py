@@ -11,7 +11,7 @@ from algorithms import gossip
 from algorithms.facts import method
 from algorithms.mechanisms.corrections import adapt_correct_combine
 from dsgd import Algorithm, Topology, checks
-from dsgd.base import Real
+from dsgd.extend import Real
 
 
 @method(

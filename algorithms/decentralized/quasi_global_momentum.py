@@ -11,7 +11,7 @@ import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
-from dsgd.base import Real
+from dsgd.extend import Real
 
 
 class QuasiGlobal(NamedTuple):

@@ -12,7 +12,7 @@ import topologies
 from algorithms import gossip, methods, optimizers, weights
 from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
-from dsgd.base import PyTree
+from dsgd.extend import PyTree
 
 
 class Relayed(NamedTuple):

@@ -15,8 +15,8 @@ from algorithms import gossip
 from algorithms.decentralized.gradient_tracking import aug_dgm, gradient_tracking
 from algorithms.facts import method
 from algorithms.mechanisms.variance_reduction import with_recursion, with_snapshots, with_table
-from dsgd import Algorithm, Topology, checks
-from dsgd.base import Period, Real, Round
+from dsgd import Algorithm, Round, Topology, checks
+from dsgd.extend import Period, Real
 
 
 @method(

@@ -13,7 +13,7 @@ from jax import lax
 from dsgd import checks, xla
 from dsgd.base import Compressor, PyTree
 from dsgd.compressors import sparsification
-from dsgd.compressors.members import encode, stated
+from dsgd.compressors.members import constant_at, encode
 from dsgd.compressors.sizes import fixed_bits, wide
 from dsgd.wire import codecs
 
@@ -71,14 +71,14 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
 
     def sizes(d: int, dtype: Any) -> list[int]:
         element, place = 8 * np.dtype(dtype).itemsize, codecs.index_bits(d)
-        each = (sparsification.kept(ratio, d) for ratio in ratios)
+        each = (sparsification.selected_count(ratio, d) for ratio in ratios)
         return [min(element * k + codecs.packed_bits(place, k), element * d) for k in each]
 
     def kept(d: int, dtype: Any) -> list[int]:
         """Returns the number of elements that each choice sends."""
         whole = 8 * np.dtype(dtype).itemsize * d
         return [
-            d if bits == whole else sparsification.kept(ratio, d)
+            d if bits == whole else sparsification.selected_count(ratio, d)
             for ratio, bits in zip(ratios, sizes(d, dtype), strict=True)
         ]
 
@@ -103,7 +103,7 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
         )
 
     def delta(d: int) -> float:
-        return min(sparsification.kept(ratio, d) for ratio in ratios) / d
+        return min(sparsification.selected_count(ratio, d) for ratio in ratios) / d
 
     return CompressorSet(sizes, profile, apply, delta, len(ratios), f"top_k({_listed(ratios)})")
 
@@ -150,7 +150,7 @@ def from_compressors(compressors: Sequence[Compressor]) -> CompressorSet:
         return jnp.sum((wide(decoded) - wide(x)[None]) ** 2, axis=1).astype(jnp.float32), decoded
 
     def delta(d: int) -> float | None:
-        each = [stated(compressor.delta, d) for compressor in compressors]
+        each = [constant_at(compressor.delta, d) for compressor in compressors]
         known = [delta for delta in each if delta is not None]
         return min(known) if len(known) == len(each) else None
 

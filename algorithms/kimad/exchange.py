@@ -16,10 +16,11 @@ from algorithms import optimizers
 from algorithms.kimad import budgets
 from algorithms.kimad.choices import CompressorSet
 from algorithms.kimad.monitors import Monitor
-from dsgd import checks, codecs, communication, counts, network, workers
+from dsgd import checks, communication, network, workers
 from dsgd.base import Gradients, Params, PyTree
 from dsgd.communication import Communicator
 from dsgd.engine import indices
+from dsgd.wire import codecs, counts
 
 
 class Server(NamedTuple):
@@ -225,7 +226,7 @@ def compress(
         jnp.where(everything, jnp.uint32(whole), bits),
         jnp.where(everything, 0, jnp.sum(errors[one])),
         jnp.where(everything, 0, missing),
-        indices.outside(chosen, errors.shape[1] - 1),
+        indices.first_outside(chosen, errors.shape[1] - 1),
     )
 
 

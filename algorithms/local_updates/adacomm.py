@@ -13,10 +13,8 @@ from jax.core import Tracer
 
 from algorithms.facts import method
 from algorithms.mechanisms.outer import Inner, Outer, local_updates, outer_gradient
-from dsgd import Algorithm, causes, checks, network, workers
-from dsgd.base import Gradients, Params, Period, Query, Real, Round, State
-from dsgd.communication import Communicator
-from dsgd.engine.queries import loss_type
+from dsgd import Algorithm, Communicator, Query, Round, State, causes, checks, network, workers
+from dsgd.extend import Gradients, Params, Period, Real, loss_type
 
 
 @method(

@@ -10,10 +10,10 @@ import optax
 
 from algorithms import optimizers
 from algorithms.facts import method
-from dsgd import Algorithm, Query, State, checks, compressors, workers
-from dsgd.base import Compressor, Params, Period, PyTree
-from dsgd.communication.compressed import flat, require_contraction
+from dsgd import Algorithm, Compressor, Query, State, checks, compressors, workers
+from dsgd.communication import flat, require_contraction
 from dsgd.compressors import LinearCode
+from dsgd.extend import Params, Period, PyTree
 
 
 class Local(NamedTuple):

@@ -11,9 +11,8 @@ import optax
 from algorithms import methods, optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.outer import Inner, Outer, local_updates, mean_change, scaled
-from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Params, Period, PyTree
-from dsgd.communication import Communicator
+from dsgd import Algorithm, Communicator, checks, network, workers
+from dsgd.extend import Params, Period, PyTree
 
 _LATER = "all workers use a mean one period after it was sent"
 

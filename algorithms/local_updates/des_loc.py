@@ -11,9 +11,8 @@ import optax
 from algorithms import methods, optimizers
 from algorithms.facts import method
 from algorithms.optimizers import FIRST, SECOND
-from dsgd import Algorithm, checks, network
-from dsgd.base import Period, PyTree
-from dsgd.communication import Communicator
+from dsgd import Algorithm, Communicator, checks, network
+from dsgd.extend import Period, PyTree
 
 
 @method(

@@ -7,7 +7,7 @@ import optax
 from algorithms.facts import method
 from algorithms.mechanisms.outer import local_updates
 from dsgd import Algorithm, checks, network
-from dsgd.base import Period, Real
+from dsgd.extend import Period, Real
 
 
 @method(

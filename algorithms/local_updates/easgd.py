@@ -9,7 +9,7 @@ import optax
 from algorithms import methods, optimizers, weights
 from algorithms.facts import method
 from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Params, Period, Real
+from dsgd.extend import Params, Period, Real
 
 
 @method(

@@ -12,7 +12,7 @@ from algorithms.facts import method
 from algorithms.mechanisms.clients import client_updates
 from algorithms.mechanisms.outer import Inner, Outer
 from dsgd import Algorithm, checks, network
-from dsgd.base import Gradients, Period, Real
+from dsgd.extend import Gradients, Period, Real
 
 
 @method(

@@ -8,9 +8,8 @@ import optax
 
 from algorithms.facts import method
 from algorithms.mechanisms.outer import Inner, Outer, local_updates, outer_gradient
-from dsgd import Algorithm, checks, network
-from dsgd.base import Gradients, Period, Real
-from dsgd.communication import Communicator
+from dsgd import Algorithm, Communicator, checks, network
+from dsgd.extend import Gradients, Period, Real
 
 
 @method(

@@ -12,9 +12,8 @@ from algorithms import optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.outer import Inner, Outer, local_updates, outer_gradient, scaled
 from algorithms.optimizers import Model
-from dsgd import Algorithm, checks, network
-from dsgd.base import Period, PyTree
-from dsgd.communication import Communicator
+from dsgd import Algorithm, Communicator, checks, network
+from dsgd.extend import Period, PyTree
 
 
 class Measured(NamedTuple):

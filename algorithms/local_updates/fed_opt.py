@@ -12,8 +12,7 @@ import optax
 from algorithms.facts import method
 from algorithms.mechanisms.clients import client_updates
 from dsgd import Algorithm, checks, network
-from dsgd.base import Params, Period, Real
-from dsgd.compressors.sizes import wide
+from dsgd.extend import Params, Period, Real, wide
 
 
 @method(

@@ -18,9 +18,8 @@ from algorithms.mechanisms.outer import (
     mean_of_messages,
     outer_gradient,
 )
-from dsgd import Algorithm, checks, compressors, network, workers
-from dsgd.base import Compressor, Gradients, Period, Real
-from dsgd.communication import Communicator
+from dsgd import Algorithm, Communicator, Compressor, checks, compressors, network, workers
+from dsgd.extend import Gradients, Period, Real
 
 
 @method(

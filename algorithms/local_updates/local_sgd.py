@@ -9,7 +9,7 @@ import optax
 from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks, network
-from dsgd.base import Period
+from dsgd.extend import Period
 
 
 @method(

@@ -12,18 +12,8 @@ import optax
 from algorithms import methods, optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.outer import Inner, Outer, outer_gradient, replicated, scaled
-from dsgd import Algorithm, checks, network, workers
-from dsgd.base import (
-    Gradients,
-    Params,
-    Period,
-    PyTree,
-    Query,
-    Real,
-    Round,
-    State,
-)
-from dsgd.communication import Communicator
+from dsgd import Algorithm, Communicator, Query, Round, State, checks, network, workers
+from dsgd.extend import Gradients, Params, Period, PyTree, Real
 
 
 @method(

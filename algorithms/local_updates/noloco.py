@@ -12,7 +12,7 @@ import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
 from dsgd import Algorithm, Topology, checks
-from dsgd.base import Period, Real
+from dsgd.extend import Period, Real
 
 
 class Slow(NamedTuple):

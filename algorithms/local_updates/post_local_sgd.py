@@ -6,9 +6,8 @@ import optax
 
 from algorithms.facts import method
 from algorithms.mechanisms.outer import Outer, local_updates
-from dsgd import Algorithm, checks, network
-from dsgd.base import Period
-from dsgd.communication import Communicator
+from dsgd import Algorithm, Communicator, checks, network
+from dsgd.extend import Period
 
 
 @method(

@@ -10,7 +10,7 @@ import optax
 from algorithms import methods, optimizers
 from algorithms.facts import method
 from dsgd import Algorithm, checks, network
-from dsgd.base import Params, PyTree, Real
+from dsgd.extend import Params, PyTree, Real
 
 
 class Controlled(NamedTuple):

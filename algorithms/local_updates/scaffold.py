@@ -10,7 +10,7 @@ import optax
 from algorithms import methods, optimizers
 from algorithms.facts import method
 from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Period
+from dsgd.extend import Period
 
 
 class Controlled(NamedTuple):

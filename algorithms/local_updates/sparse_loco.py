@@ -8,9 +8,9 @@ import optax
 
 from algorithms.facts import method
 from algorithms.mechanisms.outer import compressed_change, error_memory, local_updates
-from dsgd import Algorithm, checks, compressors, network
-from dsgd.base import Compressor, Period, Real
+from dsgd import Algorithm, Compressor, checks, compressors, network
 from dsgd.compressors import chunked_top_k, contraction, qsgd, top_k, two_bit
+from dsgd.extend import Period, Real
 
 
 @method(

@@ -9,7 +9,7 @@ import optax
 from algorithms import methods, optimizers
 from algorithms.facts import method
 from dsgd import Algorithm, checks, network
-from dsgd.compressors.sparsification import kept
+from dsgd.extend import selected_count
 
 
 @method(
@@ -76,6 +76,6 @@ def _drawn(key: jax.Array, density: float, d: int) -> jax.Array:
     """Returns the indices of the drawn elements of a leaf with d elements, in increasing order. The
     cost is proportional to their number.
     """
-    k = kept(density, d)
+    k = selected_count(density, d)
     ends = np.arange(k + 1) * d // k
     return jax.random.randint(key, (k,), ends[:-1], ends[1:])

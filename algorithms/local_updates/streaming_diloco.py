@@ -10,9 +10,8 @@ from jax.tree_util import KeyPath, SequenceKey
 from algorithms import methods, optimizers
 from algorithms.facts import method
 from algorithms.optimizers import Model
-from dsgd import Algorithm, checks, compressors, network
-from dsgd.base import Compressor, Params, Period, Real
-from dsgd.communication import Communicator
+from dsgd import Algorithm, Communicator, Compressor, checks, compressors, network
+from dsgd.extend import Params, Period, Real
 
 Leaves = list[jax.Array]  # of a fragment
 

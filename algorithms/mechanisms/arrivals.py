@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from dsgd import clusters
-from dsgd.base import Now, Round
+from dsgd import Now, Round, clusters
 
 # used if a run has no cluster: a gradient takes one second, and messages take no time
 UNIT = clusters.Cluster(clusters.constant(1.0))

@@ -11,9 +11,8 @@ import optax
 from jax.core import Tracer
 
 from algorithms.mechanisms.outer import Inner, Outer, local_updates, mean_change, outer_gradient
-from dsgd import Algorithm, checks, network, workers
-from dsgd.base import Gradients, Period, Real
-from dsgd.communication import Communicator
+from dsgd import Algorithm, Communicator, checks, network, workers
+from dsgd.extend import Gradients, Period, Real
 
 
 def client_updates(

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import optax
 
 from algorithms import methods
-from dsgd import Compressor, communication
-from dsgd.base import Params, PyTree
-from dsgd.communication import Communicator
+from dsgd import Communicator, Compressor, communication
+from dsgd.extend import Params, PyTree
 
 
 class Memory(NamedTuple):

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.gossip import start_compressed
-from dsgd import Communicator, Topology
-from dsgd.base import Compressor, Params
+from dsgd import Communicator, Compressor, Topology
+from dsgd.extend import Params
 
 
 class Estimates(NamedTuple):

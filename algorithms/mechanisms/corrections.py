@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
-from dsgd import Algorithm, Topology
-from dsgd.base import Gradients, Params, Real
-from dsgd.communication import Communicator
+from dsgd import Algorithm, Communicator, Topology
+from dsgd.extend import Gradients, Params, Real
 
 ONE_W = (
     "its correction accumulates the changes that the same W makes in every round, and a round with "

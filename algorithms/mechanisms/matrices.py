@@ -14,11 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import optimizers
-from dsgd import workers
-from dsgd.base import Algorithm, Params, PyTree, Query, State
-from dsgd.communication import Communicator
-from dsgd.compressors.low_rank import orthonormal, warm_start
-from dsgd.compressors.sizes import wide
+from dsgd import Algorithm, Communicator, Query, State, workers
+from dsgd.extend import Params, PyTree, orthonormal, warm_start, wide
 
 Matrices = list[jax.Array]
 """One array for each leaf that is a matrix: `[n, a, b]` of workers, or `[a, b]`. They are float64

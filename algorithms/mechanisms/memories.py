@@ -28,9 +28,8 @@ import optax
 from algorithms import optimizers
 from algorithms.mechanisms.servers import Parts, Route, is_regularized, make_route, proximal_step
 from algorithms.optimizers import Model
-from dsgd import Algorithm, Compressor, Query, checks, communication, network, workers
-from dsgd.base import Params, PyTree, Real
-from dsgd.communication import Communicator
+from dsgd import Algorithm, Communicator, Compressor, Query, checks, communication, network, workers
+from dsgd.extend import Params, PyTree, Real
 
 __all__ = [
     "Down",

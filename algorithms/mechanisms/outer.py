@@ -15,11 +15,9 @@ import jax.numpy as jnp
 import optax
 
 from algorithms import methods, optimizers
-from dsgd import Algorithm, network, workers
-from dsgd.base import Compressor, Gradients, Params, Period, PyTree, Real
-from dsgd.communication import Communicator
-from dsgd.communication.compressed import Delivery, flat, require_contraction
-from dsgd.engine.randomness import is_state_key
+from dsgd import Algorithm, Communicator, Compressor, network, workers
+from dsgd.communication import Delivery, flat, require_contraction
+from dsgd.extend import Gradients, Params, Period, PyTree, Real, is_state_key
 
 
 class Outer(NamedTuple):

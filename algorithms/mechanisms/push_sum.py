@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from dsgd import State, workers
-from dsgd.base import Params
+from dsgd.extend import Params
 
 
 def models(pushed: Any) -> Params:

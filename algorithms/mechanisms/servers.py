@@ -23,9 +23,9 @@ import optax
 
 from algorithms import optimizers
 from algorithms.optimizers import Model
-from dsgd import communication, compressors, network, workers
-from dsgd.base import Compressor, Gradients, Params, PyTree, State
-from dsgd.communication import Communicator, Delivery
+from dsgd import Communicator, Compressor, State, communication, compressors, network, workers
+from dsgd.communication import Delivery
+from dsgd.extend import Gradients, Params, PyTree
 
 Parts = PyTree
 

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dsgd import checks, compressors, workers
-from dsgd.base import Compressor, Gradients, Params, PyTree, Real, Round
+from algorithms.mechanisms.estimates import coin
+from dsgd import Compressor, checks, compressors, workers
+from dsgd.extend import Gradients, Real
 
 # (compressor, vectors [n, ...], workers that send, bool [n], or None: all) -> decoded [n, ...]
 Send = Callable[..., Gradients]
@@ -41,26 +42,6 @@ class ThreePoint(NamedTuple):
     apply: Callable
     constants: Callable
     contractions: tuple[Compressor, ...] = ()
-
-
-class Estimated(NamedTuple):
-    """State of the server, which all workers know.
-
-    Args:
-        params, optimizer: the model.
-        estimate: the estimate of the gradient, g.
-        last: the model of the previous round, if the method needs it, else ().
-    """
-
-    params: Params
-    optimizer: PyTree
-    estimate: Any
-    last: Any = ()
-
-
-def coin(round: Round, probability: Real) -> jax.Array:
-    """Returns the coin of a round: whether whole gradients are sent, as in the first round."""
-    return jax.random.bernoulli(round.key, probability) | (round.step == 0)
 
 
 @checks.arguments

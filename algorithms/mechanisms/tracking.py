@@ -9,7 +9,7 @@ import optax
 
 from algorithms import gossip, methods
 from dsgd import Algorithm, Topology
-from dsgd.base import Gradients, Params
+from dsgd.extend import Gradients, Params
 
 
 class Tracking(NamedTuple):

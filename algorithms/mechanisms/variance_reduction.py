@@ -17,10 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dsgd import Algorithm, checks, workers
-from dsgd.base import Gradients, Params, PyTree, Query, Real, Round, State
-from dsgd.communication import Communicator
-from dsgd.engine import units
+from dsgd import Algorithm, Communicator, Query, Round, State, checks, workers
+from dsgd.extend import Gradients, Params, PyTree, Real, scale_rows
 
 ALL = "a worker that misses a round misses the exact gradient, or the change, of its estimate"
 _COIN = 0x636F696E  # folded into a round's key for coins, which are then independent of the method
@@ -182,7 +180,7 @@ def with_table(name: str, inner: Algorithm, samples: int, drawn: int) -> Algorit
         mean = optax.tree.where(round.step == 0, exact, table.mean)
         v = optax.tree.add(optax.tree.sub(now[0], old[0]), mean)
         shares = workers.local_block(1 / jnp.asarray(round.problem.local_samples), round.workers)
-        mean = optax.tree.add(mean, units.scaled(shares, optax.tree.sub(now[-1], old[-1])))
+        mean = optax.tree.add(mean, scale_rows(shares, optax.tree.sub(now[-1], old[-1])))
         at = _places(s[:, -1])
         rows = jax.tree.map(lambda rows, g: rows.at[at].set(g), table.gradients, now[-1])
         known = known.at[np.arange(round.workers), s[:, -1]].set(True)

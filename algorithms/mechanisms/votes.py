@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from dsgd import Compressor, network, xla
-from dsgd.base import Encoded, PyTree
-from dsgd.communication import Communicator
+from dsgd import Communicator, Compressor, Encoded, network, xla
 from dsgd.compressors import fixed_size
-from dsgd.compressors.scales import round_randomly
+from dsgd.extend import PyTree, round_randomly
 from dsgd.wire import codecs
 
 

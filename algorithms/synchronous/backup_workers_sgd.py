@@ -9,7 +9,8 @@ import optax
 
 from algorithms import methods, optimizers
 from algorithms.facts import method
-from dsgd import Algorithm, checks, communication, counts, network, workers
+from dsgd import Algorithm, checks, communication, network, workers
+from dsgd.wire import counts
 
 
 @method(

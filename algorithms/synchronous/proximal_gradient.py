@@ -7,7 +7,7 @@ import optax
 from algorithms import methods, optimizers
 from algorithms.facts import method
 from dsgd import Algorithm, checks, workers
-from dsgd.base import Real
+from dsgd.extend import Real
 
 
 @method(

@@ -8,7 +8,7 @@ from algorithms.facts import method
 from algorithms.mechanisms.variance_reduction import with_loopless_svrg, with_page, with_saga
 from algorithms.synchronous.minibatch_sgd import averaged_gradients
 from dsgd import Algorithm, checks, network
-from dsgd.base import Real
+from dsgd.extend import Real
 
 
 @method(

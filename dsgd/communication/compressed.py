@@ -30,7 +30,7 @@ from dsgd import checks, workers
 from dsgd.base import Common, Compressor, Gradients, Params, PyTree
 from dsgd.communication import bits
 from dsgd.communication.bits import Bits
-from dsgd.compressors.members import count_bits, decode, encode, stated
+from dsgd.compressors.members import constant_at, count_bits, decode, encode
 from dsgd.compressors.sizes import fixed_bits, message_shape
 from dsgd.graphs.topology import Topology
 
@@ -473,7 +473,7 @@ def require_contraction(
                 f"{method}: layer {jax.tree_util.keystr(path) or 'itself'} has no elements; "
                 "expected at least one"
             )
-        delta = stated(compressor.delta, leaf.shape[-1])
+        delta = constant_at(compressor.delta, leaf.shape[-1])
         if delta is not None and not (checks.is_number(delta) and 0 < delta <= 1):
             raise ValueError(
                 f"{method}: delta of {compressor.name} returns {checks.kind(delta)}; expected a "

@@ -12,7 +12,7 @@ import numpy as np
 
 from dsgd import checks
 from dsgd.base import Compressor, Key
-from dsgd.compressors.members import count_bits, decode, encode, stated
+from dsgd.compressors.members import constant_at, count_bits, decode, encode
 from dsgd.findings import Finding, Findings
 
 DRAWS = 2_000  # number of messages of each vector
@@ -231,6 +231,6 @@ def _constants(compressor: Compressor, d: int, seen: dict[str, Seen]) -> list[Fi
         )
 
     return [
-        finding("omega", stated(compressor.omega, d), lambda omega: omega),
-        finding("delta", stated(compressor.delta, d), lambda delta: 1 - delta),
+        finding("omega", constant_at(compressor.omega, d), lambda omega: omega),
+        finding("delta", constant_at(compressor.delta, d), lambda delta: 1 - delta),
     ]

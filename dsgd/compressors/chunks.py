@@ -13,10 +13,16 @@ import jax.numpy as jnp
 from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded
 from dsgd.compressors.combinators import identity
-from dsgd.compressors.members import encode, stated
+from dsgd.compressors.members import constant_at, encode
 from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import array_bits, fixed_size, wide
-from dsgd.compressors.sparsification import Sparse, kept, placed, share_or_count, shown
+from dsgd.compressors.sparsification import (
+    Sparse,
+    format_size,
+    scatter,
+    selected_count,
+    share_or_count,
+)
 from dsgd.wire import codecs
 
 
@@ -82,7 +88,7 @@ def chunked_top_k(k: int, chunk: int = 4096, values: Compressor = identity) -> C
         return decode(codes, values.decompress(message.values, number), d)
 
     def decode(codes, elements, d):
-        return placed(places(codes, d), wide(elements), d)
+        return scatter(places(codes, d), wide(elements), d)
 
     def places(codes, d):
         return codes + jnp.arange(number_kept(d), dtype=jnp.uint32) // k * chunk
@@ -91,7 +97,7 @@ def chunked_top_k(k: int, chunk: int = 4096, values: Compressor = identity) -> C
         return d // chunk * k + min(k, d % chunk)
 
     def delta(d):
-        inner = stated(values.delta, number_kept(d))
+        inner = constant_at(values.delta, number_kept(d))
         sizes = {size for size in (min(d, chunk), d % chunk) if size}
         return None if inner is None else inner * min(min(k, size) / size for size in sizes)
 
@@ -132,7 +138,7 @@ def block_top_k(
     def layout(d):
         """Returns the numbers of blocks, of kept ones, and of elements of a block."""
         n = -(-d // b)
-        return n, kept(share, n), min(b, d)
+        return n, selected_count(share, n), min(b, d)
 
     def compress(key, x):
         d = x.shape[0]
@@ -158,7 +164,7 @@ def block_top_k(
         n, k, _ = layout(d)
         return k / n
 
-    return fixed_size(compress, decompress, f"block_top_k({shown(share)}, {b})", delta=delta)
+    return fixed_size(compress, decompress, f"block_top_k({format_size(share)}, {b})", delta=delta)
 
 
 def _two_bit() -> Compressor:

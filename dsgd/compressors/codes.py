@@ -14,7 +14,7 @@ from dsgd import checks
 from dsgd.base import Compressor, Encoded
 from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import fixed_size, wide
-from dsgd.compressors.sparsification import kept, placed, share_or_count, shown
+from dsgd.compressors.sparsification import format_size, scatter, selected_count, share_or_count
 
 
 class LinearCode(NamedTuple):
@@ -105,7 +105,9 @@ def shared_random_k(fraction: float | None = None, *, k: int | None = None) -> C
     `random_places`, one in each of k parts of a rotated vector.
     """
     size = share_or_count("shared_random_k", fraction, k)
-    return with_seed(random_places(fraction, k=k))._replace(name=f"shared_random_k({shown(size)})")
+    return with_seed(random_places(fraction, k=k))._replace(
+        name=f"shared_random_k({format_size(size)})"
+    )
 
 
 @checks.arguments
@@ -136,7 +138,7 @@ def random_places(
 
     def places(key, d):
         of_rotation, of_elements = jax.random.split(key)
-        k = kept(size, d)
+        k = selected_count(size, d)
         part = jnp.arange(k)
         length = d // k + (part < d % k)
         start = part * (d // k) + jnp.minimum(part, d % k)
@@ -147,7 +149,7 @@ def random_places(
         return x[places(key, x.shape[0])]
 
     def decode(key, code, d):
-        return placed(places(key, d), wide(code), d)
+        return scatter(places(key, d), wide(code), d)
 
     return _of_elements("random_places", size, unbiased, encode, decode)
 
@@ -179,7 +181,7 @@ def random_block(
         return jax.random.randint(key, (), 0, d)
 
     def encode(key, x):
-        k = kept(size, x.shape[0])
+        k = selected_count(size, x.shape[0])
         around = jnp.concatenate([x, x[: k - 1]])
         return jax.lax.dynamic_slice_in_dim(around, start(key, x.shape[0]), k)
 
@@ -274,16 +276,16 @@ def _of_elements(
     """Returns a code of k elements; each element is chosen with probability k/d."""
 
     def share(d):
-        return kept(size, d) / d
+        return selected_count(size, d) / d
 
     def scaled(key, code, d):
-        return decode(key, code, d) * (d / kept(size, d))
+        return decode(key, code, d) * (d / selected_count(size, d))
 
     return LinearCode(
         encode,
         scaled if unbiased else decode,
-        f"{kind}({shown(size)}{'' if unbiased else ', unbiased=False'})",
-        omega=(lambda d: d / kept(size, d) - 1) if unbiased else None,
+        f"{kind}({format_size(size)}{'' if unbiased else ', unbiased=False'})",
+        omega=(lambda d: d / selected_count(size, d) - 1) if unbiased else None,
         delta=None if unbiased else share,
     )
 

@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded, Key, PyTree
-from dsgd.compressors.members import encode, require_cold, stated
+from dsgd.compressors.members import constant_at, encode, require_cold
 from dsgd.compressors.sizes import fixed_size, wide
 
 identity: Compressor = fixed_size(
@@ -225,7 +225,7 @@ def induced(biased: Compressor, unbiased: Compressor) -> Compressor:
         return wide(first) + unbiased.decompress(message.second, d)
 
     def omega(d):
-        left, variance = stated(biased.delta, d), stated(unbiased.omega, d)
+        left, variance = constant_at(biased.delta, d), constant_at(unbiased.omega, d)
         return None if left is None or variance is None else variance * (1 - left)
 
     both = fixed_size(compress, decompress, name, omega=omega)
@@ -286,11 +286,11 @@ def repeated(compressor: Compressor, times: int) -> Compressor:
         return jnp.sum(jax.vmap(compressor.bits)(messages), dtype=jnp.uint32)
 
     def omega(d):
-        inner = stated(compressor.omega, d)
+        inner = constant_at(compressor.omega, d)
         return None if inner is None else inner**times
 
     def delta(d):
-        inner = stated(compressor.delta, d)
+        inner = constant_at(compressor.delta, d)
         return None if inner is None else 1 - (1 - inner) ** times
 
     return Compressor(

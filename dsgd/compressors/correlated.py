@@ -14,7 +14,7 @@ from dsgd.base import Compressor, Encoded
 from dsgd.compressors.quantization import Scaled, require_bits
 from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import fixed_size, wide
-from dsgd.compressors.sparsification import placed
+from dsgd.compressors.sparsification import scatter
 from dsgd.wire import codecs
 
 
@@ -100,7 +100,7 @@ def perm_k(workers: int) -> Compressor:
 
     def decode(at, values, d):
         scaled = wide(values) * width(d)
-        return placed(at, scaled, at.shape[0] * width(d))[:d]
+        return scatter(at, scaled, at.shape[0] * width(d))[:d]
 
     return fixed_size(compress, decompress, f"perm_k({N})", omega=lambda d: float(width(d) - 1))
 

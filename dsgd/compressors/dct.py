@@ -11,7 +11,7 @@ import numpy as np
 from dsgd import checks
 from dsgd.base import Compressor, Encoded
 from dsgd.compressors.chunks import chunked_top_k
-from dsgd.compressors.members import encode, stated
+from dsgd.compressors.members import constant_at, encode
 from dsgd.compressors.sizes import fixed_size, wide
 
 
@@ -83,7 +83,7 @@ def dct_top_k(k: int, chunk: int = 64, columns: int | None = None) -> Compressor
         chunks = coefficients.reshape(down, across, first, second)
         return _transform("ijkl,kh,lw->ihjw", chunks, first, second).ravel()
 
-    return fixed_size(compress, decompress, name, delta=lambda d: stated(inner(d).delta, d))
+    return fixed_size(compress, decompress, name, delta=lambda d: constant_at(inner(d).delta, d))
 
 
 def _transform(axes: str, chunks: jax.Array, first: int, second: int) -> jax.Array:

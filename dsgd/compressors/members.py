@@ -95,7 +95,7 @@ def count_bits(compressor: Compressor, message: PyTree) -> int | jax.Array:
     return bits
 
 
-def stated(constant: Callable | None, d: int) -> Any:
+def constant_at(constant: Callable | None, d: int) -> Any:
     """Returns the value for d elements of a compressor's `omega` or `delta`; None if it states
     none.
     """

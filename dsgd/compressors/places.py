@@ -11,7 +11,7 @@ from dsgd import xla
 _WORD = 32
 
 
-def selected(mask: jax.Array, room: int) -> jax.Array:
+def selected_indices(mask: jax.Array, room: int) -> jax.Array:
     """Returns the indices of the selected elements, uint32 `[room]`, in an order that depends on
     the mask only, with d in place of missing ones. If there are more than `room`, some are missing.
 

@@ -24,7 +24,7 @@ from dsgd.compressors.members import encode, require_cold
 from dsgd.compressors.scales import unit
 from dsgd.compressors.seeds import draw_seed, from_seed
 from dsgd.compressors.sizes import fixed_size, wide
-from dsgd.compressors.sparsification import kept
+from dsgd.compressors.sparsification import selected_count
 from dsgd.wire import codecs
 
 SEED_BITS = 64
@@ -191,7 +191,9 @@ def eden(
     def parts(d):
         """Returns the slices of the elements with the first width, and with the second."""
         starts = [0, *accumulate(pieces(d))]
-        middles = [start + kept(share, p) for start, p in zip(starts, pieces(d), strict=False)]
+        middles = [
+            start + selected_count(share, p) for start, p in zip(starts, pieces(d), strict=False)
+        ]
         if not share:
             return [[slice(0, d)]]
         return [list(map(slice, starts, middles)), list(map(slice, middles, starts[1:]))]

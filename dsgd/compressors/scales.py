@@ -16,10 +16,10 @@ def unit(x: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """
     x = jnp.asarray(x)
     largest = jnp.max(jnp.abs(x), initial=0)
-    return relative(x, largest), largest
+    return safe_divide(x, largest), largest
 
 
-def relative(x: jax.Array, largest: jax.Array) -> jax.Array:
+def safe_divide(x: jax.Array, largest: jax.Array) -> jax.Array:
     """Returns x divided by a scalar, or x itself if the scalar is 0.
 
     Args:
@@ -31,7 +31,7 @@ def relative(x: jax.Array, largest: jax.Array) -> jax.Array:
     return (x * shift) / (jnp.where(largest > 0, largest, 1) * shift)
 
 
-def clipped(x: ArrayLike, limit: float) -> jax.Array:
+def clip_to_rms(x: ArrayLike, limit: float) -> jax.Array:
     """Limits the magnitudes of x to `limit` times their root mean square.
 
     Args:

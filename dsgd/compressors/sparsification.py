@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded, PyTree
 from dsgd.compressors.combinators import identity
-from dsgd.compressors.members import encode, stated
+from dsgd.compressors.members import constant_at, encode
 from dsgd.compressors.sizes import FLOAT_BITS, array_bits, fixed_size, wide
 from dsgd.wire import codecs
 
@@ -78,8 +78,8 @@ def top_k(
         return wide(x)
 
     def delta(d):
-        k = kept(size, d)
-        inner = stated(values.delta, k)
+        k = selected_count(size, d)
+        inner = constant_at(values.delta, k)
         return None if inner is None else inner * k / d
 
     return _sparse("top_k", size, values, score, lambda d: 1.0, delta=delta)
@@ -118,8 +118,8 @@ def random_k(
         return xla.materialize(jax.lax.bitcast_convert_type(drawn, jnp.float32))
 
     def omega(d):
-        k = kept(size, d)
-        inner = stated(values.omega, k)
+        k = selected_count(size, d)
+        inner = constant_at(values.omega, k)
         return None if inner is None else d / k * (1 + inner) - 1
 
     return _sparse(
@@ -127,12 +127,12 @@ def random_k(
         size,
         values,
         score,
-        lambda d: d / kept(size, d),
+        lambda d: d / selected_count(size, d),
         omega=omega if values.unbiased else None,
     )
 
 
-def kept(size: float, d: int) -> int:
+def selected_count(size: float, d: int) -> int:
     """Returns k, the number of elements that are sent: `size`, at most d, if it is an int, else
     size * d, rounded up. A product that exceeds an integer by a rounding error only is rounded
     down.
@@ -154,12 +154,12 @@ def _sparse(
     """Returns a compressor that sends the k elements whose `score(key, x)` has the largest
     magnitude, times scale(d).
     """
-    name = f"{kind}({shown(size)}{'' if values is identity else f', {values.name}'})"
+    name = f"{kind}({format_size(size)}{'' if values is identity else f', {values.name}'})"
 
     def compress(key, x, common=None):
         d = x.shape[0]
         score_key, values_key = jax.random.split(key)
-        k = kept(size, d)
+        k = selected_count(size, d)
         scores = score(score_key, x)
         places = xla.largest(scores, k) if k < d else jnp.arange(d)
         codes = places.astype(jnp.uint32)
@@ -171,7 +171,7 @@ def _sparse(
         return Encoded(Sparse(codecs.pack(codes, codecs.index_bits(d)), sent.message), decoded)
 
     def decompress(message, d):
-        k = kept(size, d)
+        k = selected_count(size, d)
         return decode(
             codecs.unpack(message.places, codecs.index_bits(d), k),
             values.decompress(message.values, k),
@@ -181,7 +181,7 @@ def _sparse(
     def decode(places, elements, d):
         elements = wide(elements) * scale(d)
         # If all elements are sent, they are in order.
-        return placed(places, elements, d) if places.shape[0] < d else elements
+        return scatter(places, elements, d) if places.shape[0] < d else elements
 
     sparse = fixed_size(compress, decompress, name, omega=omega, delta=delta)
     return sparse._replace(
@@ -236,7 +236,7 @@ def random_sparsification(probability: float) -> Compressor:
         )
 
     def decode(places, values, d):
-        return placed(places, wide(values) / p, d, padded=True)
+        return scatter(places, wide(values) / p, d, padded=True)
 
     return Compressor(
         compress=compress,
@@ -287,7 +287,7 @@ def _bernoulli_places(key: jax.Array, p: float, d: int, size: int) -> jax.Array:
     return jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, end), gaps) - 1
 
 
-def placed(places: jax.Array, values: jax.Array, d: int, padded: bool = False) -> jax.Array:
+def scatter(places: jax.Array, values: jax.Array, d: int, padded: bool = False) -> jax.Array:
     """Returns the vector `[d]` with these elements at these indices, and zeros elsewhere. Padding
     adds 0 to the first element. Without padding the elements are set, not added, since a sum would
     flush denormal numbers to zero.
@@ -332,6 +332,6 @@ def require_share(name: str, what: str, value: float, or_count: str = "") -> flo
     return checks.number(f"{name}: {what}", value, "(0, 1]")
 
 
-def shown(size: float) -> str:
+def format_size(size: float) -> str:
     """Returns a share, or a number of elements, as in the name of a compressor."""
     return f"k={size}" if isinstance(size, int) else "1.0" if size == 1 else f"{size:g}"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded
 from dsgd.compressors.quantization import Scaled
-from dsgd.compressors.scales import clipped, round_randomly, unit
+from dsgd.compressors.scales import clip_to_rms, round_randomly, unit
 from dsgd.compressors.sizes import fixed_size, wide
 from dsgd.wire import codecs
 
@@ -44,7 +44,7 @@ def clipped_ternary(limit: float = 2.5) -> Compressor:
     checks.number("clipped_ternary: limit", limit, "[1, inf)")
 
     return _ternary(
-        f"clipped_ternary({limit:g})", prepare=lambda x: clipped(wide(x), limit), omega=None
+        f"clipped_ternary({limit:g})", prepare=lambda x: clip_to_rms(wide(x), limit), omega=None
     )
 
 

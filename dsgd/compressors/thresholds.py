@@ -14,10 +14,15 @@ import numpy as np
 
 from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded
-from dsgd.compressors.places import selected
+from dsgd.compressors.places import selected_indices
 from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import FLOAT_BITS, wide
-from dsgd.compressors.sparsification import Counted, kept, require_countable, require_share
+from dsgd.compressors.sparsification import (
+    Counted,
+    require_countable,
+    require_share,
+    selected_count,
+)
 from dsgd.wire import codecs
 
 
@@ -79,7 +84,7 @@ def sampled_top_k(fraction: float, sample: float = 0.01) -> Compressor:
     require_share("sampled_top_k", "sample", sample)
 
     def sizes(d):
-        k, s = kept(fraction, d), kept(sample, d)
+        k, s = selected_count(fraction, d), selected_count(sample, d)
         return k, s, -(-s * k // d)
 
     def choose(key, x):
@@ -100,7 +105,10 @@ def sampled_top_k(fraction: float, sample: float = 0.01) -> Compressor:
         return float(np.sum(binom.cdf(r - 1, s, np.arange(k) / d))) / d
 
     return _counted(
-        f"sampled_top_k({fraction:g}, {sample:g})", lambda d: kept(fraction, d), choose, delta
+        f"sampled_top_k({fraction:g}, {sample:g})",
+        lambda d: selected_count(fraction, d),
+        choose,
+        delta,
     )
 
 
@@ -162,7 +170,7 @@ def _counted(
         require_countable(name, d, room(d) * cost(x, d))
         # Stored, since comparisons of denormal numbers may differ between two computations.
         mask = xla.materialize(choose(key, wide(x)).astype(jnp.uint8)) == 1
-        places = selected(mask, room(d))
+        places = selected_indices(mask, room(d))
         used = places < d
         codes = jnp.where(used, places, 0)
         bits = FLOAT_BITS + jnp.uint32(cost(x, d)) * jnp.sum(mask, dtype=jnp.uint32)

@@ -10,7 +10,7 @@ from jax import lax
 
 from dsgd import checks, xla
 from dsgd.base import Compressor, Encoded
-from dsgd.compressors.places import selected
+from dsgd.compressors.places import selected_indices
 from dsgd.compressors.scales import unit
 from dsgd.compressors.sizes import wide
 from dsgd.compressors.sparsification import capacity, require_countable, require_share
@@ -87,10 +87,10 @@ def variance_optimal(fraction: float) -> Compressor:
         size = jnp.abs(relative)
         c = _factor(size, fraction * d)
         p = xla.materialize(c * size)
-        certain = selected(p >= 1, certain_room)
+        certain = selected_indices(p >= 1, certain_room)
         # NaN is kept.
         kept = ~(jax.random.uniform(key, (d,), p.dtype) >= p) & ~(p >= 1)
-        drawn = selected(kept, drawn_room)
+        drawn = selected_indices(kept, drawn_room)
         values = jnp.where(certain < d, x.at[certain].get(mode="clip"), 0)
         signs = xla.materialize((x.at[drawn].get(mode="clip") < 0).astype(jnp.uint8))
         magnitude = largest / c

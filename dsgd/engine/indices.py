@@ -23,7 +23,7 @@ REFUSED, WARNED = "refused: ", "warned: "
 _FIELD = re.compile(r"\{(:[^{}]*)?\}")
 
 
-def outside(indices: jax.Array | np.ndarray, most: Any) -> jax.Array:
+def first_outside(indices: jax.Array | np.ndarray, most: Any) -> jax.Array:
     """Returns the first index that is not in 0, ..., `most`, a float scalar; NaN if there is none.
 
     Args:

@@ -688,7 +688,7 @@ def _outside(plan: Plan, query: Asked) -> Records:
         words = (
             f"query asks worker {{}}; expected ids from 0 to {plan.N - 1} of the {plan.N} workers"
         )
-        errors[f"{indices.REFUSED}{words}"] = indices.outside(query.workers, plan.N - 1)
+        errors[f"{indices.REFUSED}{words}"] = indices.first_outside(query.workers, plan.N - 1)
     if query.samples is not None:
         last = np.asarray(plan.problem.local_samples)[:, None] - 1
         words = (
@@ -696,7 +696,7 @@ def _outside(plan: Plan, query: Asked) -> Records:
             "samples (Problem.local_samples); round.draw_samples draws such numbers"
         )
         last = np.broadcast_to(last, query.samples.shape).ravel()
-        errors[f"{indices.REFUSED}{words}"] = indices.outside(query.samples, last)
+        errors[f"{indices.REFUSED}{words}"] = indices.first_outside(query.samples, last)
     return errors
 
 

@@ -151,7 +151,7 @@ def _weighed(problem: Problem, query: Asked, tree: PyTree, N: int) -> PyTree:
     if problem.weights is None:
         return tree
     weights = jnp.asarray(problem.weights, jnp.result_type(float))
-    return units.scaled(
+    return units.scale_rows(
         workers.local_block(weights, N) if query.workers is None else weights[query.workers], tree
     )
 
@@ -215,7 +215,7 @@ def _of_work(block: _Block, work: LocalWork, N: int) -> tuple[Any, PyTree]:
 
     def exact():
         totals = tuple(jnp.sum(jnp.where(samples > 0, each, 0), axis=1) for each in factors)
-        return jax.tree.map(units.scaled, totals, block.exact(active))
+        return jax.tree.map(units.scale_rows, totals, block.exact(active))
 
     def drawn():
         M = samples.shape[1]
@@ -466,7 +466,7 @@ def mean_loss(
     def block(params, rows, counted):
         data, factors = rows
         losses = jax.vmap(loss, (None, 0))(params, data)
-        losses = losses if factors is None else units.scaled(factors, losses)
+        losses = losses if factors is None else units.scale_rows(factors, losses)
         return jnp.sum(jnp.where(counted, losses, 0)) / n
 
     n = jax.tree.leaves(data)[0].shape[0]

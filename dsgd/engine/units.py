@@ -35,7 +35,7 @@ def summed(compute: Callable, samples: jax.Array, weights: Any) -> PyTree:
     if M == 1:
         once = compute(None, None, jnp.maximum(samples[:, 0], 1))
         counted = jax.tree.map(lambda weights: jnp.where(samples > 0, weights, 0)[:, 0], weights)
-        return jax.tree.map(scaled, counted, once)
+        return jax.tree.map(scale_rows, counted, once)
     size = -(-n // 2)
     active = samples.T.ravel() > 0
     # Units with samples come first, in order; then the others.
@@ -50,7 +50,7 @@ def summed(compute: Callable, samples: jax.Array, weights: Any) -> PyTree:
         owners = jnp.where(places < count, rows, n)  # index n is out of range and dropped
 
         def add(weights, totals, parts):
-            weighed = scaled(weights[rows, m], parts)
+            weighed = scale_rows(weights[rows, m], parts)
             return jax.tree.map(
                 lambda total, part: total.at[owners].add(part.astype(total.dtype), mode="drop"),
                 totals,
@@ -68,7 +68,7 @@ def summed(compute: Callable, samples: jax.Array, weights: Any) -> PyTree:
     return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), total, shapes)
 
 
-def scaled(factors: jax.Array, tree: PyTree) -> PyTree:
+def scale_rows(factors: jax.Array, tree: PyTree) -> PyTree:
     """Multiplies rows by factors `[n]`, leaves `[n, ...]`; the result is 0 if the factor is 0, even
     if the row is not finite.
     """

@@ -20,7 +20,7 @@ from dsgd.planning.estimates import (
 from dsgd.planning.goals import Goal, Scores, score
 from dsgd.planning.networks import Networks, around
 from dsgd.planning.training import Contender, Point, Setting, Trained, train
-from dsgd.runs.sweeps import mean_and_error
+from dsgd.runs.history import mean_and_error
 
 FRESH = 10  # seeds of a finalist for each seed by which its settings were chosen
 

@@ -19,7 +19,7 @@ from dsgd.base import Algorithm, Key, Problem
 from dsgd.clusters import Cluster
 from dsgd.planning.candidates import RATE, Candidate
 from dsgd.runs.driver import exchanges
-from dsgd.runs.history import evaluated
+from dsgd.runs.history import evaluated_records
 from dsgd.runs.sweeps import Sweep, sweep
 
 Point = dict[str, float]  # the step size and the candidate's hyperparameters, by name
@@ -204,7 +204,7 @@ def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Tra
             point=range(len(contender.points)),
             **options,
         )
-    return Trained(contender, evaluated(found.history), found, N)
+    return Trained(contender, evaluated_records(found.history), found, N)
 
 
 def _participation(cluster: Cluster) -> Cluster | None:

@@ -195,7 +195,7 @@ class PerSample(sameness.Compared):
             return changed
 
         weights = jnp.where(counted, rows.weights, 0)
-        each = units.scaled(weights, workers.widened(jax.vmap(of_one)(rows)))
+        each = units.scale_rows(weights, workers.widened(jax.vmap(of_one)(rows)))
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
 
     def _noisy(self, total: PyTree, batch: Examples) -> PyTree:

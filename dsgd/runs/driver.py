@@ -75,8 +75,8 @@ def run(
             the records after a multiple of record_every x evaluate_every rounds are evaluated. In
             all other records the loss, `grad_sqnorm` and the problem's own scalars are NaN and are
             not computed. If `evaluate_every` is not 1, the history contains `evaluated`, which
-            marks the evaluated records, and `dsgd.evaluated(history)` returns only these. A run
-            that `until` ends may end between two of them.
+            marks the evaluated records; `dsgd.history.evaluated_records(history)` returns only
+            these. A run that `until` ends may end between two of them.
         mesh: a mesh from `dsgd.workers.mesh`, or a number of devices as accepted there; None: as
             many of JAX's devices as divide N; in several processes, all devices.
         checkpoint: a folder in which the run saves its state every 30 seconds, when it is

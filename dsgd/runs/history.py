@@ -13,6 +13,8 @@ from dsgd.engine import indices, tape
 from dsgd.engine.clock import to_seconds
 from dsgd.wire import counts
 
+__all__ = ["Diverged", "evaluated_records", "mean_and_error", "tail_mean"]
+
 History = dict[str, np.ndarray]
 _EVALUATED, _ARRIVED = "evaluated", "arrived"
 
@@ -43,7 +45,7 @@ class Diverged(WithHistory, FloatingPointError):
 
 
 @checks.arguments
-def evaluated(history: History) -> History:
+def evaluated_records(history: History) -> History:
     """Returns the records of a history in which the problem was evaluated.
 
     In a history of a run with `evaluate_every` = 1, these are all records.
@@ -58,6 +60,58 @@ def evaluated(history: History) -> History:
         name: np.compress(records, values, axis=0 if name == "step" else axis)
         for name, values in history.items()
     }
+
+
+@checks.arguments
+def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
+    """Returns the mean over the last records, at least one: `[..., records]` to `[...]`.
+
+    If only some records were evaluated (`evaluate_every`), select them first:
+    `tail_mean(evaluated_records(history)["loss"])`.
+
+    Args:
+        values: a series of a history, `[..., records]`.
+        share: fraction of the records over which to average, counted from the end.
+
+    Raises:
+        ValueError: if there are no records, or `share` is outside (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ValueError(
+            f"tail_mean: share = {share}; expected a fraction of the records, in (0, 1]"
+        )
+    if not np.ndim(values) or not values.size:
+        raise ValueError(
+            f"tail_mean: values has shape {np.shape(values)}; expected a non-empty [..., records]"
+        )
+    with np.errstate(over="ignore"):  # the losses of a run that diverges
+        return values[..., -max(1, int(share * values.shape[-1])) :].mean(axis=-1)
+
+
+@checks.arguments
+def mean_and_error(values: np.ndarray) -> tuple[Any, Any]:
+    """Returns the mean over seeds and its standard error.
+
+    Args:
+        values: `[seeds, ...]`.
+
+    Returns:
+        Two arrays `[...]` (two numbers for `[seeds]`). The standard error for one seed is 0.
+
+    Raises:
+        ValueError: if there are no seeds.
+    """
+    if not np.ndim(values) or not len(values):
+        raise ValueError(
+            f"mean_and_error: values has shape {np.shape(values)}; expected [seeds, ...] with at "
+            "least one seed"
+        )
+    seeds = values.shape[0]
+    with np.errstate(invalid="ignore"):  # the deviation of infinite values is NaN
+        error = (
+            values.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.zeros(values.shape[1:])
+        )
+    return values.mean(axis=0), error
 
 
 def _mask(records: dict[str, np.ndarray]) -> np.ndarray:
@@ -121,7 +175,7 @@ class Log:
         """Returns all records by name, for `resume`.
 
         `step` is `[records]`. Bits, and the messages that were sent and delivered in each interval,
-        are counts (see `dsgd.counts`), the clock is two numbers, and the rest is as in `history`.
+        are `dsgd.wire.counts`, the clock is two numbers, and the rest is as in `history`.
         """
         joined = {
             name: np.concatenate([piece[name] for piece in self.pieces], axis=self.axis)
@@ -205,7 +259,7 @@ class Log:
         value = loss.reshape(-1, loss.shape[-1])[run, at]
         symptom = f"{method}: the loss{seed} is {value} after round {self.steps[at]}{finite}"
         where = "(the error's attribute `history` has the records so far)"
-        if reason := diagnose(evaluated(record), first, run):
+        if reason := diagnose(evaluated_records(record), first, run):
             raise Diverged(f"{symptom}: {reason}; expected finite numbers {where}", record)
         overrides = "".join(
             f", or a method without {allowed}" for allowed in re.findall(r"\ballow_\w+", method)

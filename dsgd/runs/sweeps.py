@@ -21,7 +21,7 @@ from dsgd.engine import loop
 from dsgd.machines import arrays, forks
 from dsgd.runs import chunks, plans, traced
 from dsgd.runs.feed import Feed
-from dsgd.runs.history import History, evaluated
+from dsgd.runs.history import History, evaluated_records, tail_mean
 from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.run_spec import RunSpec
 
@@ -77,7 +77,7 @@ class Sweep(NamedTuple):
                 f"best: metric = {metric!r} is not in the history; expected one of "
                 f"{', '.join(self.history)}"
             )
-        values = evaluated(self.history)[metric]
+        values = evaluated_records(self.history)[metric]
         if values.ndim != self.history["loss"].ndim:
             raise ValueError(
                 f"best: metric = {metric!r} has one number per worker; expected a metric with one "
@@ -86,7 +86,7 @@ class Sweep(NamedTuple):
         sign = -1 if largest_is_best(metric, largest) else 1
         score, loss = (
             tail_mean(each, share).mean(axis=-1)
-            for each in (values, evaluated(self.history)["loss"])
+            for each in (values, evaluated_records(self.history)["loss"])
         )
         counts = np.isfinite(score) & np.isfinite(loss)
         if not counts.any():
@@ -201,58 +201,6 @@ def largest_is_best(metric: str, given: bool | None, where: str = "best") -> boo
             "largest=False or largest=True"
         )
     return metric in _LARGEST if given is None else given
-
-
-@checks.arguments
-def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
-    """Returns the mean over the last records, at least one: `[..., records]` to `[...]`.
-
-    If only some records were evaluated (`evaluate_every`), select them first:
-    `tail_mean(dsgd.evaluated(history)["loss"])`.
-
-    Args:
-        values: a series of a history, `[..., records]`.
-        share: fraction of the records over which to average, counted from the end.
-
-    Raises:
-        ValueError: if there are no records, or `share` is outside (0, 1].
-    """
-    if not 0 < share <= 1:
-        raise ValueError(
-            f"tail_mean: share = {share}; expected a fraction of the records, in (0, 1]"
-        )
-    if not np.ndim(values) or not values.size:
-        raise ValueError(
-            f"tail_mean: values has shape {np.shape(values)}; expected a non-empty [..., records]"
-        )
-    with np.errstate(over="ignore"):  # the losses of a run that diverges
-        return values[..., -max(1, int(share * values.shape[-1])) :].mean(axis=-1)
-
-
-@checks.arguments
-def mean_and_error(values: np.ndarray) -> tuple[Any, Any]:
-    """Returns the mean over seeds and its standard error.
-
-    Args:
-        values: `[seeds, ...]`.
-
-    Returns:
-        Two arrays `[...]` (two numbers for `[seeds]`). The standard error for one seed is 0.
-
-    Raises:
-        ValueError: if there are no seeds.
-    """
-    if not np.ndim(values) or not len(values):
-        raise ValueError(
-            f"mean_and_error: values has shape {np.shape(values)}; expected [seeds, ...] with at "
-            "least one seed"
-        )
-    seeds = values.shape[0]
-    with np.errstate(invalid="ignore"):  # the deviation of infinite values is NaN
-        error = (
-            values.std(axis=0, ddof=1) / np.sqrt(seeds) if seeds > 1 else np.zeros(values.shape[1:])
-        )
-    return values.mean(axis=0), error
 
 
 @checks.arguments

@@ -132,7 +132,7 @@ def figure_9(epochs: dict[str, np.ndarray], optperf: float, noise: float) -> Fig
     """
     sheet, (axes,) = plots.figure(1, width=7, height=3.8)
     for name, times in epochs.items():
-        middle, error = dsgd.mean_and_error(1e3 * times)
+        middle, error = dsgd.history.mean_and_error(1e3 * times)
         x = np.arange(1, times.shape[1] + 1)
         axes.errorbar(x, middle, yerr=error, marker=".", capsize=2, label=name, **LOOK[name])
     axes.axhline(1e3 * optperf, color="black", linewidth=0.8, label="OptPerf")
@@ -249,7 +249,7 @@ def draw_errors(
     for i, workload in enumerate(dict.fromkeys(workload for workload, _ in errors)):
         levels = [level for name, level in errors if name == workload]
         each = np.stack([errors[workload, level][weighting] for level in levels], axis=1)
-        middle, error = dsgd.mean_and_error(100 * each)
+        middle, error = dsgd.history.mean_and_error(100 * each)
         look = figures.look(i, marker=MARKS[i], capsize=2, label=workload)
         axes.errorbar(levels, middle, error, **look)
     x = f"noise of the P4000's first bucket ({noise:g} elsewhere)"

@@ -14,7 +14,8 @@ from rich.table import Table
 from scipy import stats
 
 import dsgd
-from dsgd import codecs, plots
+from dsgd import plots
+from dsgd.wire import codecs
 from experiments.kimad.deep_runs import (
     ANY,
     COARSE,
@@ -316,7 +317,7 @@ def draw(
 
     lines = {}
     for name in (EF21, KIMAD, PLUS):
-        history = dsgd.evaluated(of[name])
+        history = dsgd.history.evaluated_records(of[name])
         lines[name] = history["clock"].mean(axis=0), history["loss"]
     title = f"T_comm = {seconds:g} s (figure 8)"
     figures.losses(losses, lines, xlabel="simulated seconds", ylabel="loss f(x)", title=title)
@@ -372,7 +373,7 @@ def draw_steps(axes: Axes, setting: Setting, histories: Histories, times: Sequen
     N, published = setting.problem.workers, [time for time in times if time in STEPS]
     for i, method in enumerate((EF21, KIMAD, ORACLE)):
         each = [step_time(setting, histories[Case(method, N, time)]) for time in times]
-        middle, error = dsgd.mean_and_error(np.stack(each, axis=1))
+        middle, error = dsgd.history.mean_and_error(np.stack(each, axis=1))
         look = figures.look(i, marker="o", markersize=4, label=method)
         if method == ORACLE:
             look["color"] = plots.COLOURS[4]

@@ -239,7 +239,7 @@ def _sweep(
     )
     for index in np.ndindex(*(len(values) for values in grids.values())):
         history = sweep.at(index)
-        if not np.isfinite(dsgd.evaluated(history)["loss"]).all():
+        if not np.isfinite(dsgd.history.evaluated_records(history)["loss"]).all():
             raise ValueError(
                 f"{setting.problem.name} diverged at a step size of {setting.learning_rate:g}; "
                 "expected a smaller --learning-rate"

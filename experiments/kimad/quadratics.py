@@ -177,7 +177,7 @@ class Best(NamedTuple):
     @property
     def end(self) -> np.ndarray:
         """Mean of the losses over the last tenth of the seconds, `[problems]`."""
-        return dsgd.tail_mean(self.losses)
+        return dsgd.history.tail_mean(self.losses)
 
 
 def all_of(names: Sequence[str], found: Sequence[Best | None]) -> dict[str, Best] | None:
@@ -204,7 +204,7 @@ class Race(NamedTuple):
         the last tenth of the seconds, among the points with the given hyperparameters; None if all
         of them diverged.
         """
-        score = dsgd.tail_mean(self.losses).mean(axis=-1)
+        score = dsgd.history.tail_mean(self.losses).mean(axis=-1)
         axes = np.meshgrid(*self.grid.values(), indexing="ij")
         for (name, _), axis in zip(self.grid.items(), axes, strict=True):
             if name in given:

@@ -141,7 +141,7 @@ def choose(trained: Trained, target: float) -> list[Chosen]:
     size.
     """
     candidate, sweep, periods, participation = trained
-    history = dsgd.evaluated(sweep.history)
+    history = dsgd.history.evaluated_records(sweep.history)
     rounds = rounds_to(history, target)
     # the model is known to the workers after the next exchange of the run
     rounds = np.ceil(rounds / periods[..., None]) * periods[..., None]
@@ -216,7 +216,7 @@ def best_of_each(methods: list[str], chosen: list[Chosen], found: list[np.ndarra
     best = Best(np.full(shape, np.inf), np.zeros(shape), np.full(shape, -1))
     for i, (each, seconds) in enumerate(zip(chosen, found, strict=True)):
         at = methods.index(each.candidate.method)
-        mean, error = dsgd.mean_and_error(np.moveaxis(seconds, -1, 0))
+        mean, error = dsgd.history.mean_and_error(np.moveaxis(seconds, -1, 0))
         better = mean < best.mean[at]
         for into, values in zip(best, (mean, error, i), strict=True):
             into[at] = np.where(better, values, into[at])

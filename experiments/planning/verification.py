@@ -277,7 +277,7 @@ def train(args: Args, problem: dsgd.Problem) -> tuple[float, list[Chosen]]:
         for candidate in tables.bar(list(candidates(args)), "training", args.progress)
         for each in plane.train(args, problem, candidate)
     ]
-    baseline = dsgd.evaluated(trained[0].sweep.history)
+    baseline = dsgd.history.evaluated_records(trained[0].sweep.history)
     reached = baseline["loss"][..., baseline["step"] <= args.rounds]
     target = statistics.rounded_up(np.nanmin(reached))
     chosen = [each for some in trained for each in plane.choose(some, target) if each.rounds[0] > 1]
@@ -454,7 +454,7 @@ def predict(
         return _seconds(chosen, clusters.Cluster(each, bandwidth, latency=alpha))
 
     first, predicted = on_switch(one_round.compute, arrays * alpha, beta)
-    history = dsgd.evaluated(chosen.result.history)
+    history = dsgd.history.evaluated_records(chosen.result.history)
     return Row(
         *point,
         chosen.candidate.method,

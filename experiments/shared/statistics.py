@@ -34,7 +34,7 @@ def step_size(value: float, grid: Sequence[float]) -> str:
 
 def with_error(values: np.ndarray, digits: int = 1) -> str:
     """Formats the mean over seeds, `[seeds]`, with its standard error if there are several."""
-    middle, error = dsgd.mean_and_error(values)
+    middle, error = dsgd.history.mean_and_error(values)
     return (
         f"{middle:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{middle:.{digits}f}"
     )
@@ -105,7 +105,7 @@ def half_interval(values: np.ndarray) -> float:
     """
     if len(values) < 2:
         return math.inf
-    return float(stats.t.ppf(0.975, len(values) - 1) * dsgd.mean_and_error(values)[1])
+    return float(stats.t.ppf(0.975, len(values) - 1) * dsgd.history.mean_and_error(values)[1])
 
 
 def within(values: np.ndarray, digits: int = 2) -> str:

@@ -77,7 +77,7 @@ class Tuned(NamedTuple):
     @property
     def loss(self) -> float:
         """The mean loss over seeds and the last tenth of the run."""
-        return float(dsgd.tail_mean(self.history["loss"]).mean())
+        return float(dsgd.history.tail_mean(self.history["loss"]).mean())
 
 
 def with_sgd(method: Build, *settings: Any, **options: Any) -> Build:
@@ -154,10 +154,10 @@ def tune(args: Any, case: Case) -> Tuned | None:
         mesh=tuning.devices_for(case.problem.workers),
         **grid,
     )
-    losses = dsgd.tail_mean(sweep.history["loss"], case.share)
+    losses = dsgd.history.tail_mean(sweep.history["loss"], case.share)
     points = np.argwhere(np.isfinite(losses).all(axis=-1))
     found = [(sweep.point(at), sweep.at(at)) for at in map(tuple, points.tolist())]
-    cost = case.cost or (lambda history: dsgd.tail_mean(history["loss"], case.share).mean())
+    cost = case.cost or (lambda history: dsgd.history.tail_mean(history["loss"], case.share).mean())
     values, history = min(found, key=lambda each: cost(each[1]), default=({}, None))
     return None if history is None else Tuned(values, case.convert(history), grid)
 

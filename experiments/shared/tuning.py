@@ -157,7 +157,7 @@ def tune(
         learning_rate=args.learning_rates if rates is None else rates,
         **others,
     )
-    if not np.isfinite(dsgd.tail_mean(sweep.history["loss"], share)).all(axis=-1).any():
+    if not np.isfinite(dsgd.history.tail_mean(sweep.history["loss"], share)).all(axis=-1).any():
         return None
     # Tables mark the edges of the grid with a star, so the warnings about them are not shown.
     with warnings.catch_warnings():

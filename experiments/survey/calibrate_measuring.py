@@ -20,12 +20,13 @@ from jax.sharding import PartitionSpec as P
 import algorithms
 import dsgd
 import topologies
-from dsgd import compressors, counts, problems, workers
+from dsgd import compressors, problems, workers
 from dsgd.base import Compressor, State
 from dsgd.compressors.sizes import message_shape
 from dsgd.engine import loop
 from dsgd.machines import arrays, nodes
 from dsgd.runs.plans import ConstantFactory, make_plan
+from dsgd.wire import counts
 from experiments.survey import break_even
 
 FEWEST = 3  # minimal number of repeats of a slow measurement

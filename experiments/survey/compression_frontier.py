@@ -153,7 +153,7 @@ def accepted(pair: Pair, d: int) -> bool:
 
 def loss(outcome: tuning.Tuned) -> float:
     """Returns the mean loss over seeds and the last tenth of the run."""
-    return float(dsgd.tail_mean(outcome.history["loss"]).mean())
+    return float(dsgd.history.tail_mean(outcome.history["loss"]).mean())
 
 
 def rows(

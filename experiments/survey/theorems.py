@@ -17,7 +17,7 @@ import theory_checks as theory
 from algorithms import delays
 from dsgd import compressors
 from dsgd.base import Algorithm, Compressor, Problem
-from dsgd.compressors.members import stated
+from dsgd.compressors.members import constant_at
 from dsgd.compressors.sizes import fixed_size
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances, moments, runs
@@ -287,7 +287,7 @@ def ef21(problem: Problem, up: Compressor) -> Method:
     """
     known = instances.known(problem)
     start = np.asarray(problem.init(jax.random.key(0)), float)
-    alpha = stated(up.delta, start.size) or 0.0
+    alpha = constant_at(up.delta, start.size) or 0.0
     shape = {"contractions": [alpha], "weights": [1.0]}
     step = {"layers": [known.smoothness], "smoothness": known.smoothness}
     A, b = (np.asarray(part[0], float) for part in (problem.data.A, problem.data.b))

@@ -18,7 +18,8 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import cannikin, delays, dropcompute, kimad
-from dsgd import clusters, codecs, compressors, problems, work
+from dsgd import clusters, compressors, problems, work
+from dsgd.wire import codecs
 
 N, D = 4, 8
 KEY = jax.random.key(0)

@@ -15,7 +15,7 @@ import pytest
 import algorithms
 import dsgd
 from dsgd import compressors
-from dsgd.compressors.scales import clipped
+from dsgd.compressors.scales import clip_to_rms
 from tests.algorithms import quadratics
 from tests.methods.compressors import in_parts
 from theory_checks.machinery import trajectories
@@ -127,7 +127,7 @@ def test_terngrad_is_unbiased_after_clipping_with_the_stated_variance(limit):
     found = dsgd.run(method, problem, steps=1, key=jax.random.key(2), seeds=DRAWS, mesh=1).params
     for layer, rows in GRADIENTS.items():
         g = rows.reshape(4, -1)
-        y = g if limit is None else np.array([clipped(jnp.asarray(row), limit) for row in g])
+        y = g if limit is None else np.array([clip_to_rms(jnp.asarray(row), limit) for row in g])
         s, estimates = np.abs(y).max(), -np.asarray(found[layer]).reshape(DRAWS, -1)
         digits = estimates * 4 / s
         np.testing.assert_allclose(digits, np.round(digits), rtol=0, atol=1e-9)

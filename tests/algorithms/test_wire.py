@@ -111,7 +111,7 @@ def sent_and_recorded(
     """
     program, args = compiled_round(algorithm, gradients, devices, step)
     state, statistics = program(*args)
-    up, down = (dsgd.counts.to_int(np.asarray(bits)) for bits in statistics.bits[:2])
+    up, down = (dsgd.wire.counts.to_int(np.asarray(bits)) for bits in statistics.bits[:2])
     return dsgd.workers.traffic(program), state, up, down
 
 
@@ -160,7 +160,7 @@ def test_padded_messages_are_recorded_and_not_built_on_one_device():
     text = program.as_text()
     assert f"[{workers},{elements}" in text
     assert f"[{workers},{workers}" not in text
-    recorded = dsgd.counts.to_int(np.asarray(program(state, *rest)[1].bits.up))
+    recorded = dsgd.wire.counts.to_int(np.asarray(program(state, *rest)[1].bits.up))
     np.testing.assert_array_equal(recorded, 2 * (workers - 1) * 8 * code_bytes(1, 1 + 8))
 
 

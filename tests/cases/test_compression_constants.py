@@ -19,7 +19,7 @@ import dsgd
 from algorithms import three_points
 from dsgd import compressors, problems
 from dsgd.base import Common
-from dsgd.compressors.members import stated
+from dsgd.compressors.members import constant_at
 from dsgd.wire import codecs
 
 KEY = jax.random.key(0)
@@ -68,7 +68,7 @@ def test_the_contraction_of_sampled_top_k_counts_all_samples(d, fraction, sample
     expected = np.minimum(k, ranks).mean() / d
     assert r == 2
     delta = compressors.sampled_top_k(fraction, sample).delta
-    assert stated(delta, d) == pytest.approx(expected)
+    assert constant_at(delta, d) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("fraction", "rank"), [(0.07, 7), (0.071, 8), (0.29, 29), (0.0001, 1)])

@@ -13,7 +13,7 @@ import pytest
 import algorithms
 import dsgd
 from dsgd import compressors
-from dsgd.compressors.members import stated
+from dsgd.compressors.members import constant_at
 from tests.dsgd.compressors.shared import UNOPTIMIZED, see
 
 NORMS = "l2", "linf"
@@ -157,5 +157,5 @@ def test_a_share_or_a_number_is_required(name, given):
 
 def test_all_elements_are_a_share_of_one():
     assert compressors.top_k(1.0).name == "top_k(1.0)"
-    assert stated(compressors.top_k(1.0).delta, 7) == 1
+    assert constant_at(compressors.top_k(1.0).delta, 7) == 1
     assert compressors.top_k(k=1).name == "top_k(k=1)"

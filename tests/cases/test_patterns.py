@@ -19,7 +19,8 @@ import dsgd
 import topologies
 from algorithms import memories
 from algorithms.mechanisms import three_points
-from dsgd import clusters, communication, compressors, counts, network, problems
+from dsgd import clusters, communication, compressors, network, problems
+from dsgd.wire import counts
 from tests.dsgd.by_hand import method, run
 
 N, D, PERIOD = 4, 18, 2

@@ -19,7 +19,8 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import delays
-from dsgd import checks, clusters, codecs, compressors, counts, network, problems
+from dsgd import checks, clusters, compressors, network, problems
+from dsgd.wire import codecs, counts
 from tests.dsgd.by_hand import run
 from theory_checks import Rate, bounds
 

@@ -42,7 +42,7 @@ def test_lines_are_means_and_bands_are_standard_errors():
         np.testing.assert_array_equal(line.get_xdata(), each["step"])
         np.testing.assert_allclose(line.get_ydata(), loss.mean(axis=0))
         error = np.sqrt(((loss - loss.mean(axis=0)) ** 2).sum(axis=0) / (len(loss) - 1) / len(loss))
-        np.testing.assert_allclose(dsgd.mean_and_error(loss), [loss.mean(axis=0), error])
+        np.testing.assert_allclose(dsgd.history.mean_and_error(loss), [loss.mean(axis=0), error])
         np.testing.assert_allclose(
             band(axes, i), [loss.mean(axis=0) - error, loss.mean(axis=0) + error]
         )

@@ -11,7 +11,8 @@ import scripts
 from scipy import stats
 
 from algorithms import kimad
-from dsgd import clusters, codecs, compressors
+from dsgd import clusters, compressors
+from dsgd.wire import codecs
 from experiments import kimad_quadratic, kimad_variability
 from experiments.kimad import quadratics
 from experiments.kimad.quadratics import DIMENSION, ELEMENT

@@ -107,7 +107,7 @@ def test_a_model_counts_after_the_next_exchange(small):
     args, problem = small
     (local,) = (each for each in the_map.SYNCHRONOUS if each.method == "local SGD")
     (trained,) = plane.train(args, problem, dataclasses.replace(local, grids={"H": (1, 8)}))
-    history = dsgd.evaluated(trained.sweep.history)
+    history = dsgd.history.evaluated_records(trained.sweep.history)
     target = float(history["loss"][:, 1].max(axis=(0, 1))[3])  # at round 12
     often, seldom = plane.choose(trained, target)
     first = plane.rounds_to(history, target)[0]

@@ -67,7 +67,7 @@ import optax
 import algorithms
 from dsgd import compressors, problems
 from dsgd.base import Algorithm, Compressor, State
-from dsgd.compressors.members import stated
+from dsgd.compressors.members import constant_at
 from theory_checks.machinery import instances, ranges
 from theory_checks.machinery.random_rounds import RandomRounds, mixed, random_rounds
 from theory_checks.machinery.rounds import Build, Instance
@@ -386,7 +386,7 @@ def of_ef_bv(A: np.ndarray, shift: float, gain: float) -> Theorem:
 def of_ef21(A: np.ndarray, up: Compressor) -> Theorem:
     """Returns the theorem of EF21 with a linear contraction."""
     N, d, _ = A.shape
-    delta = stated(up.delta, d)
+    delta = constant_at(up.delta, d)
     of = Residuals(1 - delta, 1 - delta)
     return _of_residuals(A, up, 1.0, 1.0, of, f"N = {N}, delta = {delta:.4g}")
 

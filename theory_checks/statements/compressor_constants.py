@@ -20,7 +20,7 @@ import numpy as np
 from dsgd import compressors
 from dsgd.base import Compressor
 from dsgd.compressors.codebooks import dynamic_values
-from dsgd.compressors.members import encode, stated
+from dsgd.compressors.members import constant_at, encode
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 LENGTHS = (1, 2, 7, 16)
@@ -146,7 +146,7 @@ def steps_of_dithering(d: int) -> np.ndarray:
     """Returns the largest element among equal ones: above 1/2 if there are few of them, else below
     the smallest of three levels, 1/4.
     """
-    omega = stated(compressors.natural_dithering(3, "linf").omega, d)
+    omega = constant_at(compressors.natural_dithering(3, "linf").omega, d)
     return beside(1.0, lambda d: (3 / 2 if omega < 1 / 8 else 1 / 4) / (2 * (1 + omega)))(d)
 
 
@@ -174,7 +174,7 @@ WORST: dict[Compressor, Vector] = {
     compressors.natural: four_thirds,
     compressors.natural_dithering(1): ones,
     compressors.natural_dithering(3, "linf"): steps_of_dithering,
-    FP4: beside(6.0, lambda d: 5 / (1 + stated(FP4.omega, d))),
+    FP4: beside(6.0, lambda d: 5 / (1 + constant_at(FP4.omega, d))),
     compressors.cast("float8_e5m2", "power", stochastic=True): lambda d: np.full(d, 10 / 9),
     compressors.random_k(0.25): ones,
     compressors.random_sparsification(0.2): ones,
@@ -246,7 +246,10 @@ def check(compressor: Compressor, vectors: list[np.ndarray], seed: int = 0) -> l
     outcomes = []
     for vector, some in zip(x, drawn, strict=True):
         d, size = len(vector), float(vector @ vector)
-        omega, delta = stated(compressor.omega, d), stated(compressor.delta, d)
+        omega, delta = (
+            constant_at(compressor.omega, d),
+            constant_at(compressor.delta, d),
+        )
         constant = omega if compressor.unbiased else None if delta is None else 1 - delta
         if constant is not None:
             error = _mean_square(compressor, vector, np.asarray(some))

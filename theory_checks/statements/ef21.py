@@ -38,7 +38,7 @@ import optax
 import algorithms
 from dsgd import compressors, problems
 from dsgd.base import Compressor, Problem
-from dsgd.compressors.members import stated
+from dsgd.compressors.members import constant_at
 from dsgd.compressors.sizes import fixed_size
 from theory_checks.machinery import instances, ranges, runs
 from theory_checks.machinery.rates import Rate
@@ -307,7 +307,7 @@ def check(
         )
         return {name: values if name == "step" else values[0] for name, values in history.items()}
 
-    alphas = [stated(up.delta, size) or 0.0 for size in layered.sizes]
+    alphas = [constant_at(up.delta, size) or 0.0 for size in layered.sizes]
     return held(layered, run, alphas, w, steps=steps, learning_rate=learning_rate, name=up.name)
 
 
@@ -370,7 +370,7 @@ def trial(draws: Draws) -> list[Outcome]:
     up, weights, problem = draws.choice(TRIED)
     made, steps = problem(draws), draws.choice((1, 10, 1000))
     numbers = {
-        "contractions": [stated(up.delta, size) for size in SIZES],
+        "contractions": [constant_at(up.delta, size) for size in SIZES],
         "layers": made.layers,
         "weights": weights,
     }

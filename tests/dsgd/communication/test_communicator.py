@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 import dsgd
 import topologies
-from dsgd import Round, State, communication, compressors, counts, network, problems, workers
+from dsgd import Round, State, communication, compressors, network, problems, workers
+from dsgd.wire import counts
 from tests.dsgd.by_hand import method
 
 N, STEP = 8, 5  # round 5 is the last of every 2, of every 3 and of every 6

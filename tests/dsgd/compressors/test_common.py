@@ -29,7 +29,7 @@ from dsgd.compressors import (
     whole_model,
     with_seed,
 )
-from dsgd.compressors.members import stated
+from dsgd.compressors.members import constant_at
 from dsgd.compressors.sizes import fixed_size
 from tests.dsgd.compressors.shared import (
     STANDARD_ERRORS,
@@ -159,7 +159,7 @@ def test_random_places_are_in_different_parts_and_blocks_are_contiguous():
 def test_the_mean_has_the_error_of_one_message_of_the_mean(code):
     rows = np.stack([normal(10) + i for i in range(4)]).astype(np.float32)
     errors = sqnorm(many(with_seed(code))(rows).mean(axis=1) - rows.mean(axis=0))
-    expected = stated(code.omega, 10) * sqnorm(rows.mean(axis=0, dtype=float))
+    expected = constant_at(code.omega, 10) * sqnorm(rows.mean(axis=0, dtype=float))
     assert abs(errors.mean() - expected) <= STANDARD_ERRORS * standard_error(errors)
 
 
@@ -201,7 +201,7 @@ def test_sketches_add_up_and_short_vectors_are_decoded_exactly():
     )
     for d in (1, 7, 8):
         np.testing.assert_array_equal(sketch.decode(key, sketch.encode(key, x[:d]), d), x[:d])
-        assert stated(sketch.omega, d) == 0
+        assert constant_at(sketch.omega, d) == 0
 
 
 # PermK.
@@ -224,7 +224,7 @@ def test_perm_k_divides_the_elements_among_the_workers(N, d):
     share = 1 / width
     deviation = STANDARD_ERRORS * np.sqrt(share * (1 - share) / DRAWS) + 1e-12
     assert (np.abs(sent.mean(axis=0) - share) <= deviation).all()
-    assert stated(perm_k(N).omega, d) == width - 1
+    assert constant_at(perm_k(N).omega, d) == width - 1
 
 
 @pytest.mark.parametrize(("N", "d"), [(4, 8), (4, 10), (6, 3), (6, 4), (6, 6)])

@@ -53,7 +53,7 @@ from dsgd.compressors import (
     whole_model,
     with_seed,
 )
-from dsgd.compressors.members import stated
+from dsgd.compressors.members import constant_at
 from dsgd.compressors.sizes import fixed_bits
 from tests.dsgd.compressors.shared import (
     EPS,
@@ -310,7 +310,10 @@ def test_bounds_and_means_hold_over_draws(compressor):
         error = np.asarray(draws, np.float64) - x
         sqdist, size = sqnorm(error), sqnorm(x)
         slack = STANDARD_ERRORS * standard_error(sqdist) + 1e-5 * size
-        omega, delta = stated(compressor.omega, D), stated(compressor.delta, D)
+        omega, delta = (
+            constant_at(compressor.omega, D),
+            constant_at(compressor.delta, D),
+        )
         assert omega is None or sqdist.mean() <= omega * size + slack
         assert delta is None or sqdist.mean() <= (1 - delta) * size + slack
         if compressor.unbiased:
@@ -332,7 +335,10 @@ def test_it_passes_its_check(name):
 @pytest.mark.parametrize("compressor", [*COMPRESSORS, WHOLE], ids=lambda c: c.name)
 def test_constants_are_numbers_or_none(compressor):
     for d in (1, 2, 3, 31, 333, 10**6):
-        omega, delta = stated(compressor.omega, d), stated(compressor.delta, d)
+        omega, delta = (
+            constant_at(compressor.omega, d),
+            constant_at(compressor.delta, d),
+        )
         assert omega is None or (isinstance(omega, float) and 0 <= omega < math.inf)
         assert delta is None or (isinstance(delta, float) and 0 < delta <= 1)
         if compressor.unbiased:

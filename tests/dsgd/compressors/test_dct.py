@@ -9,7 +9,7 @@ import pytest
 from scipy import fft
 
 from dsgd import compressors
-from dsgd.compressors.members import stated
+from dsgd.compressors.members import constant_at
 from tests.dsgd.compressors.shared import normal, seen, sqnorm
 
 
@@ -38,7 +38,7 @@ def test_it_keeps_the_largest_coefficients_of_each_chunk(k, chunk, columns, bloc
     expected = kept(x.reshape(blocks).swapaxes(1, 2), k).swapaxes(1, 2).ravel()
     got = np.asarray(seen(compressor)(key, x))
     np.testing.assert_allclose(got, expected, atol=1e-5)
-    delta = stated(compressor.delta, 60)
+    delta = constant_at(compressor.delta, 60)
     assert delta == min(1, k / (first * second))
     assert sqnorm(got - x) <= (1 - delta) * sqnorm(x) + 1e-9
 

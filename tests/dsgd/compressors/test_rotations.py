@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from scipy import linalg, optimize, stats
 
-from dsgd import codecs, compressors
+from dsgd import compressors
 from dsgd.compressors import rotations
 from dsgd.compressors.rotations import centroids, pieces, rotate, rotate_back
 from dsgd.compressors.seeds import from_seed
+from dsgd.wire import codecs
 from tests.dsgd.compressors.shared import (
     EPS,
     UNOPTIMIZED,

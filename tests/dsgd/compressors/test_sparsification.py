@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dsgd import codecs, compressors
+from dsgd import compressors
 from dsgd.compressors import sparsification
+from dsgd.wire import codecs
 from tests.dsgd.compressors.shared import (
     EPS,
     HUGE,
@@ -131,8 +132,15 @@ def test_a_share_of_d_that_is_a_whole_number_is_not_rounded_up():
     """0.07 * 100 is rounded up in floating point."""
     for d in (100, 1000, 10**6):
         for percent in range(1, 101):
-            assert sparsification.kept(percent / 100, d) == percent * d // 100
-    assert [sparsification.kept(0.1, d) for d in (1, 9, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
+            assert sparsification.selected_count(percent / 100, d) == percent * d // 100
+    assert [sparsification.selected_count(0.1, d) for d in (1, 9, 10, 11, 20, 21)] == [
+        1,
+        1,
+        1,
+        2,
+        2,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("p", [0.02, 0.9])

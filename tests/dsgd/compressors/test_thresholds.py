@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dsgd import compressors
-from dsgd.compressors.places import selected
+from dsgd.compressors.places import selected_indices
 from tests.dsgd.compressors.shared import (
     EPS,
     STANDARD_ERRORS,
@@ -52,7 +52,9 @@ def test_places_of_a_mask_are_those_of_its_true_elements(d):
     rng = np.random.default_rng(d)
     masks = np.stack([rng.random(d) < share for share in (0, 0.1, 0.5, 0.9, 1)])
     for room in {1, 1 + d // 2, d}:
-        places = np.asarray(jax.jit(jax.vmap(lambda mask, room=room: selected(mask, room)))(masks))
+        places = np.asarray(
+            jax.jit(jax.vmap(lambda mask, room=room: selected_indices(mask, room)))(masks)
+        )
         for mask, found in zip(masks, places, strict=True):
             used = found[found < d]
             assert (found[len(used) :] == d).all()

@@ -14,9 +14,10 @@ from jax.custom_batching import custom_vmap
 
 import algorithms
 import dsgd
-from dsgd import counts, network, problems, workers
+from dsgd import network, problems, workers
 from dsgd.contract import check, subprocess_call
 from dsgd.findings import Finding, Findings
+from dsgd.wire import counts
 from tests.dsgd.by_hand import method
 
 N, D = 4, 3

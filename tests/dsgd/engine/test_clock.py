@@ -23,13 +23,13 @@ from dsgd import (
     Timings,
     clusters,
     communication,
-    counts,
     network,
     problems,
     workers,
 )
 from dsgd.engine import clock, measurements, tape
 from dsgd.engine.queries import Asked
+from dsgd.wire import counts
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import (
     CLUSTERS,

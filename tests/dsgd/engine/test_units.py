@@ -71,6 +71,6 @@ def test_rows_of_weight_0_are_0_even_if_not_finite():
         "a": jnp.array([jnp.nan, 2.0, jnp.inf]),
         "b": jnp.array([[1.0, jnp.nan], [3.0, 4.0], [5.0, 6.0]]),
     }
-    found = units.scaled(jnp.array([0.0, 0.5, 0.0]), rows)
+    found = units.scale_rows(jnp.array([0.0, 0.5, 0.0]), rows)
     np.testing.assert_array_equal(found["a"], [0, 1, 0])
     np.testing.assert_array_equal(found["b"], [[0, 0], [1.5, 2], [0, 0]])

@@ -35,10 +35,10 @@ def test_some_records_are_evaluated_and_everything_else_is_unchanged(problem):
         seen = np.where(MASK, values, np.nan) if name in ("loss", "grad_sqnorm") else values
         np.testing.assert_allclose(history[name], seen, rtol=1e-6)
     np.testing.assert_array_equal(rare.params, plain.params)
-    kept = dsgd.evaluated(history)
+    kept = dsgd.history.evaluated_records(history)
     np.testing.assert_array_equal(kept["step"], EVALUATED)
     np.testing.assert_array_equal(kept["bits"], history["bits"][..., MASK])
-    assert dsgd.evaluated(plain.history) is plain.history
+    assert dsgd.history.evaluated_records(plain.history) is plain.history
 
 
 @pytest.mark.parametrize("slope", [True, False])
@@ -67,7 +67,7 @@ def test_records_that_are_not_due_compute_no_evaluation(slope):
 def test_a_stage_begins_and_ends_with_an_evaluation(problem):
     first = run(METHOD, problem, 5)
     second = run(METHOD, problem, 8, start=first, evaluate_every=4)
-    evaluated = dsgd.evaluated(second.history)
+    evaluated = dsgd.history.evaluated_records(second.history)
     np.testing.assert_array_equal(evaluated["step"], [5, 8, 12, 13])
     assert np.isfinite(evaluated["loss"]).all()
 

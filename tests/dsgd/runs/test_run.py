@@ -176,7 +176,7 @@ def test_bits_neither_overflow_nor_round(problem):
     huge = 2**40 + 1
 
     def update(state, gradients, round):
-        up, nothing = (dsgd.counts.from_bits(bits, round.workers) for bits in (huge, 0))
+        up, nothing = (dsgd.wire.counts.from_bits(bits, round.workers) for bits in (huge, 0))
         round.sent(up, nothing, dsgd.network.ring_shift)
         return state
 
@@ -318,7 +318,10 @@ def test_a_round_compiled_on_its_own_is_the_first_of_a_run(problem, key):
     )
     np.testing.assert_allclose(state.server.params, run(SGD, problem, 1).params, rtol=1e-6)
     assert state.step == 1
-    assert dsgd.counts.to_int(np.asarray(statistics.bits.up)).tolist() == [2 * 3 * 32 * 3 // 4] * N
+    assert (
+        dsgd.wire.counts.to_int(np.asarray(statistics.bits.up)).tolist()
+        == [2 * 3 * 32 * 3 // 4] * N
+    )
 
 
 # --- Exceptions, and forked processes.

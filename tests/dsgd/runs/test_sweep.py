@@ -62,7 +62,7 @@ def test_a_point_that_diverges_does_not_stop_the_others_and_is_never_best(swept)
     assert np.isfinite(loss[:2]).all()
     best = swept.best()
     assert best[0] == 1
-    ends = dsgd.tail_mean(loss).mean(axis=-1)
+    ends = dsgd.history.tail_mean(loss).mean(axis=-1)
     assert ends[best] == np.nanmin(ends)
     diverged = swept._replace(history=swept.history | {"loss": np.full_like(loss, np.nan)})
     with pytest.raises(ValueError, match=r"learning_rate = \[0.01, 0.2, 900.0\].* diverged"):
@@ -177,9 +177,9 @@ def test_a_best_value_at_the_edge_of_its_grid_is_warned_of(rates, words):
 
 def test_tail_mean_is_of_the_last_tenth():
     values = np.arange(30.0)[None, :]
-    assert dsgd.tail_mean(values) == np.mean([27, 28, 29])
-    assert dsgd.tail_mean(values[:, :4]) == 3
-    assert dsgd.tail_mean(values, 0.5) == np.mean(np.arange(15, 30))
+    assert dsgd.history.tail_mean(values) == np.mean([27, 28, 29])
+    assert dsgd.history.tail_mean(values[:, :4]) == 3
+    assert dsgd.history.tail_mean(values, 0.5) == np.mean(np.arange(15, 30))
 
 
 # --- Metrics with one number for each worker.

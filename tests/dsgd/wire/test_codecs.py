@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dsgd import codecs
+from dsgd.wire import codecs
 
 # every number of bits beyond whole bytes, and of whole bytes
 BITS = (*range(9), 13, 15, 16, 22, 29, 31, 32)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsgd import counts
+from dsgd.wire import counts
 
 MOST = 2**64 - 1
 WORKERS = 5

@@ -12,8 +12,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import topologies
-from dsgd import counts, workers
+from dsgd import workers
 from dsgd.communication import bits
+from dsgd.wire import counts
 
 N, D = 8, 3
 DRAW = np.random.default_rng(0)
