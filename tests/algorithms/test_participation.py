@@ -48,27 +48,6 @@ def run(
     )
 
 
-def test_scaffold_with_sampled_clients_is_the_papers_algorithm_1():
-    """The clients S are drawn once for each averaging period of H local steps."""
-    S = np.array([np.random.default_rng(t).permutation(N) < 3 for t in range(T // H)])
-    cluster = clusters.Cluster(
-        clusters.constant(1.0), present=clusters.trace(S.T.astype(float), float(H))
-    )
-    x, c, own = np.zeros(D), np.zeros(D), np.zeros((N, D))
-    for chosen in S:
-        y = np.tile(x, (N, 1))
-        for _ in range(H):
-            y -= GAMMA * (slopes(y) - own + c)
-        plus = own - c + (x - y) / (H * GAMMA)
-        x = x + (y - x)[chosen].mean(axis=0)
-        c = c + (plus - own)[chosen].sum(axis=0) / N
-        own = np.where(chosen[:, None], plus, own)
-    found = run(algorithms.scaffold(SGD, H), cluster)
-    np.testing.assert_allclose(found.params, x, rtol=2e-5)
-    np.testing.assert_allclose(found.state.server, c, rtol=2e-5, atol=1e-6)
-    np.testing.assert_allclose(found.state.workers.control, own, rtol=2e-5, atol=1e-6)
-
-
 def test_the_training_loss_is_that_of_the_workers_that_participate():
     found = run(algorithms.local_sgd(SGD, H), train_loss=True).history["train_loss"]
     X = np.zeros((N, D))
@@ -144,11 +123,10 @@ UNFIT = [
         "each worker's model is made of all replies of the server",
     ),
     # directed graphs are for push-sum, whose weights must remain positive
-    (algorithms.decentralized_sgd(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
-    (algorithms.gradient_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
-    (algorithms.atc_tracking(SGD, PUSH), {"delivered": HALF}, ONE_SIDED),
-    (algorithms.k_gt(SGD, PUSH, H), {"delivered": HALF}, ONE_SIDED),
-    (algorithms.proximal_tracking(GAMMA, PUSH), {"delivered": HALF}, ONE_SIDED),
+    *(
+        (facts.METHODS[name].instance(SGD, PUSH), {"delivered": HALF}, ONE_SIDED)
+        for name in ("decentralized_sgd", "atc_tracking", "k_gt", "proximal_tracking")
+    ),
     (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),
     (
         algorithms.stochastic_gradient_push(SGD, NEGATIVE),
