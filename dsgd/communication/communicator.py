@@ -25,7 +25,6 @@ from dsgd.compressors.codes import LinearCode
 from dsgd.graphs.accelerated import Accelerated
 from dsgd.graphs.topology import Role, Topology
 from dsgd.network import AllReduce, Asynchronous, NServers, OneServer, PointToPoint
-from dsgd.wire import counts
 
 UPDATE, MESSAGE = "dsgd.update", "dsgd.message"
 """Name scopes of operations in a compiled program: those of an update, and, within an update, those
@@ -297,21 +296,6 @@ class Communicator(Round):
         with self._mixing("push", tree, topology, None, ("push", "gossip")) as turn:
             return workers.mix(tree, topology, turn, keep_sums=True)
 
-    def neighbours(self, tree: PyTree, topology: Topology) -> tuple[PyTree, jax.Array]:
-        """Returns the neighbours' values, one by one.
-
-        Args:
-            tree: leaves `[n, ...]`.
-            topology: graph that defines the neighbours.
-
-        Returns:
-            The values, leaves `[n, K, ...]`, where K is the largest number of neighbours; and the
-            corresponding entries of W, `[n, K]`, which are 0 for missing neighbours and for
-            messages that do not arrive.
-        """
-        with self._mixing("neighbours", tree, topology, None, ("gossip", "pull", "push")) as turn:
-            return workers.neighbours(tree, topology, turn)
-
     def to_each_neighbour(self, tree: PyTree, otherwise: PyTree, topology: Topology) -> PyTree:
         """Sends a different vector to each neighbour, and returns the vectors that the neighbours
         send: leaves `[n, K, ...]` to `[n, K, ...]`, where K is the largest number of neighbours,
@@ -361,8 +345,10 @@ class Communicator(Round):
             one_by_one: whether worker n receives the C(x_m) of its neighbours instead of the sum.
 
         Returns:
-            A `Delivery`; `received` has leaves `[n, ...]`; if `one_by_one`, it is the result
-            of `neighbours`: leaves `[n, K, ...]`, and weights.
+            A `Delivery`; `received` has leaves `[n, ...]`; if `one_by_one`, it is
+            a pair: the neighbours' C(x_m), leaves `[n, K, ...]`, where K is the largest number of
+            neighbours; and their weights in W, `[n, K]`, which are 0 for missing neighbours and for
+            messages that do not arrive.
         """
         with self._to_neighbours("to_neighbours", topology, _moves_the_mean):
             key, turn = self.record.next_key(), self.record.frame.turn
@@ -383,7 +369,7 @@ class Communicator(Round):
             rows = jax.vmap(shape, in_axes=1, out_axes=1)(rows)
             return delivery._replace(received=(rows, weights), decoded=shape(delivery.decoded))
 
-    # Messages through servers, around a ring, and between pairs of workers.
+    # Messages through servers and around a ring.
 
     def to_servers(
         self,
@@ -547,71 +533,6 @@ class Communicator(Round):
                 f"around_ring of {compressor.name}", network.ring_all_reduce, delivery.bits
             )
             return delivery.received
-
-    def shift(
-        self, tree: PyTree, by: int = 1, compressor: Compressor | None = None, last: Any = ()
-    ) -> Any:
-        """Sends each worker's row to worker n + by (modulo N): leaves `[n, ...]` to `[n, ...]`.
-
-        Args:
-            tree: leaves `[n, ...]`.
-            by: number of places by which rows move.
-            compressor: compressor of each row; None: rows are sent uncompressed.
-            last: as in `all_gather`.
-
-        Returns:
-            The received rows; with a compressor, a `Delivery` whose `received` has the rows.
-        """
-        with self._sending("shift"):
-            self.require_all("each worker needs the row of another worker")
-            origin = (np.arange(self.workers) - by) % self.workers
-            return self._moved(
-                "shift", tree, origin, lambda rows: workers.ring_shift(rows, by), compressor, last
-            )
-
-    def exchange(
-        self,
-        tree: PyTree,
-        partner: np.ndarray,
-        compressor: Compressor | None = None,
-        last: Any = (),
-    ) -> Any:
-        """Exchanges rows between pairs of workers: leaves `[n, ...]` to `[n, ...]`.
-
-        Args:
-            tree: leaves `[n, ...]`.
-            partner: the partner of each worker, int `[N]`, with `partner[partner[n]] == n`; a
-                worker without a partner has its own number.
-            compressor, last: as in `shift`.
-
-        Returns:
-            As `shift`.
-
-        Raises:
-            ValueError: if `partner` does not consist of pairs.
-        """
-        with self._sending("exchange"):
-            pairs, ids = np.asarray(partner), np.arange(self.workers)
-            if (
-                pairs.shape != ids.shape
-                or not np.isin(pairs, ids).all()
-                or (pairs[pairs] != ids).any()
-            ):
-                given = checks.show(partner)
-                raise ValueError(
-                    f"{self.record.method}: round.exchange: partner = {given}; expected the "
-                    f"partner of each of {self.workers} workers, in pairs: "
-                    "partner[partner[n]] == n"
-                )
-            self.require_all("each worker needs the row of its partner")
-            return self._moved(
-                "exchange",
-                tree,
-                pairs,
-                lambda rows: workers.permuted(rows, pairs),
-                compressor,
-                last,
-            )
 
     # Messages in some rounds only.
 
@@ -945,28 +866,6 @@ class Communicator(Round):
                 topology=topology,
             )
             yield turn
-
-    def _moved(
-        self,
-        call: str,
-        tree: PyTree,
-        origin: np.ndarray,
-        move: Callable,
-        compressor: Compressor | None,
-        last: Any,
-    ) -> Any:
-        """Sends each worker the row of worker `origin[n]`, which may be itself."""
-        N = self.workers
-        moves = workers.local_block(jnp.asarray(origin != np.arange(N), jnp.uint32), N)
-        if compressor is None:
-            sent = counts.scale(moves, bits.to_one(bits.of_tree(tree), N))
-            self.record.add(call, network.ring_shift, Bits(sent, sent))
-            return move(tree)
-        vectors = compressed.flat(tree, compressor.layer_wise)
-        delivery = compressed.moved(compressor, self.record.next_key(), vectors, N, move, last)
-        sent = Bits(*(counts.scale(moves, count) for count in delivery.bits[:2]))
-        self.record.add(f"{call} of {compressor.name}", network.ring_shift, sent)
-        return _shaped(delivery, tree, compressor)
 
     def _unless(self, call: str, wrong: Any, number: Any) -> jax.Array:
         """Returns `number` if `wrong` holds, else NaN."""

@@ -188,31 +188,6 @@ def from_one_server(
     return Delivery(decoded, decoded, _remember(compressor, messages), sent)
 
 
-def moved(
-    compressor: Compressor, key: jax.Array, vectors: PyTree, N: int, move: Callable, last: Any = ()
-) -> Delivery:
-    """Sends one message from every worker to one other worker.
-
-    Args:
-        vectors: leaves `[n, d]`.
-        move: function that permutes rows between workers, leaves `[n, ...]` to `[n, ...]`.
-        compressor, key, N, last: as in `to_servers`.
-
-    Returns:
-        A `Delivery` whose `received` has leaves `[n, d]`.
-    """
-    messages, decoded = _compress_rows(compressor, key, vectors, N, last)
-    arrived = move(messages)
-    received = (
-        move(decoded) if workers.devices() == 1 else _decompress(compressor, arrived, vectors)
-    )
-    sent = Bits(
-        bits.to_one(_sizes(compressor, messages, 1), N),
-        bits.to_one(_sizes(compressor, arrived, 1), N),
-    )
-    return Delivery(received, decoded, _remember(compressor, messages), sent)
-
-
 def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) -> Delivery:
     r"""Computes a mean by a compressed ring all-reduce. Shard n starts at worker n, and every
     worker adds its own part on the way: N - 1 hops, then N - 1 forwards.

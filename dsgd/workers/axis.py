@@ -471,28 +471,6 @@ def ring_shift(tree: PyTree, by: int) -> PyTree:
     return jax.tree.map(partial(_shift_leaf, by=by), tree)
 
 
-def permuted(tree: PyTree, origin: np.ndarray) -> PyTree:
-    """Sends the row of worker `origin[i]` to worker i: leaves `[n, ...]` to `[n, ...]`.
-
-    If each device has one worker, each row is sent once; otherwise all rows are gathered.
-
-    Args:
-        tree: leaves `[n, ...]`.
-        origin: int `[N]`, a permutation.
-    """
-    N = len(origin)
-    if devices() == N > 1:
-        pairs = [
-            (int(sender), receiver) for receiver, sender in enumerate(origin) if sender != receiver
-        ]
-        own_place = jnp.asarray(origin == np.arange(N))[lax.axis_index(AXIS)]
-        return jax.tree.map(
-            lambda leaf: jnp.where(own_place, leaf, lax.ppermute(leaf, AXIS, pairs)), tree
-        )
-    places = local_block(jnp.asarray(origin), N)
-    return jax.tree.map(lambda leaf: leaf[places], gather(tree))
-
-
 def _shift_leaf(x: jax.Array, by: int) -> jax.Array:
     block = x.shape[0]
     if devices() == 1:

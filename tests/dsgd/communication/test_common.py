@@ -39,7 +39,6 @@ def zeros():
 EXCHANGES = {
     "all_gather": (lambda round, x: round.all_gather(zeros(), SPY).received, EVERYWHERE),
     "to_neighbours": (lambda round, x: round.to_neighbours(SPY, zeros(), RING).decoded, ROWS),
-    "shift": (lambda round, x: round.shift(zeros(), 1, SPY).decoded, ROWS),
     "to_server": (lambda round, x: round.to_server(SPY, zeros()).decoded, ROWS),
     "to_servers": (
         lambda round, x: round.to_servers(SPY, communication.shards(zeros(), N, SPY)).decoded,

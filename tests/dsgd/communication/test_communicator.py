@@ -35,7 +35,6 @@ SHARDS = 2 * (8 + 32)  # of its shard of each leaf
 REDUCED = round(2 * (N - 1) / N * VECTOR)
 WEIGHTS = (0.5, 1.0, 0.0, 0.5, 1.5, 0.5, 2.0, 2.0)
 IDS = np.arange(N)
-PARTNER = np.array([3, 1, 7, 0, 5, 4, 6, 2])
 RING, DIRECTED, COMPLETE = topologies.ring(N), topologies.exponential(N), topologies.complete(N)
 SCHEDULE = topologies.one_peer_exponential(N)
 PULL, PUSH = topologies.star(N, topologies.pull), topologies.star(N, topologies.uniform)
@@ -117,10 +116,6 @@ def send_around_ring(round, x):
     return communication.unshard(
         round.around_ring(compressors.sign, shards), mean(x), compressors.sign
     )
-
-
-def neighbours(round, x):
-    return in_order(*round.neighbours(x, RING))
 
 
 def signs_of_neighbours(round, x):
@@ -245,16 +240,6 @@ CALLS = {
     "mix on a schedule": Call(
         lambda round, x: round.mix(x, SCHEDULE), mixed(SCHEDULE, X, STEP), SCHEDULED, VECTOR, ROWS
     ),
-    "neighbours": Call(
-        neighbours,
-        (
-            each(lambda x: np.sort(x[np.stack([IDS - 1, (IDS + 1) % N], axis=1)], axis=1), X),
-            each(lambda m, x: m - x / 3, mixed(RING, X), X),
-        ),
-        RING_MESSAGES,
-        2 * VECTOR,
-        ROWS,
-    ),
     "signs of neighbours": Call(
         signs_of_neighbours,
         (
@@ -291,20 +276,6 @@ CALLS = {
     ),
     "around_ring": Call(
         send_around_ring, each(around_ring, X), "ring_all_reduce", 2 * (N - 1) * SHARDS
-    ),
-    "exchange": Call(
-        lambda round, x: round.exchange(x, PARTNER),
-        each(lambda x: x[PARTNER], X),
-        "ring_shift",
-        VECTOR * (PARTNER != IDS),
-        ROWS,
-    ),
-    "shift of signs": Call(
-        lambda round, x: round.shift(x, 3, compressors.sign).received,
-        each(lambda x: np.roll(sign(x), 3, axis=0), X),
-        "ring_shift",
-        SIGNS,
-        ROWS,
     ),
     "joint": Call(
         joint,
@@ -548,10 +519,10 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
         EVERYWHERE,
     ),
     "what aggregate keeps": (lambda round, x: round.aggregate(x, old())[1], kept(), None, ROWS),
-    "neighbours": (
-        lambda round, x: neighbours(round, x)[1],
-        each(lambda x: np.tensordot(LEFT, x, axes=1), X),
-        VECTOR,
+    "signs of neighbours": (
+        lambda round, x: signs_of_neighbours(round, x)[1],
+        each(lambda x: np.tensordot(LEFT, sign(x), axes=1), X),
+        SIGNS,
         ROWS,
     ),
     "if_active": (
@@ -635,9 +606,9 @@ UNFIT = {
         lambda round, x: round.to_each_neighbour(x["a"], x["a"], RING),
         r"a leaf of shape \[8, 3\]; expected \[n, 2, ...\], a vector for each of the up to 2",
     ),
-    "neighbours on an accelerated topology": (
-        lambda round, x: round.neighbours(x, ACCELERATED)[1],
-        r"mine: round.neighbours on chebyshev\(uneven, 3\): a round has 3 exchanges; expected",
+    "push on an accelerated topology": (
+        lambda round, x: round.push(x, ACCELERATED),
+        r"mine: round.push on chebyshev\(uneven, 3\): a round has 3 exchanges; expected",
     ),
 }
 

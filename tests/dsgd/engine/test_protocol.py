@@ -122,10 +122,6 @@ WRONG = {
         calling(lambda round, g: inspect.unwrap(dsgd.Communicator.mean)(round, g, "ring")),
         "mine: round.mean: via = 'ring'; expected a pattern that carries a mean over all workers",
     ),
-    "not in pairs": (
-        calling(lambda round, g: round.exchange(g, np.array([1, 2, 3, 0]))),
-        "mine: round.exchange: partner = array([1, 2, 3, 0]); expected the partner",
-    ),
     "an answer without a question": (
         calling(lambda round, g: round.from_servers(compressors.sign, g)),
         "mine: round.from_servers is called without a preceding round.to_servers",
