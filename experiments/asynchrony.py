@@ -12,25 +12,25 @@ that saturate the server, beyond which additional workers only increase the stal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
-import optax
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.table import Table
 
 import algorithms
-import dsgd
 import topologies
 from dsgd import clusters, plots, problems, records
-from experiments.shared import commands, figures, resuming, statistics, tables, tuning
+from experiments.shared import commands, figures, resuming, statistics, studies, tables, tuning
+from experiments.shared.studies import Case, with_sgd
 
 CLUSTERS = ("equal workers", "stragglers")
+WAITING = ("synchronous", "drop slowest")  # methods whose update is one gradient of each worker
 FULL = 0.99  # share of the highest rate of updates at which the server is saturated
 
 
@@ -69,33 +69,13 @@ class Args(commands.Data, commands.Switch, commands.Common):
         "bounded",
         "staleness-aware",
         "4 servers",
-        "AD-PSGD",
+        "asynchronous_gossip_sgd",
     )
     """Methods to compare."""
     bound: int = 32
     """The largest staleness of the bounded method."""
     out: Path = Path("results/asynchrony")
     """Folder for config.json, history.csv, saturation.csv and figure.png."""
-
-
-class Method(NamedTuple):
-    """A method, and its number of updates while each worker computes one gradient."""
-
-    build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
-    updates: int
-
-
-class Case(NamedTuple):
-    """A method on one of `CLUSTERS`."""
-
-    where: str
-    method: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.method}"
-
-
-Outcomes = dict[Case, tuning.Tuned]
 
 
 class Saturation(NamedTuple):
@@ -112,36 +92,66 @@ def main(args: Args) -> None:
             f"--slow {args.slow} of {args.workers} workers: expected at least 0, and fewer than all"
         )
     problem = tuning.logistic_regression(args, args.workers, args.partition)
-    compute = {where: computing(args, where) for where in CLUSTERS}
-    ports, chosen = clusters.constant(args.bandwidth), methods(args)
-    on = {
-        where: clusters.Cluster(compute[where], up=ports, latency=args.latency)
+    methods = make_methods(args)
+    compute = {where: make_compute(args, where) for where in CLUSTERS}
+    cases = {
+        (where, name): Case(
+            build,
+            problem,
+            clusters.Cluster(
+                compute[where], up=clusters.constant(args.bandwidth), latency=args.latency
+            ),
+            steps=args.rounds * (1 if name in WAITING else args.workers),
+        )
         for where in CLUSTERS
+        for name, build in methods.items()
     }
-    for method in chosen.values():  # invalid arguments are reported before the first run
-        dsgd.exchanges(method.build(optax.sgd(1.0)), problem, cluster=on[CLUSTERS[0]])
-    commands.begin(args)
-    cases = [Case(where, name) for where in CLUSTERS for name in chosen]
-    tuned = tuning.compare(
-        args,
-        "training",
-        cases,
-        lambda case: train(args, problem, on[case.where], chosen[case.method]),
-    )
+    found = studies.run(args, "training", cases)
     bits = 32 * tuning.elements(problem)
-    stale = {where: staleness(args, compute[where], chosen, bits) for where in CLUSTERS}
     full = measure_saturation(args, bits)
     records.write_rows(args.out / "saturation.csv", Saturation._fields, zip(*full, strict=True))
-    target = 1.1 * max(dsgd.history.tail_mean(one.history["loss"]).mean() for one in tuned.values())
-    shown = {
-        where.replace(" ", "-"): tabulate(args, where, tuned, stale[where], target)
-        for where in CLUSTERS
-    }
-    shown["saturated"] = tabulate_saturation(args, full, bits)
-    commands.finish(args, {"figure": draw(args, tuned, stale, full, bits, target)}, shown)
+    target = 1.1 * max(one.loss for one in found.values())
+    tabulated, losses, histograms = {}, [], []
+    for where in CLUSTERS:
+        stale = measure_staleness(args, methods, compute[where], bits)
+        outcomes = {name: found.get((where, name)) for name in methods}
+        table = tables.table(
+            f"{where}: cost to reach loss {target:.2g}, {args.workers} workers, "
+            f"{statistics.runs(args.seeds)}",
+            ("method", "step", "updates", "seconds", "updates/s", "staleness", "max"),
+            "*: step size at an edge of the grid. -: not reached.\nstaleness: mean and largest, in "
+            "updates, from a separate run.",
+        )
+        studies.fill(
+            table,
+            {name: one and (one, stale.get(name)) for name, one in outcomes.items()},
+            partial(cells, target),
+        )
+        tabulated[where.replace(" ", "-")] = table
+        shown = {name: one for name, one in outcomes.items() if one}
+        for x, label in (("rounds", "updates"), ("simulated seconds", "simulated seconds")):
+            look = {"xscale": "log", "xlabel": label, "ylabel": f"{where}: loss f(x)"}
+            losses.append(figures.curves(studies.lines(shown, x), target, **look))
+        histograms.append(partial(draw_histogram, where, list(shown), stale))
+    tabulated["saturated"] = tabulate_saturation(args, full, bits)
+    saturation = [
+        partial(draw_saturation, full, saturation_point(args, bits), name)
+        for name in ("rate", "staleness")
+    ]
+    sheet = figures.sheet(
+        [*losses, *histograms, *saturation],
+        2,
+        f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; "
+        f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of "
+        f"{args.compute * 1e3:g} ms; stragglers: {args.slow} of {args.workers} workers are "
+        f"{args.factor:g} times slower; drop slowest {args.backups}; bounded by {args.bound}; "
+        f"{statistics.errors('bands', args.seeds)}; grey: target",
+        sharey=False,
+    )
+    commands.finish(args, {"figure": sheet}, tabulated)
 
 
-def computing(args: Args, where: str) -> clusters.Quantity:
+def make_compute(args: Args, where: str) -> clusters.Quantity:
     """Returns the compute times: workers that differ only randomly, or some always slower."""
     compute = clusters.constant(args.compute) + clusters.exponential(args.compute / 10)
     return (
@@ -149,54 +159,42 @@ def computing(args: Args, where: str) -> clusters.Quantity:
     )
 
 
-def methods(args: Args) -> dict[str, Method]:
+def make_methods(args: Args) -> dict[str, studies.Build]:
     """Returns the methods by name."""
-    N, graph = args.workers, topologies.complete(args.workers)
     known = {
-        "synchronous": Method(algorithms.minibatch_sgd, 1),
-        "drop slowest": Method(
-            lambda optimizer: algorithms.backup_workers_sgd(optimizer, args.backups), 1
-        ),
-        "asynchronous": Method(algorithms.asynchronous_sgd, N),
-        "bounded": Method(
-            lambda optimizer: algorithms.asynchronous_sgd(optimizer, bound=args.bound), N
-        ),
-        "staleness-aware": Method(
-            lambda optimizer: algorithms.asynchronous_sgd(optimizer, staleness_aware=True), N
-        ),
-        "4 servers": Method(lambda optimizer: algorithms.asynchronous_sgd(optimizer, servers=4), N),
-        "AD-PSGD": Method(
-            lambda optimizer: algorithms.asynchronous_gossip_sgd(optimizer, graph), N
+        "synchronous": with_sgd(algorithms.minibatch_sgd),
+        "drop slowest": with_sgd(algorithms.backup_workers_sgd, args.backups),
+        "asynchronous": with_sgd(algorithms.asynchronous_sgd),
+        "bounded": with_sgd(algorithms.asynchronous_sgd, bound=args.bound),
+        "staleness-aware": with_sgd(algorithms.asynchronous_sgd, staleness_aware=True),
+        "4 servers": with_sgd(algorithms.asynchronous_sgd, servers=4),
+        "asynchronous_gossip_sgd": with_sgd(
+            algorithms.asynchronous_gossip_sgd, topologies.complete(args.workers)
         ),
     }
     commands.require_known("--methods", args.methods, known)
     return {name: known[name] for name in args.methods}
 
 
-def train(
-    args: Args, problem: dsgd.Problem, cluster: clusters.Cluster, method: Method
-) -> tuning.Tuned | None:
-    """Runs the method at its best step size; None if it diverged at every one."""
-
-    def build(learning_rate):
-        return method.build(optax.sgd(learning_rate))
-
-    return tuning.tune(args, build, problem, steps=args.rounds * method.updates, cluster=cluster)
-
-
-def staleness(
-    args: Args, compute: clusters.Quantity, chosen: dict[str, Method], bits: int
+def measure_staleness(
+    args: Args, methods: Mapping[str, studies.Build], compute: clusters.Quantity, bits: int
 ) -> dict[str, np.ndarray]:
     """Returns the staleness of every update, `[updates]`, by method."""
-    late = {name: method for name, method in chosen.items() if method.updates > 1}
     return {
-        name: timed(args, method, args.workers, compute, bits, gradients=args.rounds)["staleness"]
-        for name, method in late.items()
+        name: simulate(args, build, args.workers, compute, bits, gradients=args.rounds)["staleness"]
+        for name, build in methods.items()
+        if name not in WAITING
     }
 
 
-def timed(
-    args: Args, method: Method, N: int, compute: clusters.Quantity, bits: int, *, gradients: int
+def simulate(
+    args: Args,
+    build: studies.Build,
+    N: int,
+    compute: clusters.Quantity,
+    bits: int,
+    *,
+    gradients: int,
 ) -> dict[str, np.ndarray]:
     """Returns the clock and the staleness of every update, `[updates]`, while each worker computes
     the given number of gradients.
@@ -211,7 +209,7 @@ def timed(
         N, 1, strong_convexity=1.0, heterogeneity=0.0, seed=args.seed
     )
     run = {"steps": gradients * N, "key": jax.random.key(args.seed), "cluster": cluster, "mesh": 1}
-    history = resuming.run(method.build(optax.sgd(0.0)), problem, **run).history
+    history = resuming.run(build(0.0), problem, **run).history
     return {name: history[name][1:] for name in ("clock", "staleness")}
 
 
@@ -231,9 +229,9 @@ def measure_saturation(args: Args, bits: int) -> Saturation:
     )
     rows = []
     for N in tables.bar(numbers, "saturating", args.progress):
-        found = timed(
+        found = simulate(
             args,
-            Method(algorithms.asynchronous_sgd, N),
+            with_sgd(algorithms.asynchronous_sgd),
             N,
             clusters.constant(args.compute),
             bits,
@@ -259,44 +257,23 @@ def saturation_point(args: Args, bits: int) -> float:
     return (2 * message + args.compute) / message
 
 
-def knee_of(full: Saturation) -> int:
+def find_knee(full: Saturation) -> int:
     """Returns the smallest number of workers that reaches 99 % of the highest rate."""
     return int(full.workers[np.flatnonzero(full.rate >= FULL * full.rate.max())[0]])
 
 
-def tabulate(
-    args: Args, where: str, tuned: Outcomes, stale: dict[str, np.ndarray], target: float
-) -> Table:
-    """Tabulates the cost to reach the target, one row per method."""
-    table = tables.table(
-        f"{where}: cost to reach loss {target:.2g}, {args.workers} workers, "
-        f"{statistics.runs(args.seeds)}",
-        ("method", "step", "updates", "seconds", "updates/s", "staleness", "max"),
-        "*: step size at an edge of the grid. -: not reached.\nstaleness: mean and largest, in "
-        "updates, from a separate run.",
-    )
-    for name in args.methods:
-        if (case := Case(where, name)) not in tuned:
-            table.add_row(name, "diverged")
-            continue
-        learning_rate, history, _ = tuned[case]
-        updates, _, seconds = statistics.cost_to(history, target)
-        rate = history["step"][-1] / history["clock"][:, -1].mean()
-        late = stale.get(name)
-        table.add_row(
-            name,
-            statistics.step_size(learning_rate, args.learning_rates),
-            updates,
-            seconds,
-            f"{rate:,.0f}",
-            *(("0", "0") if late is None else (f"{late.mean():.1f}", f"{late.max():.0f}")),
-        )
-    return table
+def cells(target: float, outcome: tuple[studies.Tuned, np.ndarray | None]) -> list[str]:
+    """Returns the step size, the cost to the target, the rate of updates, and the staleness."""
+    one, stale = outcome
+    updates, _, seconds = statistics.cost_to(one.history, target)
+    rate = one.history["step"][-1] / one.history["clock"][:, -1].mean()
+    late = ["0", "0"] if stale is None else [f"{stale.mean():.1f}", f"{stale.max():.0f}"]
+    return [one.cell(), updates, seconds, f"{rate:,.0f}", *late]
 
 
 def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
     """Tabulates how many workers saturate one server, and the effect of twice as many."""
-    knee = knee_of(full)
+    knee = find_knee(full)
     table = tables.table(
         "one server with an increasing number of equal workers",
         ("", "workers", "ports", "updates/s", "staleness"),
@@ -314,49 +291,7 @@ def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
     return table
 
 
-def draw(
-    args: Args,
-    tuned: Outcomes,
-    stale: dict[str, dict[str, np.ndarray]],
-    full: Saturation,
-    bits: int,
-    target: float,
-) -> Figure:
-    """Draws the loss against updates and seconds for each cluster, below them the staleness, and
-    the server's saturation.
-    """
-    sheet = Figure(figsize=(figures.WIDTH, 13), layout="constrained")
-    above, middle, below = sheet.subfigures(3, 1, height_ratios=(2.3, 1, 1), squeeze=False)[:, 0]
-    rows = plots.panels(above, 2, 2, sharey=False).reshape(2, 2)
-    late = plots.panels(middle, 2)
-    for row, axes, where in zip(rows, late, CLUSTERS, strict=True):
-        runs = {case.method: one.history for case, one in tuned.items() if case.where == where}
-        for panel, cost, label in zip(
-            row, ("step", "clock"), ("updates", "simulated seconds"), strict=True
-        ):
-            lines = {
-                name: (np.atleast_2d(history[cost]).mean(axis=0), history["loss"])
-                for name, history in runs.items()
-            }
-            figures.losses(panel, lines, target, xscale="log", xlabel=label)
-        row[0].set_ylabel(f"{where}: loss f(x)")
-        histogram(axes, list(runs), stale[where])
-        axes.set_title(where)
-    late[0].set_ylabel("share of updates")
-    figures.legend(above, 4, rows[0, 0])
-    draw_saturation(plots.panels(below, 2, sharey=False), full, saturation_point(args, bits))
-    figures.title(
-        sheet,
-        f"logistic regression, {args.data} ({args.partition}), {args.workers} workers; "
-        f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s, gradients of "
-        f"{args.compute * 1e3:g} ms; stragglers: {args.slow} of {args.workers} workers are "
-        f"{args.factor:g} times slower; drop slowest {args.backups}; bounded by {args.bound}; "
-        f"{statistics.errors('bands', args.seeds)}; grey: target",
-    )
-    return sheet
-
-
-def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> None:
+def draw_histogram(where: str, names: list[str], stale: dict[str, np.ndarray], axes: Axes) -> None:
     """Draws the share of updates by their staleness, in the colors of the lines."""
     most = max((values.max() for values in stale.values()), default=1)
     edges = np.unique(np.round(np.geomspace(1, most + 2, 25))) - 0.5
@@ -366,25 +301,24 @@ def histogram(axes: Axes, names: list[str], stale: dict[str, np.ndarray]) -> Non
             share = np.histogram(late, edges)[0] / late.size
             axes.stairs(share, edges, **figures.look(i, linewidth=1.8))
     axes.set(yscale="log", ylim=(1e-4, 1))
-    figures.describe(axes, "staleness t - D(t) (0 is shown as 1)", log="x")
+    label = "staleness t - D(t) (0 is shown as 1)"
+    figures.describe(axes, label, f"{where}: share of updates", log="x")
 
 
-def draw_saturation(panels: np.ndarray, full: Saturation, point: float) -> None:
-    """Draws updates per second and staleness against the number of workers, with the saturation
+def draw_saturation(full: Saturation, point: float, name: str, axes: Axes) -> None:
+    """Draws updates per second or the staleness against the number of workers, with the saturation
     point.
     """
-    knee, mark = knee_of(full), plots.COLOURS[1]
-    labels = ("updates per second", "mean staleness, in updates")
-    for axes, values, label in zip(panels, full[1:], labels, strict=True):
-        axes.plot(full.workers, values, "o-", color=plots.COLOURS[0], linewidth=1.8)
-        words = f"(2(l + r) + C) / (l + r) = {point:.1f}"
-        axes.axvline(point, color=mark, linestyle="--", label=words)
-        at_knee = values[full.workers == knee]
-        words = f"saturated from {knee} on"
-        axes.plot(knee, at_knee, "*", color=mark, markersize=16, label=words)
-        axes.set(xlabel="workers of one server", ylabel=label, ylim=(0, None))
-        axes.legend(frameon=False, loc="lower right")
-    panels[0].set_xlim(0, math.ceil(full.workers.max() * 1.05))
+    values, knee, mark = getattr(full, name), find_knee(full), plots.COLOURS[1]
+    axes.plot(full.workers, values, "o-", color=plots.COLOURS[0], linewidth=1.8)
+    words = f"(2(l + r) + C) / (l + r) = {point:.1f}"
+    axes.axvline(point, color=mark, linestyle="--", label=words)
+    words = f"saturated from {knee} on"
+    axes.plot(knee, values[full.workers == knee], "*", color=mark, markersize=16, label=words)
+    label = {"rate": "updates per second", "staleness": "mean staleness, in updates"}[name]
+    axes.set(xlabel="workers of one server", ylabel=label, ylim=(0, None))
+    axes.set_xlim(0, math.ceil(full.workers.max() * 1.05))
+    axes.legend(frameon=False, loc="lower right")
 
 
 if __name__ == "__main__":

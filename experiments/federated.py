@@ -14,20 +14,20 @@ smallest loss over the second half of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import optax
-from matplotlib.figure import Figure
-from rich.table import Table
+from matplotlib.axes import Axes
 
 import algorithms
 import dsgd
-from dsgd import clusters, network, plots, problems, work
-from experiments.shared import commands, figures, statistics, tables, tuning
+from dsgd import clusters, network, problems, work
+from experiments.shared import commands, figures, statistics, studies, tables
+from experiments.shared.studies import Case, Tuned
 
 EPOCHS, EQUAL, ALL = "epochs", "equal", "all clients"
 WINDOW = 5  # rounds over which figures average the accuracy
@@ -75,35 +75,49 @@ class Clients(NamedTuple):
     equal: int
 
 
-class Case(NamedTuple):
-    """A method.
-
-    Args:
-        build: (learning_rate, and the names of the grid) -> the method.
-        period: rounds of the run in a communication round.
-        group: `EPOCHS`; `EQUAL`; or `ALL`, if all clients participate in each communication round.
-        grid: name and candidates of the second parameter.
-    """
-
-    build: Callable[..., dsgd.Algorithm]
-    period: int
-    group: str
-    grid: Mapping[str, Any] = {}
-
-
 def main(args: Args) -> None:
-    present = clusters.sampled(args.sampled, of=args.clients)
     clients = make_clients(args)
-    cases = build(clients)
-    commands.begin(args)
-    found = tuning.compare(
-        args, "methods", cases, lambda name: tune(args, clients.problem, cases[name], present)
+    cases = make_cases(args, clients)
+    found = studies.run(args, "methods", {name: case for (_, name), case in cases.items()})
+    goal = f"{args.target:.0%}"
+    setting = (
+        f"{args.data}, Dirichlet {args.alpha:g}, {args.sampled} of {args.clients} clients in each "
+        "round"
     )
-    commands.finish(
-        args,
-        {"figure": draw(args, clients, cases, found)},
-        {"costs": tabulate(args, clients, cases, found)},
+    table = tables.table(
+        f"{setting},\n{args.rounds} rounds of communication, {statistics.runs(args.seeds)}",
+        ("method", "parameters", f"rounds\nto {goal}", f"Mbit\nto {goal}", "loss", "accuracy"),
+        "Step size of the clients (*: at an edge of the grid), other parameter.\n"
+        "Mbit: sent and received by all clients. -: not reached. Loss, accuracy\n"
+        "in %: means over the last tenth of the rounds"
+        f"{'; ±: standard error' * (args.seeds > 1)}.",
+        left=2,
     )
+    groups = {
+        EPOCHS: f"{EPOCHS}: {clients.steps.min()}-{clients.steps.max()} steps",
+        EQUAL: f"{EQUAL}: {clients.equal} steps",
+        ALL: ALL,
+    }
+    by_group = {
+        group: {name: found.get(name) for each, name in cases if each == group} for group in groups
+    }
+    for group, heading in groups.items():
+        table.add_section()
+        table.add_row(heading)
+        studies.fill(table, by_group[group], partial(cells, args.target))
+    panels = [
+        partial(draw, args.target, cost, groups[group], outcomes)
+        for cost in COSTS
+        for group, outcomes in by_group.items()
+    ]
+    bands = statistics.errors("bands", args.seeds)
+    sheet = figures.sheet(
+        panels,
+        len(groups),
+        f"{setting}; {bands}\nmeans over {WINDOW} rounds; grey line: target {goal}",
+        legend_columns=None,
+    )
+    commands.finish(args, {"figure": sheet}, {"costs": table})
 
 
 def make_clients(args: Args) -> Clients:
@@ -127,162 +141,107 @@ def make_clients(args: Args) -> Clients:
     return Clients(problem, steps, int(np.ceil(steps.mean())))
 
 
-def build(clients: Clients) -> dict[str, Case]:
-    """Returns the methods by name."""
+def make_cases(args: Args, clients: Clients) -> dict[tuple[str, str], Case]:
+    """Returns the cases by group and method. Their histories have a record for each communication
+    round.
+    """
     most, equal = int(clients.steps.max()), clients.equal
+    present = clusters.sampled(args.sampled, of=args.clients)
+    cases: dict[tuple[str, str], Case] = {}
 
-    def computing(state, round):
+    def add(name, build, period=equal, group=EQUAL, **grid):
+        """Adds a method with this number of rounds in a communication round."""
+
+        def convert(history):
+            """Replaces the columns of single clients by communication rounds and megabits."""
+            kept = {column: values for column, values in history.items() if column != "samples"}
+            rounds = np.broadcast_to(history["step"] / period, history["loss"].shape)
+            megabits = history["bits"] * args.clients / 1e6
+            return {**kept, "rounds": rounds, "megabits": megabits}
+
+        sampled = clusters.Cluster(
+            clusters.constant(0.0), present=present, participation_period=period
+        )
+        cases[group, name] = Case(
+            build,
+            clients.problem,
+            None if group == ALL else sampled,
+            steps=period * args.rounds,
+            records=args.rounds,
+            grid=grid,
+            convert=convert,
+        )
+
+    def count_steps(state, round):
         """Each client stops after its own number of steps."""
         counted = round.step % most < clients.steps
         return work.micro_batches(counted[:, None], average="workers")
 
-    def epochs(factory, group=EPOCHS, **grid):
-        def made(learning_rate, **second):
+    def add_epochs(name, factory, group=EPOCHS, **grid):
+        def build(learning_rate, **second):
             method = factory(optax.sgd(learning_rate), most, *second.values())
-            return algorithms.with_local_work(method, computing)
+            return algorithms.with_local_work(method, count_steps)
 
-        return Case(made, most, group, grid)
-
-    def equal_steps(factory, argument: float = equal, group=EQUAL, **options):
-        def made(learning_rate):
-            return factory(optax.sgd(learning_rate), argument, **options)
-
-        return Case(made, equal, group)
+        add(name, build, most, group, **grid)
 
     def mime(learning_rate, momentum):
         # In Mime's paper the gradient has the weight 1 - momentum.
         optimizer = optax.sgd(learning_rate * (1 - momentum), momentum=momentum)
         return algorithms.mime(optimizer, equal)
 
-    return {
-        "fed_avg": epochs(algorithms.fed_avg),
-        "fed_prox": epochs(algorithms.fed_prox, proximal=(0.01, 0.1, 1.0)),
-        "fed_nova": epochs(algorithms.fed_nova),
-        "fed_dyn": epochs(algorithms.fed_dyn, regularization=(0.03, 0.1, 0.3)),
-        "fed_adam": epochs(algorithms.fed_adam, step=(0.01, 0.03, 0.1)),
-        "fed_avg_equal": equal_steps(algorithms.fed_avg),
-        "scaffold": equal_steps(algorithms.scaffold, via=network.star),
-        "mime": Case(mime, equal, EQUAL, {"momentum": (0.0, 0.9)}),
-        "fed_avg_all": epochs(algorithms.fed_avg, group=ALL),
-        "scaffnew-all": equal_steps(algorithms.scaffnew, 1 / equal, group=ALL, via=network.star),
-    }
+    sgd, star = studies.with_sgd, network.star
+    add_epochs("fed_avg", algorithms.fed_avg)
+    add_epochs("fed_prox", algorithms.fed_prox, proximal=(0.01, 0.1, 1.0))
+    add_epochs("fed_nova", algorithms.fed_nova)
+    add_epochs("fed_dyn", algorithms.fed_dyn, regularization=(0.03, 0.1, 0.3))
+    add_epochs("fed_adam", algorithms.fed_adam, step=(0.01, 0.03, 0.1))
+    add("fed_avg_equal", sgd(algorithms.fed_avg, equal))
+    add("scaffold", sgd(algorithms.scaffold, equal, via=star))
+    add("mime", mime, momentum=(0.0, 0.9))
+    add_epochs("fed_avg_all", algorithms.fed_avg, ALL)
+    add("scaffnew_all", sgd(algorithms.scaffnew, 1 / equal, via=star), group=ALL)
+    return cases
 
 
-def tune(
-    args: Args, problem: dsgd.Problem, case: Case, present: clusters.Quantity
-) -> tuning.Tuned | None:
-    """Returns the history at the best parameters, with one record for each communication round;
-    None if the method diverged at all of them.
-    """
-    sampled = clusters.Cluster(
-        clusters.constant(0.0), present=present, participation_period=case.period
-    )
-    found = tuning.tune(
-        args,
-        case.build,
-        problem,
-        steps=case.period * args.rounds,
-        cluster=None if case.group == ALL else sampled,
-        records=args.rounds,
-        **case.grid,
-    )
-    if found:
-        history = found.history
-        history.pop("samples", None)  # a column for each client
-        history["rounds"] = np.broadcast_to(history["step"] / case.period, history["loss"].shape)
-        history["megabits"] = history["bits"] * args.clients / 1e6
-    return found
-
-
-def tabulate(
-    args: Args, clients: Clients, cases: dict[str, Case], found: dict[str, tuning.Tuned]
-) -> Table:
-    """Tabulates parameters, costs to the target and the final accuracy, one row per method."""
-    goal = f"{args.target:.0%}"
-    table = tables.table(
-        f"{args.data}, Dirichlet {args.alpha:g}, {args.sampled} of {args.clients} clients in each "
-        f"round,\n{args.rounds} rounds of communication, {statistics.runs(args.seeds)}",
-        (
-            "method",
-            "parameters",
-            f"rounds\nto {goal}",
-            f"Mbit\nto {goal}",
-            "loss",
-            "accuracy",
-        ),
-        "Step size of the clients (*: at an edge of the grid), other parameter.\n"
-        "Mbit: sent and received by all clients. -: not reached. Loss, accuracy\n"
-        "in %: means over the last tenth of the rounds"
-        f"{'; ±: standard error' * (args.seeds > 1)}.",
-        left=2,
-    )
-    for group, heading in describe(clients).items():
-        table.add_section()
-        table.add_row(heading)
-        for name, outcome in found.items():
-            if cases[name].group == group:
-                table.add_row(name, *cells(args, outcome))
-    return table
-
-
-def describe(clients: Clients) -> dict[str, str]:
-    """Returns the headings of the groups, with the numbers of local steps."""
-    return {
-        EPOCHS: f"{EPOCHS}: {clients.steps.min()}-{clients.steps.max()} steps",
-        EQUAL: f"{EQUAL}: {clients.equal} steps",
-        ALL: ALL,
-    }
-
-
-def cells(args: Args, outcome: tuning.Tuned) -> list[str]:
+def cells(target: float, one: Tuned) -> list[str]:
     """Returns the cells of a method: its parameters, costs to the target, loss and accuracy."""
-    rate, history, second = outcome
-    at = statistics.first_reaching(1 - history["test_accuracy"], 1 - args.target)
-    others = [f"{SYMBOLS[name]} {value:g}" for name, value in second.items()]
+    history = one.history
+    at = statistics.first_reaching(1 - history["test_accuracy"], 1 - target)
+    others = [f"{SYMBOLS[name]} {x:g}" for name, x in one.values.items() if name in SYMBOLS]
     return [
-        ", ".join([statistics.step_size(rate, args.learning_rates), *others]),
+        ", ".join([one.cell(), *others]),
         *("-" if at is None else f"{history[cost][:, at].mean():,.3g}" for cost in COSTS),
-        f"{dsgd.history.tail_mean(history['loss']).mean():.3f}",
+        f"{one.loss:.3f}",
         statistics.with_error(100 * dsgd.history.tail_mean(history["test_accuracy"])),
     ]
 
 
 def draw(
-    args: Args, clients: Clients, cases: dict[str, Case], found: dict[str, tuning.Tuned]
-) -> Figure:
-    """Draws the accuracy against communication rounds and bits: a column of panels for each group,
-    in which the first line is FedAvg.
+    target: float, cost: str, heading: str, found: dict[str, Tuned | None], axes: Axes
+) -> None:
+    """Draws the accuracy of a group against communication rounds or bits; the first line is
+    FedAvg.
     """
-    headings = describe(clients)
-    sheet, panels = plots.figure(
-        len(headings), len(COSTS), width=figures.WIDTH / len(headings), height=3.2
-    )
-    for row, (cost, label) in zip(panels.reshape(len(COSTS), -1), COSTS.items(), strict=True):
-        values = np.array([history[cost].mean(axis=0) for _, history, _ in found.values()])
-        limits = values[values > 0].min(), values.max()
-        for axes, (group, heading) in zip(row, headings.items(), strict=True):
-            lines = {
-                name: (history[cost].mean(axis=0), smoothed(100 * history["test_accuracy"]))
-                for name, (_, history, _) in found.items()
-                if cases[name].group == group
-            }
-            axes.set(xlabel=label, title=heading if cost == "rounds" else "")
-            axes.set(xscale="linear" if cost == "rounds" else "log", xlim=limits)
-            plots.draw_lines(axes, lines)
-            axes.axhline(100 * args.target, color="0.4", linewidth=0.8)
-            if lines and cost == "rounds":
-                axes.legend(frameon=False, loc="lower right", fontsize=9)
-        row[0].set(ylabel="test accuracy in %", ylim=(max(0, 100 * args.target - 20), 100))
-    figures.title(
-        sheet,
-        f"{args.data}, Dirichlet {args.alpha:g}, {args.sampled} of {args.clients} clients in each "
-        f"round; {statistics.errors('bands', args.seeds)}\nmeans over {WINDOW} rounds; grey line: "
-        f"target {args.target:.0%}",
-    )
-    return sheet
+    lines = {
+        name: (one.history[cost].mean(axis=0), smooth(100 * one.history["test_accuracy"]))
+        for name, one in found.items()
+        if one
+    }
+    by_rounds = cost == "rounds"
+    figures.curves(
+        lines,
+        100 * target,
+        legend="lower right" if by_rounds and lines else "",
+        xlabel=COSTS[cost],
+        ylabel="test accuracy in %",
+        title=heading if by_rounds else "",
+        xscale="linear" if by_rounds else "log",
+        yscale="linear",
+        ylim=(max(0, 100 * target - 20), 100),
+    )(axes)
 
 
-def smoothed(values: np.ndarray) -> np.ndarray:
+def smooth(values: np.ndarray) -> np.ndarray:
     """Returns the mean of each record and those before it in a window, `[seeds, records]`."""
     sums = np.cumsum(values, axis=1)
     before = np.pad(sums, ((0, 0), (WINDOW, 0)))[:, : values.shape[1]]

@@ -12,24 +12,23 @@ the target loss first, and all run for the same number of simulated seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
-import optax
-from matplotlib.figure import Figure
 from rich.table import Table
 
 import algorithms
 import dsgd
 from algorithms import dropcompute
-from dsgd import clusters, network, plots
+from dsgd import clusters, network
 from experiments.dropcompute import local_sgd, noises
 from experiments.dropcompute.training import JUST_AFTER, MEASURED, latencies
-from experiments.shared import commands, figures, resuming, statistics, tables, tuning
+from experiments.shared import commands, figures, resuming, statistics, studies, tables, tuning
+from experiments.shared.studies import Case, Tuned, with_sgd
 
 # rounds of the pilot run from which the seconds of a gradient are taken; every worker computes one
 # gradient in each
@@ -84,7 +83,7 @@ class Method(NamedTuple):
     """A method to compare.
 
     Args:
-        build: optimizer -> method.
+        build: learning_rate -> method.
         updates: number of its rounds in which every worker computes one gradient.
         whole: whether a gradient is one batch of M micro-batches; otherwise the method draws them
             one by one.
@@ -92,50 +91,55 @@ class Method(NamedTuple):
             dropped.
     """
 
-    build: Callable[[optax.GradientTransformation], dsgd.Algorithm]
+    build: studies.Build
     updates: int = 1
     whole: bool = True
     wasted: float | None = 0.0
 
 
-class Case(NamedTuple):
-    """A method with one kind of stragglers."""
-
-    where: str
-    method: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.method}"
-
-
-Outcomes = dict[Case, tuning.Tuned]
-
-
 def main(args: Args) -> None:
     on = stragglers(args)
-    both = {whole: problem(args, whole) for whole in (False, True)}
-    chosen = {where: methods(args, cluster, both[True]) for where, cluster in on.items()}
-    for where, cluster in on.items():  # invalid arguments are reported before the first run
-        for method in chosen[where].values():
-            dsgd.exchanges(method.build(optax.sgd(1.0)), both[method.whole], cluster=cluster)
-    commands.begin(args)
-    horizons = {
-        where: args.rounds * pilot(args, cluster, both, chosen[where][WAITING])
-        for where, cluster in on.items()
-    }
-    tuned = tuning.compare(
-        args,
-        "stragglers",
-        [Case(where, name) for where in on for name in chosen[where]],
-        lambda case: train(
-            args, on[case.where], both, case, chosen[case.where][case.method], horizons[case.where]
-        ),
+    whole, single = (
+        tuning.logistic_regression(args, args.workers, "iid", number)
+        for number in (args.micro_batches, 1)
     )
-    shown = {
-        name: tabulate(args, where, chosen[where], tuned)
-        for where, name in zip(on, ("delays", "server"), strict=False)
-    }
-    commands.finish(args, {"figure": draw(args, tuned)}, shown)
+    methods, cases = {}, {}
+    for where, cluster in on.items():
+        for name, method in make_methods(args, cluster, whole).items():
+            methods[where, name] = method
+            cases[where, name] = Case(
+                method.build,
+                whole if method.whole else single,
+                cluster,
+                records=RECORDS,
+                cost=lambda history: rank(history, args.target),
+            )
+    studies.check(args, cases)
+    commands.begin(args)
+    seconds = {key: measure_round(args, case, methods[key]) for key, case in cases.items()}
+    for (where, name), case in cases.items():
+        steps = math.ceil(args.rounds * seconds[where, WAITING] / seconds[where, name])
+        cases[where, name] = case._replace(steps=steps)
+    found = studies.run(args, "stragglers", cases)
+    shown, panels = {}, []
+    for where, file in zip(on, ("delays", "server"), strict=False):
+        names = [name for each, name in cases if each == where]
+        outcomes = {name: found[where, name] for name in names if (where, name) in found}
+        shown[file] = tabulate(
+            args, where, {name: methods[where, name] for name in names}, outcomes
+        )
+        x = "simulated seconds"
+        lines = studies.lines(outcomes, x)
+        panels.append(figures.curves(lines, args.target, xlabel=x, ylabel="loss f(x)", title=where))
+    sheet = figures.sheet(
+        panels,
+        len(on),
+        f"logistic regression, {args.data} (iid), {args.workers} workers x {args.micro_batches} "
+        f"micro-batches; {args.backups} backup workers; averaging every {args.period}; staleness "
+        f"up to {args.bound}; {statistics.errors('bands', args.seeds)}; grey: target",
+        height=4.6,
+    )
+    commands.finish(args, {"figure": sheet}, shown)
 
 
 def stragglers(args: Args) -> dict[str, clusters.Cluster]:
@@ -150,17 +154,10 @@ def stragglers(args: Args) -> dict[str, clusters.Cluster]:
     }
 
 
-def problem(args: Args, whole: bool) -> dsgd.Problem:
-    """Returns the problem on the same data, with batches of all samples of a gradient, or of a
-    micro-batch.
-    """
-    return tuning.logistic_regression(args, args.workers, "iid", args.micro_batches if whole else 1)
-
-
-def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str, Method]:
+def make_methods(args: Args, cluster: clusters.Cluster, problem: dsgd.Problem) -> dict[str, Method]:
     """Returns the methods by name."""
     N, M, H = args.workers, args.micro_batches, args.period
-    bits = 32 * tuning.elements(on)
+    bits = 32 * tuning.elements(problem)
     communication = network.cost(network.ring_all_reduce, N, args.latency, bits / args.bandwidth)
 
     def threshold(period: int) -> float:
@@ -175,94 +172,61 @@ def methods(args: Args, cluster: clusters.Cluster, on: dsgd.Problem) -> dict[str
 
     step, steps = threshold(1), threshold(H)
 
-    def dropping(optimizer):
+    def drop(optimizer):
         return algorithms.drop_compute(algorithms.minibatch_sgd(optimizer), step, M)
 
-    def dropping_locally(optimizer):
+    def drop_locally(optimizer):
         return algorithms.drop_compute(
             algorithms.local_sgd(optimizer, H), steps, M, period=H, correction="local"
         )
 
+    late = with_sgd(algorithms.asynchronous_sgd, bound=args.bound)
     return {
-        WAITING: Method(algorithms.minibatch_sgd),
+        WAITING: Method(with_sgd(algorithms.minibatch_sgd)),
         "backup workers": Method(
-            lambda optimizer: algorithms.backup_workers_sgd(optimizer, args.backups),
-            wasted=args.backups / N,
+            with_sgd(algorithms.backup_workers_sgd, args.backups), wasted=args.backups / N
         ),
-        "DropCompute": Method(dropping, whole=False, wasted=None),
-        "local SGD": Method(lambda optimizer: algorithms.local_sgd(optimizer, H)),
-        "local, DropCompute": Method(dropping_locally, whole=False, wasted=None),
-        "asynchronous": Method(algorithms.asynchronous_sgd, updates=N),
-        "bounded staleness": Method(
-            lambda optimizer: algorithms.asynchronous_sgd(optimizer, bound=args.bound), updates=N
-        ),
+        "DropCompute": Method(with_sgd(drop), whole=False, wasted=None),
+        "local SGD": Method(with_sgd(algorithms.local_sgd, H)),
+        "local, DropCompute": Method(with_sgd(drop_locally), whole=False, wasted=None),
+        "asynchronous": Method(with_sgd(algorithms.asynchronous_sgd), updates=N),
+        "bounded staleness": Method(late, updates=N),
     }
 
 
-def pilot(
-    args: Args, cluster: clusters.Cluster, both: dict[bool, dsgd.Problem], method: Method
-) -> float:
+def measure_round(args: Args, case: Case, method: Method) -> float:
     """Returns the mean seconds of a round in a short run with step size 0."""
     rounds = PILOT * method.updates
-    run: dict[str, Any] = {
-        "steps": rounds,
-        "record_every": rounds,
-        "key": jax.random.key(args.seed),
-        "cluster": cluster,
-    }
     history = resuming.run(
-        method.build(optax.sgd(0.0)),
-        both[method.whole],
+        case.build(0.0),
+        case.problem,
+        steps=rounds,
+        record_every=rounds,
+        key=jax.random.key(args.seed),
+        cluster=case.cluster,
         mesh=tuning.devices_for(args.workers),
-        **run,
     ).history
     return float(history["clock"][-1]) / rounds
 
 
-def train(
-    args: Args,
-    cluster: clusters.Cluster,
-    both: dict[bool, dsgd.Problem],
-    case: Case,
-    method: Method,
-    horizon: float,
-) -> tuning.Tuned:
-    """Trains the method at its best step size, for approximately the given seconds."""
-    steps = math.ceil(horizon / pilot(args, cluster, both, method))
-    sweep = resuming.sweep(
-        lambda learning_rate: method.build(optax.sgd(learning_rate)),
-        both[method.whole],
-        steps=steps,
-        key=jax.random.key(args.seed),
-        seeds=args.seeds,
-        cluster=cluster,
-        record_every=max(1, steps // RECORDS),
-        mesh=tuning.devices_for(args.workers),
-        learning_rate=args.learning_rates,
-    )
-    histories = [sweep.at((i,)) for i in range(len(args.learning_rates))]
-    if not any(np.isfinite(history["loss"]).all() for history in histories):
-        raise ValueError(
-            f"{case} diverged at every step size of {args.learning_rates}; expected smaller ones "
-            "(--learning-rates)"
-        )
-
-    # If no step size reaches the target with all seeds, the one with the smallest last loss.
-    def cost(one: tuning.Tuned) -> tuple[float, float]:
-        last = np.nan_to_num(one.history["loss"][:, -1], nan=np.inf)
-        return reached(one.history, args.target).mean(), last.mean()
-
-    return min(map(tuning.Tuned, args.learning_rates, histories), key=cost)
+def rank(history: studies.History, target: float) -> tuple[float, float]:
+    """Returns what the best step size minimizes: the mean seconds to the target, and if no step
+    size reaches it with all seeds, the last loss.
+    """
+    last = np.nan_to_num(history["loss"][:, -1], nan=np.inf)
+    return crossing(history, target).mean(), last.mean()
 
 
-def reached(history: dict[str, np.ndarray], target: float) -> np.ndarray:
+def crossing(history: dict[str, np.ndarray], target: float) -> np.ndarray:
     """Returns the seconds until each seed's loss first reaches the target, by linear interpolation
     between records, `[seeds]`; infinite if it never does.
     """
     return statistics.crossing(history["clock"], history["loss"], target, never=math.inf)
 
 
-def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: Outcomes) -> Table:
+def tabulate(
+    args: Args, where: str, methods: Mapping[str, Method], found: Mapping[str, Tuned]
+) -> Table:
     """Tabulates one row per method."""
     sure = "mean ± half-width of the 95 % interval over seeds" if args.seeds > 1 else "one seed"
     table = tables.table(
@@ -274,46 +238,21 @@ def tabulate(args: Args, where: str, chosen: dict[str, Method], tuned: Outcomes)
         "synchronous SGD, paired over seeds.\n*: step size at an edge of the grid. -: not reached "
         "by all seeds.",
     )
-    waiting = reached(tuned[Case(where, WAITING)].history, args.target)
-    for name, method in chosen.items():
-        learning_rate, history, _ = tuned[Case(where, name)]
-        seconds = reached(history, args.target)
-        costs = ["-", "-"]
+    times = {name: crossing(one.history, args.target) for name, one in found.items()}
+    waiting = times.get(WAITING, np.full(args.seeds, math.inf))
+
+    def cells(name: str) -> list[str]:
+        one, seconds, wasted = found[name], times[name], methods[name].wasted
+        history, costs = one.history, ["-", "-"]
         if np.isfinite(seconds + waiting).all():
             costs = [statistics.within(seconds, 0), statistics.within(waiting / seconds)]
-        each = history["clock"][:, -1].mean() / history["step"][-1]
-        wasted = method.wasted
+        update = history["clock"][:, -1].mean() / history["step"][-1]
         if wasted is None:
             wasted = history["dropped"][:, 1:].mean()
-        table.add_row(
-            name,
-            statistics.step_size(learning_rate, args.learning_rates),
-            f"{each:.2f}",
-            f"{100 * wasted:.1f}",
-            *costs,
-        )
+        return [one.cell(), f"{update:.2f}", f"{100 * wasted:.1f}", *costs]
+
+    studies.fill(table, {name: name if name in found else None for name in methods}, cells)
     return table
-
-
-def draw(args: Args, tuned: Outcomes) -> Figure:
-    """Draws a panel for each kind of stragglers."""
-    kinds = list(dict.fromkeys(case.where for case in tuned))
-    sheet, panels = plots.figure(len(kinds), width=6.0, height=4.6)
-    for axes, where in zip(panels, kinds, strict=True):
-        runs = {case.method: one.history for case, one in tuned.items() if case.where == where}
-        lines = {
-            name: (history["clock"].mean(axis=0), history["loss"]) for name, history in runs.items()
-        }
-        figures.losses(axes, lines, args.target, xlabel="simulated seconds", title=where)
-    panels[0].set_ylabel("loss f(x)")
-    figures.legend(sheet, 4, panels[0])
-    figures.title(
-        sheet,
-        f"logistic regression, {args.data} (iid), {args.workers} workers x {args.micro_batches} "
-        f"micro-batches; {args.backups} backup workers; averaging every {args.period}; staleness "
-        f"up to {args.bound}; {statistics.errors('bands', args.seeds)}; grey: target",
-    )
-    return sheet
 
 
 if __name__ == "__main__":

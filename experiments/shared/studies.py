@@ -114,9 +114,7 @@ def run(args: Any, what: str, cases: Mapping[K, Case], file: str = "history.csv"
         ValueError: if a method refuses its arguments, problem or cluster, before anything runs; or
             if all cases diverged.
     """
-    for case in cases.values():
-        first = {name: values[0] for name, values in candidates(args, case).items()}
-        dsgd.exchanges(case.build(**first), case.problem, cluster=case.cluster)
+    check(args, cases)
     commands.begin(args)
     known: dict[int, Tuned | None] = {}
 
@@ -127,6 +125,13 @@ def run(args: Any, what: str, cases: Mapping[K, Case], file: str = "history.csv"
         return known[id(case)]
 
     return commands.collect(args, what, cases, tune_once, write, args.out / file)
+
+
+def check(args: Any, cases: Mapping[K, Case]) -> None:
+    """Raises a ValueError if a method refuses its arguments, problem or cluster; nothing runs."""
+    for case in cases.values():
+        first = {name: values[0] for name, values in candidates(args, case).items()}
+        dsgd.exchanges(case.build(**first), case.problem, cluster=case.cluster)
 
 
 def candidates(args: Any, case: Case) -> dict[str, Sequence[float]]:

@@ -63,9 +63,11 @@ def ran(tmp_path_factory, full):
     args = replace(SMALL, out=tmp_path_factory.mktemp("asynchrony"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(problems, "logistic_regression", least_squares)
-        late = asynchrony.staleness
+        late = asynchrony.measure_staleness
         patch.setattr(
-            asynchrony, "staleness", lambda *arguments: STALE.append(late(*arguments)) or STALE[-1]
+            asynchrony,
+            "measure_staleness",
+            lambda *arguments: STALE.append(late(*arguments)) or STALE[-1],
         )
         patch.setattr(asynchrony, "measure_saturation", lambda args, bits: full)
         scripts.ran(asynchrony.main, args)
@@ -76,8 +78,8 @@ def test_stragglers_slow_down_only_methods_that_wait(ran):
     last = {row["method"]: float(row["clock"]) for row in scripts.rows(ran.out / "history.csv")}
     assert len(last) == 2 * len(ran.methods)
     slower = {
-        name: last[f"stragglers: {name}"] / last[f"equal workers: {name}"]
-        for name in asynchrony.methods(ran)
+        name: last[f"stragglers, {name}"] / last[f"equal workers, {name}"]
+        for name in asynchrony.make_methods(ran)
     }
     assert slower["synchronous"] > 3
     assert slower["asynchronous"] < 1.6
@@ -105,7 +107,7 @@ def test_the_server_saturates_at_the_workers_given_by_its_ports(full):
     np.testing.assert_allclose(full.rate, np.minimum(full.workers / lap, 1 / message), rtol=1e-3)
     np.testing.assert_allclose(full.staleness, full.workers - 1, atol=1e-6)
     assert (
-        asynchrony.knee_of(full)
+        asynchrony.find_knee(full)
         == math.ceil(asynchrony.saturation_point(args, BITS))
         == math.ceil(lap / message)
     )

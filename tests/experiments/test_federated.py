@@ -8,7 +8,7 @@ import scripts
 
 from experiments import federated
 
-METHODS = ("fed_dyn", "scaffold", "scaffnew-all")
+METHODS = ("fed_dyn", "scaffold", "scaffnew_all")
 ARGS = federated.Args(
     batch_size=100,
     clients=6,
@@ -27,10 +27,12 @@ MODEL = 4_810  # elements of the model
 def ran(tmp_path_factory, long):
     """Three of the methods, one of each group; also the printed lines."""
     args = federated.Args(**vars(ARGS) | {"out": tmp_path_factory.mktemp("federated")})
-    build = federated.build
+    make = federated.make_cases
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            federated, "build", lambda clients: {name: build(clients)[name] for name in METHODS}
+            federated,
+            "make_cases",
+            lambda *given: {key: case for key, case in make(*given).items() if key[1] in METHODS},
         )
         lines = scripts.ran(federated.main, args)
     return args.out, lines
@@ -64,7 +66,7 @@ def test_sampled_clients_send_and_receive_models_and_all_clients_those_of_scaffn
     model = 2 * 32 * MODEL / 1e6  # of a client in a communication round
     assert sent["fed_dyn"] == pytest.approx(2 * model, rel=1e-3)
     assert sent["scaffold"] == pytest.approx(2 * 2 * model, rel=1e-3)
-    averages = sent["scaffnew-all"] / (6 * model)
+    averages = sent["scaffnew_all"] / (6 * model)
     assert averages == pytest.approx(averages.round(), rel=1e-3)
     assert averages.sum() > 0
 
@@ -78,7 +80,7 @@ def test_its_table_has_a_group_for_each_way_to_count_local_steps(ran):
         "equal",
         "scaffold",
         "all clients",
-        "scaffnew-all",
+        "scaffnew_all",
     ]
     assert len(scripts.cells(lines)) == len(table)
     assert "…" not in "".join(lines), "no cell is cut"
@@ -92,4 +94,4 @@ def test_its_table_has_a_group_for_each_way_to_count_local_steps(ran):
 def test_a_window_averages_the_records_so_far():
     values = np.arange(7.0)[None] ** 2
     expected = [[values[0, max(0, i + 1 - federated.WINDOW) : i + 1].mean() for i in range(7)]]
-    np.testing.assert_allclose(federated.smoothed(values), expected)
+    np.testing.assert_allclose(federated.smooth(values), expected)

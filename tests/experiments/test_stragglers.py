@@ -50,12 +50,12 @@ def ran(tmp_path_factory, long):
         out=tmp_path_factory.mktemp("stragglers"),
         progress=False,
     )
-    kinds, known, found = stragglers.stragglers, stragglers.methods, {}
-    draw = stragglers.draw
+    kinds, known, found = stragglers.stragglers, stragglers.make_methods, {}
+    tabulate = stragglers.tabulate
 
-    def drawn(args, tuned):
-        found.update(tuned)
-        return draw(args, tuned)
+    def watch(args, where, methods, outcomes):
+        found.update(outcomes)
+        return tabulate(args, where, methods, outcomes)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(problems, "logistic_regression", least_squares)
@@ -64,19 +64,19 @@ def ran(tmp_path_factory, long):
         )
         patch.setattr(
             stragglers,
-            "methods",
+            "make_methods",
             lambda *arguments: {name: known(*arguments)[name] for name in SHOWN},
         )
-        patch.setattr(stragglers, "draw", drawn)
+        patch.setattr(stragglers, "tabulate", watch)
         patch.setattr(stragglers, "MEASURED", 20)
         scripts.ran(stragglers.main, args)
-    return args, {case.method: one for case, one in found.items()}
+    return args, found
 
 
 def test_each_method_has_a_history_and_a_row(ran):
     args, _ = ran
     assert {row["method"] for row in scripts.rows(args.out / "history.csv")} == {
-        f"single server: {name}" for name in SHOWN
+        f"single server, {name}" for name in SHOWN
     }
     assert [row["method"] for row in scripts.rows(args.out / "delays.csv")] == list(SHOWN)
 
@@ -100,7 +100,7 @@ def test_a_gradient_has_the_same_micro_batches_and_samples_for_every_method(ran)
     assert shortest["synchronous"] == pytest.approx(shortest["DropCompute"], rel=1e-2)
     dropped = found["DropCompute"].history["dropped"][:, 1:]
     assert 0 < dropped.mean() < 0.25
-    assert [args.batch_size, args.micro_batches * args.batch_size] == BATCHES
+    assert [args.micro_batches * args.batch_size, args.batch_size] == BATCHES
 
 
 def test_seconds_to_a_loss_are_between_records():
@@ -108,4 +108,4 @@ def test_seconds_to_a_loss_are_between_records():
         "clock": np.array([[0.0, 2.0, 4.0]] * 3),
         "loss": np.array([[3.0, 2.0, 1.0], [1.0, 3.0, 3.0], [3.0, 3.0, 2.0]]),
     }
-    np.testing.assert_allclose(stragglers.reached(history, 1.75), [2.5, 0.0, math.inf])
+    np.testing.assert_allclose(stragglers.crossing(history, 1.75), [2.5, 0.0, math.inf])
