@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 from dsgd import causes, checks, modes, workers
 from dsgd.base import Algorithm, Key, Problem, Result, State
 from dsgd.clusters import Cluster
-from dsgd.contract import collectives, subprocess_call
+from dsgd.contract import collectives
 from dsgd.engine import loop, pooled, programs, protocol, randomness
 from dsgd.findings import Finding, Findings
-from dsgd.machines import agreement, arrays
+from dsgd.machines import agreement, arrays, subprocess_call
 from dsgd.runs import driver, plans
 from dsgd.wire import counts
 

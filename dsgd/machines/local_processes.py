@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsgd import checks
-from dsgd.contract import subprocess_call
-from dsgd.machines import agreement, runtime
+from dsgd.machines import agreement, runtime, subprocess_call
 
 HOST = "127.0.0.1"
 _here = HOST  # a process in its own network namespace has a different address

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scripts
 
-from dsgd.contract import subprocess_call
+from dsgd.machines import subprocess_call
 from experiments import compare
 from experiments.shared import commands
 

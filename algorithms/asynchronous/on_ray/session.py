@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dsgd import checks, xla
-from dsgd.contract import subprocess_call
+from dsgd.machines import subprocess_call
 
 # One thread for each actor's programs: N of them share the machine's cores.
 _ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -15,8 +15,9 @@ from jax.custom_batching import custom_vmap
 import algorithms
 import dsgd
 from dsgd import network, problems, workers
-from dsgd.contract import check, subprocess_call
+from dsgd.contract import check
 from dsgd.findings import Finding, Findings
+from dsgd.machines import subprocess_call
 from dsgd.wire import counts
 from tests.dsgd.by_hand import method
 

@@ -17,8 +17,7 @@ import multiprocess_cases
 import numpy as np
 import pytest
 
-from dsgd.contract import subprocess_call
-from dsgd.machines import heartbeat
+from dsgd.machines import heartbeat, subprocess_call
 
 # the last value is the time within which the other process ends, on a busy machine
 KILLS, LOST_AFTER, SECONDS = 20, 3.0, 60

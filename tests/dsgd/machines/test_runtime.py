@@ -18,8 +18,7 @@ import pytest
 
 import dsgd
 from dsgd import problems
-from dsgd.contract import subprocess_call
-from dsgd.machines import heartbeat, runtime
+from dsgd.machines import heartbeat, runtime, subprocess_call
 
 SLURM = {
     "SLURM_JOB_ID": "4097",

@@ -18,7 +18,7 @@ from matrices import circulant
 
 import topologies
 from dsgd import Topology, workers
-from dsgd.contract import subprocess_call
+from dsgd.machines import subprocess_call
 from dsgd.workers import routes
 
 N = 16

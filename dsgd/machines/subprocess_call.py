@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 _SECONDS = 600.0
-_SCRIPT = "import sys; from dsgd.contract.subprocess_call import _main; _main(*sys.argv[1:])"
+_SCRIPT = f"import sys; from {__name__} import _main; _main(*sys.argv[1:])"
 
 
 class SubprocessError(RuntimeError):
