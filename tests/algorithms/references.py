@@ -22,8 +22,6 @@ import dsgd
 import topologies
 from algorithms import (
     cannikin,
-    compressed_sgd,
-    delays,
     drop_compute,
     dropcompute,
     kimad,
@@ -61,16 +59,6 @@ def classes() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(4)
     labels = rng.integers(0, 3, 96)
     return rng.normal(size=(96, 5)) + labels[:, None], labels
-
-
-@cache
-def weighted() -> dsgd.Problem:
-    """Returns a problem in which workers have different numbers of samples, and weights in
-    proportion.
-    """
-    return problems.logistic_regression(
-        classes(), N, "dirichlet", alpha=0.7, weights="samples", batch_size=4, l2=0.01
-    )
 
 
 @cache
@@ -232,9 +220,6 @@ SUMS_KEPT = topologies.from_matrix(
     + np.roll(np.eye(N) * (1 - np.linspace(0.3, 0.7, N)), 1, axis=0),
     "unequal shares",
 )
-WHOLE_SIGN, WHOLE_TOP, WHOLE_LOW_RANK = map(
-    compressors.whole_model, (compressors.sign, compressors.top_k(0.4), compressors.low_rank(1))
-)
 COUNTS = np.array([[3, 1], [2, 0], [0, 0], [3, 3], [1, 0], [3, 0], [2, 0], [3, 2]])
 SETS = kimad.top_k((0.1, 0.3, 1.0))
 
@@ -245,7 +230,6 @@ ON_QUADRATICS: Table = {
         lambda: algorithms.backup_workers_sgd(MOMENTUM, 2),
         "blocking pipelined changing noisy partly",
     ),
-    "local_sgd, Adam": (lambda: algorithms.local_sgd(ADAM, 2), "partly sampled-2"),
     "local_sgd on a ring": (
         lambda: algorithms.local_sgd(MOMENTUM, 2, RING),
         "blocking changing partly sampled-2",
@@ -254,10 +238,6 @@ ON_QUADRATICS: Table = {
     "decentralized_sgd on a star": (
         lambda: algorithms.decentralized_sgd(MOMENTUM, topologies.star(N)),
         "blocking pipelined changing partly",
-    ),
-    "decentralized_sgd on a torus": (
-        lambda: algorithms.decentralized_sgd(SGD, topologies.torus(2, 4)),
-        "blocking partly",
     ),
     "decentralized_sgd on a directed graph": (
         lambda: algorithms.decentralized_sgd(SGD, DIRECTED),
@@ -283,15 +263,10 @@ ON_QUADRATICS: Table = {
         ),
         "pipelined partly",
     ),
-    "asynchronous_sgd, worst delays": (
-        lambda: algorithms.asynchronous_sgd(SGD, delays.worst_case(3), staleness_aware=True),
-        "none",
-    ),
 }
 
 ON_LAYERS: Table = {
     "powersgd": (lambda: algorithms.powersgd(MOMENTUM, 1), "changing partly"),
-    "local_sgd": (lambda: algorithms.local_sgd(MOMENTUM, 2), "pipelined partly"),
     "asynchronous_sgd, two servers": (
         lambda: algorithms.asynchronous_sgd(SGD, servers=2),
         "pipelined",
@@ -349,49 +324,12 @@ ON_SAMPLES: Table = {
         lambda: with_diagnostics(drop_compute(algorithms.minibatch_sgd(MOMENTUM), 2.0, 3)),
         "noisy changing",
     ),
-    "drop_compute around gradient_descent": (
-        lambda: drop_compute(algorithms.gradient_descent(SGD), 2.0, 3),
-        "noisy",
-    ),
-    "drop_compute around sgd": (lambda: drop_compute(algorithms.sgd(SGD), 2.0, 3), "noisy"),
-    "drop_compute around compressed_sgd, between": (
-        lambda: drop_compute(
-            compressed_sgd(SGD, compressors.natural),
-            1.6,
-            3,
-            stop="between",
-            correction="stochastic",
-        ),
-        "noisy",
-    ),
-    "drop_compute around ef21, redrawn": (
-        lambda: drop_compute(
-            algorithms.ef21(SGD, WHOLE_TOP, WHOLE_TOP),
-            2.0,
-            3,
-            resample_dropped=True,
-            correction=0.9,
-        ),
-        "noisy",
-    ),
     "drop_compute around decentralized_sgd, local": (
         lambda: drop_compute(algorithms.decentralized_sgd(SGD, RING), 2.0, 3, correction="local"),
         "noisy noisy-partly",
     ),
-    "drop_compute around parameter_server_sgd, stochastic": (
-        lambda: drop_compute(algorithms.parameter_server_sgd(SGD), 2.0, 3, correction="stochastic"),
-        "noisy noisy-partly",
-    ),
     "drop_compute around local_sgd, by period": (
         lambda: drop_compute(algorithms.local_sgd(SGD, 2), 1.6, 1, period=2),
-        "noisy noisy-partly",
-    ),
-    "drop_compute around scaffold, by period": (
-        lambda: drop_compute(algorithms.scaffold(SGD, 2), 1.6, 1, period=2),
-        "noisy",
-    ),
-    "drop_compute around minibatch_sgd, chosen": (
-        lambda: drop_compute(algorithms.minibatch_sgd(SGD), dropcompute.auto_threshold(2), 3),
         "noisy noisy-partly",
     ),
     "drop_compute around local_sgd, chosen": (
@@ -414,28 +352,11 @@ ON_SAMPLES: Table = {
         ),
         "partly changing",
     ),
-    "weighted micro-batches": (
-        lambda: with_diagnostics(
-            with_local_work(algorithms.decentralized_sgd(SGD, RING), work.weighted(COUNTS / 3.0))
-        ),
-        "noisy",
-    ),
 }
 
 
 def unequal() -> Any:
     return work.local_batches(COUNTS.sum(axis=1), batch_size=3, micro_batches=2)
-
-
-WEIGHTED = {
-    "none": "sgd compressed_sgd ef21 asynchronous_sgd asynchronous_gossip_sgd",
-    "partly": "gradient_descent minibatch_sgd model_averaging_sgd decentralized_sgd local_sgd "
-    "scaffold gradient_tracking stochastic_gradient_push",
-}
-NUMBERED = (
-    "gradient_descent sgd minibatch_sgd asynchronous_sgd local_sgd decentralized_sgd "
-    "asynchronous_gossip_sgd"
-)
 
 
 def not_registered() -> dict[str, Run]:
@@ -448,18 +369,6 @@ def not_registered() -> dict[str, Run]:
         for name, (method, on) in table.items():
             for cluster in on.split():
                 found[f"{name}{title}, {cluster}"] = case(method, problem, cluster)
-    for cluster, names in WEIGHTED.items():
-        for name in names.split():
-            found[f"{name} with weights, {cluster}"] = case(
-                partial(algorithms.make, name, SGD, N), weighted, cluster
-            )
-    for name in NUMBERED.split():
-        epochs = partial(layers, "epoch") if name == "local_sgd" else partial(robust, "epoch")
-        found[f"{name} in epochs, noisy"] = case(
-            partial(algorithms.make, name, SGD, N), epochs, "noisy"
-        )
-    redrawn = partial(drop_compute, algorithms.minibatch_sgd(SGD), 2.0, 3, resample_dropped=True)
-    found["drop_compute in epochs, redrawn"] = case(redrawn, partial(robust, "epoch"), "noisy")
     return found
 
 
@@ -492,26 +401,11 @@ SWEPT: dict[str, tuple[Callable[..., dsgd.Algorithm], dict[str, Any], str]] = {
         {"period": [1, 2, 4]},
         "blocking changing partly",
     ),
-    "local_sgd on a schedule": (
-        lambda period: algorithms.local_sgd(SGD, period, MATCHED),
-        {"period": [1, 3]},
-        "pipelined partly",
-    ),
     "scaffold": (lambda period: algorithms.scaffold(SGD, period), {"period": [2, 4]}, "partly"),
     "decentralized_sgd": (
         lambda rate: algorithms.decentralized_sgd(optax.sgd(rate), MATCHED),
         {"rate": [0.1, 0.2]},
         "partly",
-    ),
-    "choco_sgd": (
-        lambda eta: algorithms.choco_sgd(SGD, RING, WHOLE_SIGN, eta),
-        {"eta": [0.3, 0.6]},
-        "pipelined",
-    ),
-    "drop_compute": (
-        lambda threshold: drop_compute(algorithms.minibatch_sgd(SGD), threshold, 3),
-        {"threshold": [1.6, 2.2]},
-        "noisy",
     ),
     "drop_compute around local_sgd": (
         lambda period: drop_compute(algorithms.local_sgd(SGD, period), 1.6, 1, period=period),

@@ -387,18 +387,6 @@ async def test_a_bounded_server_delays_a_gradient_that_would_make_another_too_ol
 
 
 @story
-async def test_delayed_gradients_are_answered_and_not_applied_when_the_server_is_done(alone):
-    to = alone(bound=2, steps=3)
-    fast = await pushed(to, 0, await pushed(to, 0, None))
-    third = asyncio.ensure_future(pushed(to, 0, fast))
-    assert await held(third)
-    assert (await pushed(to, 1, None)).done
-    assert ((await third).version, (await third).done) == (3, True)
-    assert [update.worker for update in to.updates] == [0, 0, 1]
-    assert not to.waiting
-
-
-@story
 async def test_only_gradients_of_the_last_model_read_by_the_current_process_are_applied(alone):
     to = alone(bound=3)
     one = await pushed(to, 0, None)
@@ -432,19 +420,6 @@ async def test_a_synchronous_server_averages_all_live_workers(alone):
     waiting = asyncio.ensure_future(pushed(to, 0, reply))
     assert await held(waiting), "worker 1 is there again, though another has died"
     assert (await pushed(to, 1, back, life=1)).version == (await waiting).version == 3
-
-
-@story
-async def test_a_gradient_of_a_dead_process_is_not_applied_when_its_worker_rejoins(
-    alone,
-):
-    to = alone(together=True)
-    left = asyncio.ensure_future(pushed(to, 1, None))
-    assert await held(left)
-    back = await to.pull(1, 1)
-    waiting = asyncio.ensure_future(pushed(to, 0, None))
-    assert await held(waiting)
-    assert (await pushed(to, 1, back, life=1)).version == 1
 
 
 @story
@@ -717,14 +692,6 @@ def test_the_last_message_is_not_lost():
     run = gossip._Run(NO_RAY, "gossip", [worker(0), worker(1)], topologies.ring(2), 1, 5.0)
     assert run.until_done() == {0: (0, 4), 1: (1, 4)}
     assert sorted(each.stamp for each in run.exchanges) == [1, 2, 3, 4]
-
-
-def test_staleness_counts_from_the_model_that_was_read():
-    """Worker 1 was killed after its update of stamp 2, and rejoined with a model of stamp 5: two
-    updates were made in between.
-    """
-    worker, read = np.array([0, 1, 0, 2, 0, 2, 0, 1, 1]), np.array([0] * 7 + [5, 0])
-    assert gossip._staleness(worker, np.arange(1, 10), read).tolist() == [0, 1, 1, 3, 1, 1, 1, 2, 0]
 
 
 # --- Invalid arguments.

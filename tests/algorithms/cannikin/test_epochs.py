@@ -121,11 +121,6 @@ def test_the_system_receives_the_nodes_that_participate_and_their_measurements()
         np.testing.assert_array_equal(each.batches, np.array(asked[0])[ids])
 
 
-def test_training_ends_when_until_returns_true():
-    system, _ = scripted([[4, 4, 4, 4]] * 3)
-    assert len(epochs.run_epochs(plan(system, until=lambda found: len(found) == 2), Rounds())) == 2
-
-
 def test_defaults_of_lengths_and_memory():
     """By default an epoch has all samples of the largest worker, of N workers, or one batch each;
     memory is for M batches, or fewer.

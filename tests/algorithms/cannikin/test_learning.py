@@ -117,27 +117,6 @@ def test_a_model_is_the_best_fit_of_all_measurements():
     )
 
 
-def test_gamma_and_communication_of_one_node_are_enough_for_a_model():
-    """If some gammas have no noise only they are used, and gammas measured once are used only if no
-    node has two measurements.
-    """
-    true, nothing = cluster(3), np.full((3, 3), np.nan)
-    for missing in ({}, {"first": nothing}, {"communication": nothing}):
-        learner = cannikin.learner(3, 0.1)
-        for b in ([2.0, 4.0, 6.0], [3.0, 5.0, 7.0]):
-            measured = epoch(true, np.array(b))
-            measured["first"][:, [0, 2]] = measured["communication"][:, [0, 1]] = np.nan
-            learner = learner.observed(**{**measured, **missing})
-        if missing:
-            assert learner.model() is None
-        else:
-            alike(known(learner), true)
-            noisy = epoch(true, np.array([2.0, 4.0, 6.0]))
-            noisy["first"][:, 0] += [0.1, 0.2, 0.3]
-            noisy["first"][1:, 2] = np.nan
-            assert known(learner.observed(**noisy)).gamma == pytest.approx(true.gamma)
-
-
 @pytest.mark.parametrize(
     ("sizes", "speeds", "total", "limits", "factors"),
     [
@@ -170,26 +149,6 @@ def test_sizes_that_would_be_repeated_are_alternately_halved_and_increased(
     )
     expected = np.multiply(speeds, factors)
     np.testing.assert_allclose(learner.next_batches(total), expected * total / expected.sum())
-
-
-def test_speeds_are_means_over_the_measurements_of_the_last_epoch():
-    """Of two rounds one node has only one measurement; a node without measurements has the average
-    speed.
-    """
-    seconds = np.array([[1.5, np.nan, np.nan], [2.5, 1.0, np.nan]])
-    learner = cannikin.learner(3, 0.1).observed(
-        [4.0, 6.0, 0.0], seconds, seconds / 2, seconds / 4, seconds
-    )
-    speeds = np.array([4 / 2, 6 / 1, (4 / 2 + 6 / 1) / 2])
-    np.testing.assert_allclose(learner.next_batches(48), 48 * speeds / speeds.sum())
-
-
-def test_one_node_learns_from_another_total():
-    true = cluster(1)
-    learner = cannikin.learner(1, 0.1).observed(**epoch(true, np.array([8.0])))
-    assert learner.next_batches(8).tolist() == [8.0]
-    assert learner.observed(**epoch(true, np.array([8.0]))).model() is None
-    alike(known(learner.observed(**epoch(true, np.array([12.0])))), true)
 
 
 def test_limits_are_respected_before_and_after_there_is_a_model():
@@ -234,28 +193,3 @@ def test_nodes_that_stay_keep_their_model_and_nodes_that_join_take_two_epochs():
         grown = grown.observed(**epoch(together, grown.next_batches(80)))
     alike(known(grown), together)
     assert learner.joined(2, [3.0, 4.0]).limits.tolist() == [np.inf] * 4 + [3.0, 4.0]
-
-
-REFUSED = [
-    ({"batches": [1.0, 2.0]}, "batches"),
-    ({"compute": np.ones(3)}, "compute has the shape"),
-    ({"first": np.ones((1, 3))}, "same number of rounds for all"),
-    ({"backward": -np.ones((2, 3))}, "backward"),
-    ({"communication": np.full((2, 3), np.inf)}, "communication"),
-    ({"compute": np.zeros((2, 3))}, "compute .*expected seconds > 0"),
-]
-
-
-def test_invalid_measurements_and_learners_are_refused():
-    learner, good = cannikin.learner(3, 0.1), epoch(cluster(3), np.ones(3), 2)
-    for wrong, words in REFUSED:
-        with pytest.raises(ValueError, match=words):
-            learner.observed(**{**good, **wrong})
-    for call, words in (
-        (lambda: cannikin.learner(2, 0.1, [1.0]), "limits"),
-        (lambda: cannikin.learner(2, 1.5), "last_share"),
-        (lambda: learner.without([3]), "without: nodes"),
-        (lambda: learner.without([0, 1, 2]), "without: nodes"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            call()

@@ -74,35 +74,6 @@ def test_optperf_is_the_optimum_of_the_linear_program():
         assert model.batch_time(batches) == pytest.approx(seconds, rel=1e-12)
 
 
-def test_nodes_without_memory_have_no_samples_and_take_no_time_from_others():
-    """Their computation is the longest from the first sample on, but does not affect the split of
-    the others.
-    """
-    q, limits = [0.0, 1.0, 0.0], [0.0, np.inf, 4.0]
-    model = ClusterModel(q, np.ones(3), np.ones(3), np.ones(3), 0.0, 0.0, 0.0, limits)
-    seconds, batches = model.optperf(7.0)
-    assert seconds == pytest.approx(8.0, rel=1e-15)
-    np.testing.assert_allclose(batches, [0.0, 3.0, 4.0], rtol=1e-15)
-    assert model.optperf_integer(7).batches.tolist() == [0, 3, 4]
-
-
-def test_nearly_flat_lines_are_split_like_flat_ones():
-    """A sample takes less than the last digit of the seconds, so that seconds do not determine the
-    number of samples.
-    """
-    for gamma in (0.0, 1e-14, 1e-12, 1e-9, 1e-6):
-        model = ClusterModel(
-            [0.0, 0.0], [5e7, 5e7], [1e-4, 3e-4], [90.0, 80.0], gamma, 7e5, 1.0, [200.0, 300.0]
-        )
-        for total in (1.0, 242.0, 499.0):
-            seconds, batches = model.optperf(total)
-            assert seconds == pytest.approx(solved(model, total), rel=1e-9)
-            assert batches.sum() == pytest.approx(total, rel=1e-12), gamma
-            assert (batches >= 0).all()
-            assert (batches <= [200, 300]).all()
-            assert model.batch_time(batches) == pytest.approx(seconds, rel=1e-12)
-
-
 def test_bottlenecks():
     """Two nodes that differ only in their backward passes: 1 - gamma is compared with T_o."""
     model = ClusterModel(

@@ -13,7 +13,6 @@ import pytest
 
 from algorithms import cannikin
 from algorithms.cannikin import policies, scalings
-from algorithms.cannikin.candidates import Candidates
 
 MODEL = cannikin.ClusterModel(
     [0.01, 0.02, 0.05],
@@ -168,18 +167,6 @@ def test_the_total_batch_is_that_of_the_largest_goodput(make, seconds, parts, se
         assert system.decide(known)[0].sum() == total
 
 
-def test_adaptdl_learns_from_two_sizes_of_every_node():
-    """Of 31 samples one node has 11, of 32 it has two fewer; that is not yet another size for all
-    three.
-    """
-    found, memory = epochs(cannikin.adaptdl([31, 32, 34], 31), 2)
-    assert [batches.tolist() for batches in found] == [[11, 10, 10], [12, 11, 11]]
-    assert memory.learner.model() is not None
-    alone, memory = epochs(cannikin.adaptdl(30, 30), 3)
-    assert [batches.tolist() for batches in alone] == [[10, 10, 10]] * 3
-    assert memory.learner.model() is None
-
-
 @pytest.mark.parametrize("system", EVERY[:2], ids=lambda system: system.name)
 def test_nodes_that_join_are_learned_in_two_epochs_and_those_that_stay_are_known(system):
     q, s, k, m = (np.append(each, each[1]) for each in (MODEL.q, MODEL.s, MODEL.k, MODEL.m))
@@ -197,59 +184,12 @@ def test_nodes_that_join_are_learned_in_two_epochs_and_those_that_stay_are_known
     assert (len(batches), memory.candidates.patterns.shape) == (2, (2, 2))
 
 
-@pytest.mark.parametrize("system", EVERY, ids=lambda system: system.name)
-def test_if_all_nodes_are_replaced_the_model_is_learned_again(system):
-    before = epochs(system, 3)[1]
-    memory = system.resize(before, np.arange(0), 2, np.array([40, 40]))
-    np.testing.assert_array_equal(system.decide(memory)[0], [15, 15])
-    if system in EVERY[:2]:
-        assert memory.learner.model() is None
-        # noise estimates belong to the trained model, not to the nodes
-        assert memory.noise == before.noise
-
-
 def test_candidates_that_memory_does_not_allow_are_left_out():
     start = policies.Cluster(3, 0.25, np.array([40, 20, 10]))
     assert cannikin.cannikin([30, 60, 71]).start(start).candidates.totals.tolist() == [30, 60]
     assert cannikin.adaptdl([30, 31, 60], 30).start(start).candidates.totals.tolist() == [30]
     with pytest.raises(ValueError, match=r"AdaptDL: total batches of 31 .* memory for 30"):
         cannikin.adaptdl([31, 60], 30).start(start)
-
-
-class Counted:
-    """A cluster model that records its calls."""
-
-    def __init__(self, seconds: list[float], longer: bool, nodes: int = 2) -> None:
-        self.seconds = dict(zip([10, 20, 40], seconds, strict=True))
-        self.longer, self.nodes, self.asked = longer, nodes, []
-
-    def optperf(self, total_batch: Any) -> cannikin.OptPerf:
-        self.asked.append(np.asarray(total_batch).tolist())
-        batches = np.zeros((*np.shape(total_batch), self.nodes))
-        return cannikin.OptPerf(np.vectorize(self.seconds.get)(total_batch), batches)
-
-    def computes_longer(self, batches: Any) -> np.ndarray:
-        return np.full(np.shape(batches), self.longer)
-
-
-def test_candidates_are_cached_until_bottlenecks_change():
-    """Section 4.5: the first epoch computes all candidates, later epochs only the chosen one; all
-    are computed again when its bottlenecks, or the nodes, change.
-    """
-    every, known = [10, 20, 40], Candidates(np.array([10, 20, 40]))
-    for model, best, asked, seconds in (
-        (Counted([1.0, 1.5, 4.0], False), 20, [every], [1.0, 1.5, 4.0]),
-        # the time of the third candidate was not computed in between
-        (Counted([1.0, 1.8, 1.0], False), 20, [20], [1.0, 1.8, 4.0]),
-        (Counted([1.0, 1.8, 1.0], True), 40, [20, every], [1.0, 1.8, 1.0]),
-        (Counted([1.0, 1.8, 9.0], True, nodes=3), 20, [every], [1.0, 1.8, 9.0]),
-    ):
-        before = known
-        found, known = known.chosen(model, 100.0, 10)
-        assert (found, model.asked) == (best, asked)
-        np.testing.assert_allclose(known.seconds, seconds)
-        assert known is not before
-        assert (known.patterns == model.longer).all()
 
 
 # --- Step sizes.
@@ -323,24 +263,10 @@ def test_few_samples_are_enough_to_learn_all_nodes(model, totals, decided):
 
 # --- Invalid arguments, and parts in integer samples.
 
-REFUSED = [
-    (lambda: cannikin.lb_bsp(8, step=0), "cannikin.lb_bsp: step"),
-    (lambda: cannikin.adaptdl([], 8), "cannikin.adaptdl: total_batches"),
-    (lambda: cannikin.cannikin(np.array([8.5])), "cannikin.cannikin: total_batches"),
-    (lambda: cannikin.cannikin([8, 16], -1), "cannikin.cannikin: initial_batch"),
-    (lambda: cannikin.efficiency(0.5, 1.0, 8), "cannikin.efficiency: total_batch"),
-    (lambda: cannikin.efficiency(8, np.nan, 8), "cannikin.efficiency: noise_scale"),
-    (lambda: cannikin.goodput(0.0, 8, 1.0, 8), "cannikin.goodput: seconds"),
-    (lambda: cannikin.adascale(NOISE, 0, 8), "adascale: total_batch"),
-    (lambda: policies.equal_parts(11, np.array([3, 3, 2, 3])), "has memory for 2"),
-    (lambda: policies.equal_parts(11, np.array([2, 3, 3, 3])), "has memory for 2"),
-]
 
-
-def test_invalid_arguments_are_refused():
-    for wrong, words in REFUSED:
-        with pytest.raises(ValueError, match=words):
-            wrong()
+def test_equal_parts_that_memory_does_not_allow_are_refused():
+    with pytest.raises(ValueError, match="has memory for 2"):
+        policies.equal_parts(11, np.array([3, 3, 2, 3]))
     np.testing.assert_array_equal(policies.equal_parts(11, np.array([3, 3, 3, 2])), [3, 3, 3, 2])
 
 

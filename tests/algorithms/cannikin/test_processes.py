@@ -11,21 +11,12 @@ import numpy as np
 import optax
 import pytest
 
-import algorithms
 import dsgd
 from algorithms import cannikin
 from algorithms.cannikin import epochs, processes
-from dsgd import clusters, problems
+from dsgd import problems
 
 B, M, RATE = 4, 5, 0.2
-SECONDS = clusters.constant(0.1)
-CLUSTER = clusters.Cluster(
-    SECONDS,
-    per_sample=SECONDS,
-    overlap=clusters.Overlap(SECONDS, SECONDS, 0.5, 0.1),
-    up=clusters.constant(1e6),
-    single_batch=True,
-)
 ONE_NODE = {"epochs": 2, "key": jax.random.key(3), "micro_batches": M, "samples": 2 * 11}
 
 
@@ -88,20 +79,6 @@ def test_a_nodes_round_is_timed_part_by_part(key, monkeypatch):
     _, (*seconds, sqnorm, _, global_sqnorm) = node.round(np.array([B]))
     assert seconds == [2.0, 3.0, 4.0, 5.0]
     assert sqnorm == pytest.approx(global_sqnorm)
-
-
-def test_a_problem_with_a_gradient_is_trained_as_in_the_simulation():
-    problem, heavy = make(1), optax.sgd(RATE, momentum=0.9)
-    problem = problem._replace(loss=dsgd.Loss(problem.loss, jax.grad(problem.loss)))
-    found = cannikin.train_processes(problem, heavy, cannikin.equal_split(11), **ONE_NODE)
-    expected = cannikin.train(
-        algorithms.minibatch_sgd(heavy),
-        problem,
-        cannikin.equal_split(11),
-        cluster=CLUSTER,
-        **ONE_NODE,
-    )
-    np.testing.assert_allclose(found.params, expected.params, rtol=2e-5, atol=2e-6)
 
 
 def test_what_cannot_be_trained_is_refused():

@@ -15,9 +15,9 @@ import pytest
 
 import algorithms
 import dsgd
-from algorithms import cannikin, with_local_work
+from algorithms import cannikin
 from algorithms.cannikin import training
-from dsgd import clusters, compressors, work
+from dsgd import clusters
 from dsgd.engine import programs
 
 N, D, B, M = 4, 5, 4, 10  # up to 40 samples per node, in pieces of 4
@@ -199,44 +199,6 @@ def test_stages_continue_without_compiling_again():
         train(system, seed=i, epochs=4, samples=100 + 50 * i, scaling=cannikin.adascale)
     assert programs.compiled() == before
     assert training.sized(SGD, B, M) is training.sized(SGD, B, M)  # not traced again
-
-
-def test_nodes_leave_and_join():
-    """The models of the other nodes are kept when a node leaves; a node that joins is learned in
-    two epochs.
-    """
-    left = np.array([True, True, False, True])
-    found = train(
-        cannikin.cannikin(TOTAL),
-        epochs=9,
-        present=lambda epoch: left if epoch in (3, 4) else np.ones(N, bool),
-    ).epochs
-    assert [i for i, epoch in enumerate(found) if epoch.batches[2] == 0] == [3, 4]
-    fewer, all_of_them = (each.optperf_integer(TOTAL).seconds for each in (model(left), model()))
-    for i in (2, 7, 8):
-        assert found[i].batch_time == pytest.approx(all_of_them, rel=1e-5)
-    for i in (3, 4):
-        assert found[i].batch_time == pytest.approx(fewer, rel=1e-5)
-    assert found[5].batches[2] != found[6].batches[2]
-
-
-def test_methods_continue_as_in_one_run_with_unequal_work():
-    """Their gradients are those of one worker with all samples:
-    tests/algorithms/test_unequal_work.py.
-    """
-    method = algorithms.error_compensated_sgd(
-        optax.sgd(RATE), compressors.sign, compressors.top_k(0.5)
-    )
-    found = train(always(SIZES), method=method, epochs=2, samples=3 * 38)
-    once = with_local_work(method, work.local_batches(SIZES, batch_size=B, micro_batches=M))
-    result = dsgd.run(once, PROBLEM, steps=6, key=jax.random.key(0), mesh=1)
-    for ours, theirs in zip(
-        jax.tree.leaves((found.state, found.params)),
-        jax.tree.leaves((result.state, result.params)),
-        strict=True,
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-    assert found.epochs[-1].scalars["loss"] == pytest.approx(result.history["loss"][-1], rel=1e-5)
 
 
 def test_the_third_epoch_is_at_optperf_of_the_model_of_the_cluster():

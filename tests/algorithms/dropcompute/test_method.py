@@ -151,19 +151,6 @@ def test_it_satisfies_the_contract(long):
     ).require()
 
 
-def test_latencies_for_planning_have_the_distribution_of_rounds():
-    """The same keys and the same number of samples of a micro-batch are used."""
-    cluster = clusters.Cluster(clusters.exponential(1.0), per_sample=clusters.constant(0.5))
-    found = dropcompute.latencies(cluster, 2, 3, iterations=2, key=KEY, batch_size=4)
-    for key, of_round in zip(jax.random.split(KEY, 2), found, strict=True):
-        whole = work.local_batches(jnp.array([12, 12]), batch_size=4, micro_batches=3)
-        np.testing.assert_allclose(
-            of_round,
-            cluster.latencies(dsgd.Round(jnp.int32(0), 2, key, work=whole), np.arange(2)),
-            rtol=1e-6,
-        )
-
-
 def test_a_threshold_is_chosen_from_measurements_of_two_stages():
     """The clock of the second stage starts again, and the times of the round before it are lost;
     all others are used.

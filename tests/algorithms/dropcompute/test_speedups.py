@@ -7,7 +7,6 @@ from __future__ import annotations
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -148,16 +147,6 @@ def test_inside_a_program_it_equals_numpy(stop):
     for i in range(4):
         for name, wanted in planned(times[i], communication[i], taus, stop).items():
             np.testing.assert_allclose(found[name][i], wanted, rtol=1e-6, atol=1e-6, err_msg=name)
-
-
-def test_inside_a_program_memory_is_that_of_the_latencies():
-    """One number for each candidate and iteration would take a megabyte."""
-    shapes = (
-        jax.ShapeDtypeStruct((256, 2, 2), jnp.float32),
-        jax.ShapeDtypeStruct((256,), jnp.float32),
-    )
-    memory = jax.jit(dropcompute.threshold).lower(*shapes).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < 25 * 256 * 2 * 2 * 4
 
 
 def test_edges():

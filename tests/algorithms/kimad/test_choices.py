@@ -94,13 +94,6 @@ def test_from_compressors_contains_each_compressor():
     assert kimad.from_compressors([compressors.random_k(0.1), compressors.sign]).delta(37) is None
 
 
-def test_the_whole_model_is_one_vector():
-    whole = kimad.whole_model(kimad.top_k(RATIOS))
-    assert not whole.layer_wise
-    assert kimad.whole_model(whole) is whole
-    assert not kimad.from_compressors([compressors.whole_model(compressors.sign)]).layer_wise
-
-
 TOP = kimad.top_k([0.1])
 SIGNS = [compressors.sign, compressors.whole_model(compressors.sign)]
 RANDOM = [compressors.sign, compressors.contraction(compressors.random_sparsification(0.4))]

@@ -47,30 +47,6 @@ def test_local_steps_are_sent_as_one_update():
     assert (update.period, kimad.gradient.period) == (2, 1)
 
 
-@pytest.mark.long
-def test_errors_of_estimates_are_bounded_by_the_change_of_the_bandwidth():
-    r"""$|d \ln B / dt| \le \theta \eta / \delta$, and at most two rounds pass from the start of a
-    message to the end of the next.
-    """
-    change, slowest, round_time = 0.04, 900.0, 1.5
-    slow = Sinusoids(UP.factors, slowest, change, slowest)
-    cluster = clusters.Cluster(clusters.constant(COMPUTING), slow.quantity, slow.quantity)
-    method = kimad_sgd(
-        optax.sgd(GAMMA),
-        kimad.top_k(np.arange(0.05, 1.01, 0.05)),
-        round_time,
-        monitor=kimad.last,
-        computation=COMPUTING,
-        congestion=1.0,
-    )
-    # earlier estimates are undefined
-    seconds = np.diff(
-        run(method, PROBLEM, steps=40, key=KEY, cluster=cluster, mesh=1).history["clock"][2:]
-    )
-    assert (seconds <= round_time * np.exp(2 * change * seconds.max())).all()
-    assert (seconds > round_time).any(), "some are wrong"
-
-
 def test_missing_is_the_most_bits_by_which_a_message_exceeded_its_budget():
     """Over all workers' messages and the server's answers so far; each direction has the largest
     excess at some time.

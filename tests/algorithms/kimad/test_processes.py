@@ -236,14 +236,6 @@ def test_the_server_ends_after_the_given_rounds_or_seconds(trained, seconds, rou
     assert sum(last) == N
 
 
-def test_a_downlink_whose_time_is_neglected_has_no_limit():
-    """The uplink has all the time that computation leaves."""
-    for down, bits in ((False, 300.0 * 1.5), (True, math.inf)):
-        link = processes._Link(processes._Plan(N, WIRE, TIME, 0.0, kimad.last), down)
-        link.observe(300.0)
-        assert link.budget(0.5) == pytest.approx(bits)
-
-
 def test_the_server_listens_at_the_loopback_address(monkeypatch):
     """Not at the others of the machine, to which 127.0.0.2 belongs."""
     refused, workers = [], []
