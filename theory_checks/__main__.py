@@ -108,7 +108,7 @@ def main(
     wrong += [
         f"FAILS: {misprint.reference}: the printed formula holds, or the corrected one fails"
         for misprint, *both in compared
-        if not _confirmed(*both)
+        if not _is_confirmed(*both)
     ]
     wrong += [
         f"FAILS: {name}: the worst case {one.worst.value:.6g} exceeds {one.theorem:.6g}; {one.case}"
@@ -120,7 +120,7 @@ def main(
     screen.print(Text(closing(findings, compared), style="bold red" if wrong else "bold"))
     if args.json:
         records.write_json(
-            records.user_path("--json", args.json), as_data(findings, compared, exact)
+            records.user_path("--json", args.json), json_data(findings, compared, exact)
         )
     return 1 if wrong else 0
 
@@ -175,7 +175,7 @@ def closing(
     """Returns the last line of the output, which summarizes all findings."""
     count = f"{sum(finding.instances for finding in findings):,} instances"
     failed = [finding for finding in findings if not finding.holds]
-    confirmed = sum(_confirmed(*both) for _, *both in compared)
+    confirmed = sum(_is_confirmed(*both) for _, *both in compared)
     misprints = f"; {confirmed} of {len(compared)} misprints confirmed" if compared else ""
     if failed:
         return f"FAILED: {len(failed)} of {len(findings)} statements, on {count}{misprints}."
@@ -189,7 +189,7 @@ def usage_error(line: str) -> int:
     return 2
 
 
-def _confirmed(printed: Outcome, corrected: Outcome) -> bool:
+def _is_confirmed(printed: Outcome, corrected: Outcome) -> bool:
     """Whether the counterexample confirms the misprint: the printed formula fails and the corrected
     one holds.
     """
@@ -304,7 +304,7 @@ def tabulate_misprints(compared: Sequence[tuple[Misprint, Outcome, Outcome]]) ->
     return table
 
 
-def as_data(
+def json_data(
     findings: Sequence[StatementResult],
     compared: Sequence[tuple[Misprint, Outcome, Outcome]],
     exact: Mapping[str, Comparison],
@@ -333,7 +333,7 @@ def as_data(
                 "printed": misprint.printed,
                 "corrected": misprint.corrected,
                 "example": misprint.example,
-                "confirmed": _confirmed(printed, corrected),
+                "confirmed": _is_confirmed(printed, corrected),
                 "printed_outcome": _outcome(printed),
                 "corrected_outcome": _outcome(corrected),
             }

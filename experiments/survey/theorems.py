@@ -130,7 +130,7 @@ def _affine(build: moments.Build, problem: Problem, **how) -> Callable[[float, i
 
 
 def _constants(problem: Problem, *names: str) -> dict[str, float]:
-    known = instances.known(problem)
+    known = instances.constants(problem)
     return {
         "gap": known.gap,
         "smoothness": known.smoothness,
@@ -182,7 +182,7 @@ def compressed_sgd(
     """Returns CSGD with compression errors of mean square sigma'^2 = `compression`^2."""
     method, N = algorithms.compressed_sgd, problem.workers
     effect = theory.compressed_sgd.effect(
-        noise=instances.known(problem).noise, workers=N, compression=compression, via=via
+        noise=instances.constants(problem).noise, workers=N, compression=compression, via=via
     )
     messages = N * N + (N if via == "server" else 0)
     exact = _affine(
@@ -198,7 +198,7 @@ def sparsified_sgd(problem: Problem, compressor: Compressor) -> Method:
     """
     omega = theory.compressed_sgd.omega_of(compressor, problem) or 0.0
     effect = theory.compressed_sgd.effect(
-        noise=instances.known(problem).noise, workers=problem.workers, omega=omega
+        noise=instances.constants(problem).noise, workers=problem.workers, omega=omega
     )
     return _compressed(
         problem,
@@ -212,7 +212,7 @@ def sparsified_sgd(problem: Problem, compressor: Compressor) -> Method:
 
 def _compressed(problem: Problem, effect, compressor: Compressor, via, exact, bound) -> Method:
     theorem, constants = theory.compressed_sgd, _constants(problem)
-    noise = instances.known(problem).noise
+    noise = instances.constants(problem).noise
     return Method(
         "CSGD",
         problem,
@@ -285,7 +285,7 @@ def ef21(problem: Problem, up: Compressor) -> Method:
     """Returns EF21 with one node and exact gradients, compressed on the way to the server; the
     model is one layer.
     """
-    known = instances.known(problem)
+    known = instances.constants(problem)
     start = np.asarray(problem.init(jax.random.key(0)), float)
     alpha = constant_at(up.delta, start.size) or 0.0
     shape = {"contractions": [alpha], "weights": [1.0]}

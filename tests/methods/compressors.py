@@ -135,4 +135,4 @@ def in_parts(path: str) -> Callable[[Trajectory], np.ndarray]:
     """Returns the function from a trajectory to the vectors that its state has in parts, `[..., N,
     part]`, at this path.
     """
-    return lambda found: trajectories.joined(attrgetter(path)(found.states))
+    return lambda found: trajectories.join_parts(attrgetter(path)(found.states))

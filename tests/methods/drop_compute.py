@@ -8,7 +8,7 @@ import numpy as np
 
 from algorithms import drop_compute, local_sgd, minibatch_sgd
 from tests.methods.given import Case, Given, Rounds
-from theory_checks.machinery.batch_sizes import until
+from theory_checks.machinery.batch_sizes import simulate_worker
 from theory_checks.machinery.rounds import Timetable
 from theory_checks.machinery.statement import Draws
 from theory_checks.machinery.trajectories import ROUNDS, N
@@ -44,7 +44,9 @@ def recursion(
     X, step, tau = given.X, given.step(), period * float(given.more.threshold)
     drawn, spent, noise = np.zeros(given.N, int), np.zeros(given.N), given.found.noise
     for t in given.rounds:
-        worked = [until(s, tau, stop, spent[n]) for n, s in enumerate(given.more.seconds[t])]
+        worked = [
+            simulate_worker(s, tau, stop, spent[n]) for n, s in enumerate(given.more.seconds[t])
+        ]
         counts, seconds = map(np.array, zip(*worked, strict=True))
         g = counts[:, None] * given.exact(t, X)
         for n, count in enumerate(counts):

@@ -71,29 +71,28 @@ def matrices(name: str, N: int) -> Matrices:
     irregular = written.edges(N, _within(N, _IRREGULAR))
     directed = written.arrows(N, _directed(N))
     made: dict[str, Callable[[], list[np.ndarray]]] = {
-        "lazy": lambda: [written.weighted("lazy", irregular)],
-        "irregular": lambda: [written.weighted("metropolis", irregular)],
-        "ring": lambda: [written.weighted("metropolis", written.around(N, 1, N - 1))],
+        "lazy": lambda: [written.weigh("lazy", irregular)],
+        "irregular": lambda: [written.weigh("metropolis", irregular)],
+        "ring": lambda: [written.weigh("metropolis", written.circulant(N, 1, N - 1))],
         "star": lambda: [
-            written.weighted("metropolis", written.edges(N, [(0, n) for n in range(1, N)]))
+            written.weigh("metropolis", written.edges(N, [(0, n) for n in range(1, N)]))
         ],
         "complete": lambda: [np.full((N, N), 1 / N)],
         "exponential": lambda: [
-            written.weighted("uniform", written.around(N, *(1 << k for k in range(3))))
+            written.weigh("uniform", written.circulant(N, *(1 << k for k in range(3))))
         ],
         "one peer": lambda: written.one_peer(N),
         "matchings": lambda: [W.toarray() for W in topology("matchings", N).matrices],
-        "directed": lambda: [written.weighted("uniform", directed)],
-        "directed, pull": lambda: [written.pulled(directed)],
+        "directed": lambda: [written.weigh("uniform", directed)],
+        "directed, pull": lambda: [written.pull_matrix(directed)],
         "pushes": lambda: [W.toarray() for W in topology("pushes", N).matrices],
         "pushes, pull": lambda: [
-            written.pulled((W.toarray() > 0) - np.eye(N)) for W in topology("pushes", N).matrices
+            written.pull_matrix((W.toarray() > 0) - np.eye(N))
+            for W in topology("pushes", N).matrices
         ],
-        "tree": lambda: [written.weighted("metropolis", written.edges(N, _within(N, _TREE)))],
-        "tree, pull": lambda: [written.pulled(written.arrows(N, _within(N, _FROM_ROOT)))],
-        "tree, push": lambda: [
-            written.weighted("uniform", written.arrows(N, _within(N, _TO_ROOT)))
-        ],
+        "tree": lambda: [written.weigh("metropolis", written.edges(N, _within(N, _TREE)))],
+        "tree, pull": lambda: [written.pull_matrix(written.arrows(N, _within(N, _FROM_ROOT)))],
+        "tree, push": lambda: [written.weigh("uniform", written.arrows(N, _within(N, _TO_ROOT)))],
     }
     dense = made[name]()
     return lambda number: dense[number % len(dense)]

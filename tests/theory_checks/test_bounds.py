@@ -525,10 +525,10 @@ def test_known_constants_are_those_of_the_problem():
         np.array([[2.0, 0.0], [0.0, 6.0]]),
         np.array([3.0, 1.0]),
     )
-    known = instances.known(problems.quadratic(A, b, noise=0.25, start=start))
+    known = instances.constants(problems.quadratic(A, b, noise=0.25, start=start))
     assert known == pytest.approx((2.0, 3.0, 0.25, sqrt(10)), rel=1e-6)
     A[0] *= 2
-    assert instances.known(problems.quadratic(A, b)).heterogeneity is None
+    assert instances.constants(problems.quadratic(A, b)).heterogeneity is None
     regression = problems.robust_regression(3, 2)
     assert sgd.total_noise(regression) == pytest.approx(
         math.hypot(regression.constants.noise, regression.constants.heterogeneity)
@@ -545,4 +545,4 @@ def test_the_gap_of_a_quadratic_loses_no_digits():
     problem = problems.quadratic(
         np.ones((1, 1, 1)), np.full((1, 1), 1414.0), start=np.full(1, 1414.001)
     )
-    assert instances.known(problem).gap == pytest.approx(5e-7, rel=1e-9)
+    assert instances.constants(problem).gap == pytest.approx(5e-7, rel=1e-9)

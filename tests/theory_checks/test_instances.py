@@ -25,7 +25,7 @@ def test_constants_of_wells_are_exact_everywhere():
         replacement=False,
         seed=5,
     )
-    of, M = instances.known(problem), 8
+    of, M = instances.constants(problem), 8
     assert of.heterogeneity is not None
     single = jax.tree.map(lambda leaf: leaf[:, :, None], problem.data)  # [N, M, batches of 1, ...]
     for x in (np.zeros(d), -start, np.array([3.0, -1.0, 0.5])):
@@ -47,7 +47,9 @@ def test_constants_of_wells_are_exact_everywhere():
         return jax.vmap(problem.loss, (None, 0))(x, problem.data).mean()
 
     assert f(-start) == pytest.approx(0.0, abs=1e-12)
-    assert instances.known(problem).gap == pytest.approx(L * np.sum(1 - np.cos(start)), rel=1e-12)
+    assert instances.constants(problem).gap == pytest.approx(
+        L * np.sum(1 - np.cos(start)), rel=1e-12
+    )
     assert np.diag(jax.hessian(f)(-start)) == pytest.approx(L, rel=1e-12)
     assert np.diag(jax.hessian(f)(np.pi - start)) == pytest.approx(-L, rel=1e-12)
 

@@ -15,14 +15,14 @@ import algorithms
 from algorithms import memories
 from dsgd import compressors, problems
 from dsgd.base import Compressor
-from theory_checks.machinery.random_rounds import RandomRounds, mixed, random_rounds
+from theory_checks.machinery.random_rounds import RandomRounds, mixture, random_rounds
 from theory_checks.statements import compressed_linear
 
 A = np.array([[[2.0, 0.5], [0.5, 1.0]], [[1.0, 0.0], [0.0, 3.0]]])
 GAMMA, ALPHA = 0.1, 0.4
 
 
-def with_shifts(compressor: Compressor) -> RandomRounds:
+def rounds_of_diana(compressor: Compressor) -> RandomRounds:
     def build(of, additive):
         up = memories.Up(compressor, shift=ALPHA)
         return algorithms.error_feedback(optax.sgd(of.learning_rate), up)
@@ -30,7 +30,7 @@ def with_shifts(compressor: Compressor) -> RandomRounds:
     return random_rounds(build, problems.quadratic(A, np.ones((2, 2))), GAMMA)
 
 
-def of_diana() -> list[np.ndarray]:
+def diana_matrices() -> list[np.ndarray]:
     """Returns the matrices of DIANA's rounds on (x, h_1, h_2) for all draws of random-1."""
     masks = [np.diag([2.0, 0.0]), np.diag([0.0, 2.0])]
     eye, zero, matrices = np.eye(2), np.zeros((2, 2)), []
@@ -46,7 +46,7 @@ def of_diana() -> list[np.ndarray]:
 
 
 def test_outcomes_have_the_second_moments_of_the_equation():
-    found, matrices = with_shifts(compressors.random_k(0.5)), of_diana()
+    found, matrices = rounds_of_diana(compressors.random_k(0.5)), diana_matrices()
     assert len(found.matrices) == 4
     second = np.mean([np.kron(M, M) for M in matrices], axis=0)
     assert found.rate() == pytest.approx(np.abs(np.linalg.eigvals(second)).max(), rel=1e-9)
@@ -78,7 +78,7 @@ def test_mixed_rounds_have_both_probabilities():
     one, other = (
         RandomRounds(np.full((1, 1, 1), m), np.ones(1), np.ones((1, 1)), {}) for m in (0.5, 2.0)
     )
-    assert mixed(0.9, one, other).rate() == pytest.approx(0.9 * 0.25 + 0.1 * 4)
+    assert mixture(0.9, one, other).rate() == pytest.approx(0.9 * 0.25 + 0.1 * 4)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_mixed_rounds_have_both_probabilities():
 )
 def test_what_cannot_be_enumerated_is_refused(compressor, says):
     with pytest.raises(ValueError, match=says):
-        with_shifts(compressor)
+        rounds_of_diana(compressor)
 
 
 @pytest.mark.parametrize("name", ["diana", "diana_step"])

@@ -57,7 +57,7 @@ class Sums(NamedTuple):
     largest: int
 
 
-def until(
+def simulate_worker(
     takes: Iterable[float], threshold: float, stop: str, spent: float = 0.0
 ) -> tuple[int, float]:
     """Returns how many micro-batches a worker computes, and for how long, by Algorithm 1 of
@@ -86,16 +86,20 @@ def counts(seconds: np.ndarray, threshold: float, stop: str) -> np.ndarray:
     """
     threshold = float(np.float32(threshold))
     rows = seconds.reshape(-1, seconds.shape[-1]).astype(np.float32).astype(float)
-    return np.array([until(row, threshold, stop)[0] for row in rows]).reshape(seconds.shape[:-1])
+    return np.array([simulate_worker(row, threshold, stop)[0] for row in rows]).reshape(
+        seconds.shape[:-1]
+    )
 
 
-def counted(seconds: np.ndarray, threshold: float, stop: str) -> np.ndarray:
+def mark_computed(seconds: np.ndarray, threshold: float, stop: str) -> np.ndarray:
     """Returns which micro-batches are computed, bool `[..., M]`."""
     return np.arange(seconds.shape[-1]) < counts(seconds, threshold, stop)[..., None]
 
 
 @cache
-def of_table(method: Method, stop: str, micro_batches: int, correction: str = "none") -> Build:
+def _build_on_table(
+    method: Method, stop: str, micro_batches: int, correction: str = "none"
+) -> Build:
     """Returns a function that builds the method on the table of times in the instance's `more`. It
     returns the same object for equal arguments.
     """
@@ -168,7 +172,7 @@ def maps(
     table[:k] = seconds
     with jax.enable_x64(True):
         of = moments.instance(problem, learning_rate, more=Times(table[:1], np.float32(threshold)))
-        build = of_table(method, stop, M, correction)
+        build = _build_on_table(method, stop, M, correction)
         found = np.asarray(
             _rounds(
                 of._replace(root=jnp.eye(of.b.shape[1])),
@@ -177,14 +181,14 @@ def maps(
                 gradient=problem.gradient,
             )
         )[:k]
-    A, best, start_offset = around(problem)
+    A, best, start_offset = center(problem)
     start, d = found[:, 0], len(A)
     columns = np.moveaxis(found[:, 1:] - start[:, None], 1, 2)
     slopes, noise = columns[..., :d], columns[..., d:]
     return Maps(slopes, start + slopes @ best - best, noise, start_offset, A)
 
 
-def around(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def center(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the mean Hessian of a quadratic, its minimiser, and the start relative to the
     minimiser.
     """
@@ -205,7 +209,7 @@ def _rounds(of, seconds, *, build, gradient):
         (N, d), M = of.b.shape, seconds.shape[2]
         points = jnp.eye(1 + d + N * M * d)[:, 1:]
 
-        def after(seconds, point):
+        def model_after(seconds, point):
             rounds = Rounds(
                 build,
                 gradient,
@@ -217,7 +221,7 @@ def _rounds(of, seconds, *, build, gradient):
                 jnp.int32(0), point[:d], point[d:].reshape(N, M, d), rounds.silence(1)
             )
 
-        return jax.vmap(jax.vmap(after, (None, 0)), (0, None))(seconds, points)
+        return jax.vmap(jax.vmap(model_after, (None, 0)), (0, None))(seconds, points)
 
     return on_one_device(everything)(of, seconds)
 
@@ -369,7 +373,7 @@ def dependent(
 
 
 @cache
-def _on_cluster(method: Method, stop: str, micro_batches: int) -> Callable[..., Algorithm]:
+def _factory(method: Method, stop: str, micro_batches: int) -> Callable[..., Algorithm]:
     """Returns a function (learning rate, threshold) -> the method."""
 
     def factory(learning_rate, threshold):
@@ -392,7 +396,7 @@ class Seeds(NamedTuple):
     slope: np.ndarray
 
 
-def simulated(
+def simulate(
     method: Method,
     problem: Problem,
     cluster: clusters.Cluster,
@@ -418,7 +422,7 @@ def simulated(
     """
     with jax.enable_x64(True):
         axes: Any = {"learning_rate": np.array([learning_rate]), "threshold": np.array([threshold])}
-        factory = _on_cluster(method, stop, micro_batches)
+        factory = _factory(method, stop, micro_batches)
         found = dsgd.sweep(
             factory,
             problem,

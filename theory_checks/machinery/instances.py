@@ -118,9 +118,9 @@ def wells(
     """
     rng = np.random.default_rng(seed)
     shape = (workers, samples, dimension)
-    deviations = _sized(rng.normal(size=shape), noise, axis=1)
+    deviations = _rescale(rng.normal(size=shape), noise, axis=1)
     common = (
-        _sized(rng.normal(size=(workers, 1, dimension)), heterogeneity, axis=0)
+        _rescale(rng.normal(size=(workers, 1, dimension)), heterogeneity, axis=0)
         if workers > 1
         else 0.0
     )
@@ -150,7 +150,7 @@ def wells(
     )
 
 
-def _sized(c: np.ndarray, size: float, axis: int) -> np.ndarray:
+def _rescale(c: np.ndarray, size: float, axis: int) -> np.ndarray:
     """Subtracts the mean of c, `[..., d]`, along an axis and scales it such that its mean square
     along the axis is size^2.
     """
@@ -190,7 +190,7 @@ def bowl(
     """
     b = np.full((workers, dimension), smoothness * distance)
     if workers > 1:
-        b = b + _sized(
+        b = b + _rescale(
             np.random.default_rng(seed).normal(size=(workers, dimension)), heterogeneity, axis=0
         )
     return problems.quadratic(np.full((workers, dimension), smoothness), b, noise=noise)
@@ -307,7 +307,7 @@ class Known(NamedTuple):
     heterogeneity: float | None
 
 
-def known(problem: Problem) -> Known:
+def constants(problem: Problem) -> Known:
     """Returns the constants of a problem.
 
     Raises:
@@ -364,7 +364,9 @@ def _loss_of_all(loss, params, data):
 def same_heterogeneity(problem: Problem) -> Condition:
     """Returns the condition that (1/N) sum |f_n' - f'|^2 has one bound everywhere."""
     given = f"{problem.name} has an unknown heterogeneity, or different Hessians"
-    return Condition("one varsigma for all points", known(problem).heterogeneity is not None, given)
+    return Condition(
+        "one varsigma for all points", constants(problem).heterogeneity is not None, given
+    )
 
 
 def same_workers(problem: Problem, topology: Topology) -> Condition:

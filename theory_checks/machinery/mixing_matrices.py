@@ -23,7 +23,7 @@ def edges(N: int, pairs: Iterable[tuple[int, int]]) -> np.ndarray:
     return A + A.T
 
 
-def around(N: int, *distances: int) -> np.ndarray:
+def circulant(N: int, *distances: int) -> np.ndarray:
     """Returns A for workers n that send to n + distance (mod N), for each distance."""
     return arrows(N, [(n, (n + distance) % N) for n in range(N) for distance in distances])
 
@@ -43,7 +43,7 @@ WEIGHTS = tuple(_SENT)
 """Kinds of weights; directed graphs need "uniform"."""
 
 
-def weighted(weights: str, A: np.ndarray) -> np.ndarray:
+def weigh(weights: str, A: np.ndarray) -> np.ndarray:
     """Returns W with weights of this kind on the edges, and on the diagonal the remainder of each
     column to 1.
     """
@@ -51,7 +51,7 @@ def weighted(weights: str, A: np.ndarray) -> np.ndarray:
     return sent + np.diag(1 - sent.sum(axis=0))
 
 
-def pulled(A: np.ndarray) -> np.ndarray:
+def pull_matrix(A: np.ndarray) -> np.ndarray:
     """Returns R, in which each receiver weighs its own model and those that it receives equally."""
     received = A / (1 + A.sum(axis=1, keepdims=True))
     return received + np.diag(1 - received.sum(axis=1))
@@ -59,4 +59,4 @@ def pulled(A: np.ndarray) -> np.ndarray:
 
 def one_peer(N: int) -> list[np.ndarray]:
     """Returns the one-peer exponential schedule: in round t, n sends half to n + 2^t."""
-    return [weighted("uniform", around(N, 1 << t)) for t in range(max(1, (N - 1).bit_length()))]
+    return [weigh("uniform", circulant(N, 1 << t)) for t in range(max(1, (N - 1).bit_length()))]

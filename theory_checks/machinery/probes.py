@@ -51,7 +51,7 @@ def wrong(
     times = jnp.asarray(_TIMES, jnp.int32)
     sizes = jnp.array([1e-3, 1.0, 1e3]) * (1 + jnp.max(jnp.abs(first)))
 
-    def at(t, key, size, shares):
+    def values_at(t, key, size, shares):
         probed = rounds._replace(key=key)
         s, z = (
             size
@@ -77,7 +77,7 @@ def wrong(
         indexing="ij",
     )
     shares = jnp.asarray(_SHARES)
-    found = jax.vmap(lambda i, j, t, k: at(t, keys[k], sizes[j], shares[i]))(
+    found = jax.vmap(lambda i, j, t, k: values_at(t, keys[k], sizes[j], shares[i]))(
         *(axis.ravel() for axis in points)
     )
     # each [sizes, times, keys, values]
@@ -103,13 +103,13 @@ def _shares(of, key, *, build, gradient):
     at a time, `[N]`.
     """
 
-    def asked(of, key):
+    def count(of, key):
         rounds = Rounds(build, gradient, of, key, None)
         keys = jax.random.split(key, _ASKED)
         chosen = jax.vmap(lambda key: rounds._replace(key=key).asks(rounds.first()))(keys)
         return jnp.mean(chosen[:, None] == jnp.arange(rounds.shape[0])[None], axis=0)
 
-    return on_one_device(asked)(of, key)
+    return on_one_device(count)(of, key)
 
 
 def require_uniform(name: str, build: Build, of: Instance, gradient: Callable | None) -> None:

@@ -95,7 +95,7 @@ class RandomRounds(NamedTuple):
         return np.einsum("ji,kjl,lm->kim", basis, self.matrices, basis), basis
 
 
-def mixed(probability: float, one: RandomRounds, other: RandomRounds) -> RandomRounds:
+def mixture(probability: float, one: RandomRounds, other: RandomRounds) -> RandomRounds:
     """Returns the rounds that are those of `one` with a probability, else those of `other`."""
     return one._replace(
         matrices=np.concatenate([one.matrices, other.matrices]),
@@ -130,7 +130,7 @@ def random_rounds(
     """
     with jax.enable_x64(True):
         of = moments.instance(problem, learning_rate, more=more)
-        found = _sampled(of, build=build, gradient=problem.gradient, quantities=quantities)
+        found = _sample_rounds(of, build=build, gradient=problem.gradient, quantities=quantities)
         M, directions, values, bend = jax.tree.map(np.asarray, found)
     if not bend <= _ROUNDING:
         raise ValueError(
@@ -150,7 +150,7 @@ def random_rounds(
 
 
 @partial(jax.jit, static_argnames=("build", "gradient", "quantities"))
-def _sampled(of: Instance, *, build, gradient, quantities):
+def _sample_rounds(of: Instance, *, build, gradient, quantities):
     """Returns for each key the matrix of a round, `[keys, s, s]`, and derivatives of the change in
     it with respect to the start and b, `[keys, s, d + N d]`; the linear parts of the quantities;
     and by how much rounds are not affine.
@@ -162,28 +162,28 @@ def _sampled(of: Instance, *, build, gradient, quantities):
         z, silence, first = jnp.zeros(rounds.shape), rounds.silence(1), rounds.first()
         t = jnp.int32(_LATER)
 
-        def after(key, s, t=t, of=of):
+        def state_after(key, s, t=t, of=of):
             return rounds._replace(key=key, of=of).after(t, s, z, silence)
 
         def change(key, start, b):
             moved = of._replace(start=start, b=b)
             s = rounds._replace(of=moved).first()
             for early in range(_LATER):
-                s = after(keys[early], s, jnp.int32(early), moved)
-            return after(key, s, of=moved) - s
+                s = state_after(keys[early], s, jnp.int32(early), moved)
+            return state_after(key, s, of=moved) - s
 
-        def of_key(key):
-            M = jax.jacfwd(partial(after, key))(first)
+        def linearize(key):
+            M = jax.jacfwd(partial(state_after, key))(first)
             parts = jax.jacfwd(partial(change, key), (0, 1))(of.start, of.b)
             columns = [part.reshape(first.size, -1) for part in parts]
             return M, jnp.concatenate(columns, axis=1)
 
         def bend(key):
             one, other = (wave(1.0 + jnp.arange(first.size)) for wave in (jnp.sin, jnp.cos))
-            none, a, b, both = (after(key, s) for s in (0 * one, one, other, one + other))
+            none, a, b, both = (state_after(key, s) for s in (0 * one, one, other, one + other))
             return jnp.max(jnp.abs(both - a - b + none)) / jnp.max(jnp.abs(both))
 
-        M, directions = jax.lax.map(of_key, keys)
+        M, directions = jax.lax.map(linearize, keys)
         values = jax.jacfwd(lambda s: rounds.seen(t, s))(first)
         values = {name: value.reshape(-1, first.size) for name, value in values.items()}
         return M, directions, values, jnp.max(jax.lax.map(bend, keys[:8]))

@@ -102,21 +102,21 @@ def require(where: str, given: Mapping[str, Any]) -> None:
         raise ValueError(f"{where}: {counted}; expected one of each for every layer")
 
 
-def _of_python(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     """Converts a number, or each number of a list, to a Python number, and fractions to floats."""
     if type(value) in (list, tuple):
-        return type(value)(map(_of_python, value))
+        return type(value)(map(_to_python, value))
     exact = isinstance(value, Fraction) and checks.is_number(value)
     return float(value) if exact else checks.python_number(value)
 
 
-def _shown(given: Mapping[str, Any]) -> str:
+def _show(given: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{name} = {checks.show(value)}" for name, value in given.items() if name in RANGES
     )
 
 
-def validated(where: str) -> Callable[[F], F]:
+def validate(where: str) -> Callable[[F], F]:
     """Returns a decorator that validates a function's arguments by `require`. None is accepted if
     it is the default. NumPy numbers are converted to Python numbers, which do not overflow.
 
@@ -131,11 +131,11 @@ def validated(where: str) -> Callable[[F], F]:
         }
 
         @functools.wraps(function)
-        def validated(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             given: dict[str, Any] = bound.arguments
             given.update(
-                {name: _of_python(value) for name, value in given.items() if name in RANGES}
+                {name: _to_python(value) for name, value in given.items() if name in RANGES}
             )
             require(
                 where,
@@ -149,10 +149,10 @@ def validated(where: str) -> Callable[[F], F]:
                 return function(*bound.args, **bound.kwargs)
             except (OverflowError, ZeroDivisionError) as error:
                 raise ValueError(
-                    f"{where}: {_shown(given)}: expected numbers whose products are within the "
+                    f"{where}: {_show(given)}: expected numbers whose products are within the "
                     f"range of float64 ({error})"
                 ) from error
 
-        return validated  # type: ignore[return-value]
+        return call  # type: ignore[return-value]
 
     return decorate

@@ -167,5 +167,5 @@ def recommended(
         function.__signature__ = signature.replace(
             parameters=parameters, return_annotation=returned
         )
-        found.append(ranges.validated(f"{where}.{name}")(function))
+        found.append(ranges.validate(f"{where}.{name}")(function))
     return found[0], found[1]

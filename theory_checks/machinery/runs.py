@@ -158,7 +158,7 @@ def compare(
     Raises:
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    constants = instances.known(problem)
+    constants = instances.constants(problem)
     numbers |= {"gap": constants.gap, "smoothness": constants.smoothness}
     gamma = step_size(**numbers) if learning_rate is None else learning_rate
     need(where, hypotheses(gamma))

@@ -44,7 +44,7 @@ class ReplayableDraws:
     def choice(self, options: Sequence[Any]) -> Any:
         return options[self.integer(0, len(options) - 1)]
 
-    def changed(self) -> ReplayableDraws:
+    def perturb(self) -> ReplayableDraws:
         """Returns a tape with one or two numbers replaced, by near ones or by random ones."""
         numbers = list(self.numbers)
         for place in (
@@ -79,7 +79,7 @@ def hill_climb(
         ((tape, _badness(outcomes)) for tape, outcomes in tried), key=lambda one: one[1]
     )
     for _ in range(steps):
-        tape = best.changed()
+        tape = best.perturb()
         outcomes = trial(tape)
         found.extend(outcomes)
         if _badness(outcomes) >= height:  # ties are accepted, to leave plateaus

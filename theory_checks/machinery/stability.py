@@ -124,7 +124,7 @@ class _Linear(NamedTuple):
             return float("inf")
         moves = _dependent(M, directions)
         M, directions = M[np.ix_(moves, moves)], directions[moves]
-        basis = _without_invariants(M, directions)
+        basis = _complement_of_invariants(M, directions)
         radius = np.abs(np.linalg.eigvals(basis.T @ M @ basis)).max(initial=0.0)
         return float(radius ** (1 / self.period))
 
@@ -247,7 +247,7 @@ def _iteration(of, settled, *, build, gradient, period):
         rounds = Rounds(build, gradient, of, jax.random.key(0), None)
         silence, zero = rounds.silence(1), jnp.zeros(rounds.shape)
 
-        def after(rounds, first, last, s):
+        def state_after(rounds, first, last, s):
             def body(s, t):
                 return rounds.after(t, s, zero, silence), None
 
@@ -258,10 +258,10 @@ def _iteration(of, settled, *, build, gradient, period):
 
         def states(start, b):
             early = rounds._replace(of=of._replace(start=start, b=b))
-            s = after(early, 0, first, early.first())
-            return s, after(early, first, first + period, s)
+            s = state_after(early, 0, first, early.first())
+            return s, state_after(early, first, first + period, s)
 
-        M = jax.jacfwd(partial(after, rounds, _SETTLED, _SETTLED + period))(settled)
+        M = jax.jacfwd(partial(state_after, rounds, _SETTLED, _SETTLED + period))(settled)
         of_start = jax.jacfwd(lambda start: states(start, of.b)[0])(of.start)
         before, then = jax.jacfwd(lambda b: states(of.start, b))(of.b)
         columns = (of_start, then - before)
@@ -280,7 +280,7 @@ def _dependent(M: np.ndarray, directions: np.ndarray) -> np.ndarray:
     return moves
 
 
-def _without_invariants(M: np.ndarray, directions: np.ndarray) -> np.ndarray:
+def _complement_of_invariants(M: np.ndarray, directions: np.ndarray) -> np.ndarray:
     """Returns an orthonormal basis, `[s, r]`, of the vectors with $y^T v = 0$ for all invariants y:
     $y^T M = y^T$, and $y^T \\delta = 0$ for all columns of `directions`. M maps them to each other.
     """

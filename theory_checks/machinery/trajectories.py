@@ -115,7 +115,7 @@ def rows(tree: Any, leading: int = 2) -> np.ndarray:
     return np.concatenate([leaf.reshape(*leaf.shape[:leading], -1) for leaf in leaves], axis=-1)
 
 
-def joined(parts: Any) -> np.ndarray:
+def join_parts(parts: Any) -> np.ndarray:
     """Joins the servers' parts of each layer, or of the model as one vector.
 
     Args:
@@ -217,7 +217,7 @@ def _rounds(
             clock = clock + (1 if statistics.elapsed is None else statistics.elapsed)
             home, stacked = method.models(after)
             home = workers.mean(home) if stacked else home
-            rest = (_stacked(asked, answers), noise, statistics, clock)
+            rest = (_stack(asked, answers), noise, statistics, clock)
             return (after, clock), (after, home, first.workers, *rest)
 
         first = method.init(tree(of.start))
@@ -228,7 +228,7 @@ def _rounds(
     return on_one_device(everything)(of, key)
 
 
-def _stacked(asked: AllAsked, answers: PyTree) -> Gradients:
+def _stack(asked: AllAsked, answers: PyTree) -> Gradients:
     """Returns the gradients of a round's queries one after the other, leaves `[k Q, ...]`."""
     pairs = zip(
         queries.each(asked), (answers,) if isinstance(asked, Asked) else answers, strict=True
@@ -240,19 +240,19 @@ def _stacked(asked: AllAsked, answers: PyTree) -> Gradients:
 def _noise(of: Instance, key: jax.Array, asked: Asked, t: jax.Array) -> jax.Array:
     """Returns the noise of the round's gradients or micro-batches, in the form of `Trajectory`."""
 
-    def of_workers(key):
+    def draw(key):
         return jax.vmap(lambda n: of.root @ jax.random.normal(jax.random.fold_in(key, n), (D,)))(
             jnp.arange(N)
         )
 
     if asked.work is None:
-        return of_workers(key)
+        return draw(key)
     M = asked.work.samples.shape[1]
     if asked.first_batch is not None:
         turns = [jax.random.fold_in(key, t * M + m) for m in range(M)]
     else:
         turns = [key, *(jax.random.fold_in(key, np.uint32(_LATER + m)) for m in range(1, M))]
-    return jnp.stack([of_workers(turn) for turn in turns], axis=1)
+    return jnp.stack([draw(turn) for turn in turns], axis=1)
 
 
 def _sample(key: jax.Array, data: _Data) -> _Data:

@@ -45,7 +45,7 @@ _LARGEST = "(sqrt(1 + 8 tau^2) - 1) / (4 tau^2 L)"
 _TABLE = 64  # length of the staleness sequence, which is repeated
 
 
-@ranges.validated("asynchronous_sgd.largest_step")
+@ranges.validate("asynchronous_sgd.largest_step")
 def largest_step(*, smoothness: float, staleness: int) -> float:
     r"""Returns $\frac{\sqrt{1 + 8\tau^2} - 1}{4 \tau^2 L}$, the root of $\gamma L + 2(\gamma
     L\tau)^2 = 1$; $\frac1L$ at $\tau = 0$.
@@ -58,7 +58,7 @@ def hypotheses(problem: Problem, staleness: int, learning_rate: float) -> list[C
     r"""Returns the conditions $\gamma L + 2 (\gamma L \tau)^2 \le 1$ and a variance that is bounded
     by the same constant everywhere.
     """
-    limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=staleness)
+    limit = largest_step(smoothness=instances.constants(problem).smoothness, staleness=staleness)
     return [
         instances.same_heterogeneity(problem),
         instances.step_below(_LARGEST, limit, learning_rate),
@@ -76,7 +76,7 @@ def terms(*, gap: float, smoothness: float, noise: float, staleness: int) -> Ter
 step_size, rate = recommended("asynchronous_sgd", terms)
 
 
-@ranges.validated("bounds.asynchronous_sgd")
+@ranges.validate("bounds.asynchronous_sgd")
 def bound(
     *, gap: float, smoothness: float, noise: float, steps: int, staleness: int, learning_rate: float
 ) -> float:
@@ -214,7 +214,7 @@ def trial_exact(draws: Draws, taus: Sequence[int] = TAUS) -> list[Outcome]:
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"))
     staleness, steps = table(draws, taus), draws.choice((1, 10, 250))
     limit = largest_step(
-        smoothness=instances.known(problem).smoothness, staleness=int(staleness.max())
+        smoothness=instances.constants(problem).smoothness, staleness=int(staleness.max())
     )
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     return [check(problem, staleness, steps=steps, learning_rate=gamma)]
@@ -229,7 +229,7 @@ def trial_runs(draws: Draws) -> list[Outcome]:
     """Checks runs on random non-convex wells, without delays or with random ones."""
     problem = instances.random_wells(draws, 3, 3)
     rule, steps = draws.choice(_rules()), draws.choice((10, 100, 300))
-    limit = largest_step(smoothness=instances.known(problem).smoothness, staleness=rule.bound)
+    limit = largest_step(smoothness=instances.constants(problem).smoothness, staleness=rule.bound)
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     return [check(problem, rule, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
 

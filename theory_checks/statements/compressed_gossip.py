@@ -131,12 +131,12 @@ def check_choco(models: np.ndarray, topology: Topology, *, eta: float) -> list[O
         eta: the consensus step.
     """
     z = _choco_path(models, topology, eta)
-    return _held(
+    return _compare_rounds(
         z, choco_matrix(topology, eta, models.shape[1]), f"{topology.name}, eta = {eta:.3g}"
     )
 
 
-def _held(z: np.ndarray, M: np.ndarray, case: str) -> list[Outcome]:
+def _compare_rounds(z: np.ndarray, M: np.ndarray, case: str) -> list[Outcome]:
     """Returns the worst rounds of z_{t+1} <= M z_t, for the disagreement and for the compression
     error.
     """
@@ -153,7 +153,7 @@ def check_deepsqueeze(models: np.ndarray, topology: Topology, *, eta: float) -> 
     memory = _follow(algorithms.deepsqueeze, topology, models, eta).workers
     mean = np.sqrt(topology.n) * np.linalg.norm(memory.params.mean(axis=1), axis=1)
     z = np.stack([paths.size(paths.apart(memory.params)), paths.size(memory.error), mean], axis=1)
-    return _held(
+    return _compare_rounds(
         z, deepsqueeze_matrix(topology, eta, models.shape[1]), f"{topology.name}, eta = {eta:.3g}"
     )
 
@@ -164,7 +164,7 @@ def graphs() -> tuple[Topology, ...]:
     return topologies.chain(3), topologies.star(5)
 
 
-def _drawn(draws: Draws) -> tuple[np.ndarray, Topology, float]:
+def _draw(draws: Draws) -> tuple[np.ndarray, Topology, float]:
     """Draws models of four parameters, whose sizes span several orders of magnitude, a graph, and a
     consensus step.
     """
@@ -181,7 +181,7 @@ def _drawn(draws: Draws) -> tuple[np.ndarray, Topology, float]:
 
 def trial_choco(draws: Draws) -> list[Outcome]:
     """Checks CHOCO-gossip from random models on a random graph."""
-    models, topology, eta = _drawn(draws)
+    models, topology, eta = _draw(draws)
     return check_choco(models, topology, eta=eta)
 
 
@@ -189,7 +189,7 @@ def trial_theorem(draws: Draws) -> list[Outcome]:
     """Checks the linear rate of the sum of both squares, from random models on a random graph, at
     the recommended consensus step.
     """
-    models, topology, _ = _drawn(draws)
+    models, topology, _ = _draw(draws)
     delta, beta, omega = 1 - topology.rho, 1 - topology.smallest_eigenvalue, 1 / 4
     eta = recommended_consensus_step(delta=delta, beta=beta, omega=omega)
     e = np.sum(_choco_path(models, topology, eta) ** 2, axis=1)
@@ -200,7 +200,7 @@ def trial_theorem(draws: Draws) -> list[Outcome]:
 
 def trial_deepsqueeze(draws: Draws) -> list[Outcome]:
     """Checks DeepSqueeze from random models on a random graph."""
-    models, topology, eta = _drawn(draws)
+    models, topology, eta = _draw(draws)
     return check_deepsqueeze(models, topology, eta=eta)
 
 

@@ -69,7 +69,7 @@ from dsgd import compressors, problems
 from dsgd.base import Algorithm, Compressor, State
 from dsgd.compressors.members import constant_at
 from theory_checks.machinery import instances, ranges
-from theory_checks.machinery.random_rounds import RandomRounds, mixed, random_rounds
+from theory_checks.machinery.random_rounds import RandomRounds, mixture, random_rounds
 from theory_checks.machinery.rounds import Build, Instance
 from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
 from theory_checks.statements.ef21 import SHRINKING, shrinking
@@ -104,7 +104,7 @@ def _diana(where: str, omega: float, N: int, shift: float | None) -> _Diana:
     return _Diana(c * omega / (N * alpha), largest, 1 - alpha + 2 * rest * alpha / c)
 
 
-@ranges.validated("bounds.diana_step")
+@ranges.validate("bounds.diana_step")
 def diana_step(
     *, smoothness: float, omega: float, workers: int, shift: float | None = None
 ) -> float:
@@ -120,7 +120,7 @@ def diana_step(
     return _diana("diana_step", omega, workers, shift).largest / smoothness
 
 
-@ranges.validated("bounds.diana")
+@ranges.validate("bounds.diana")
 def diana(
     *,
     smoothness: float,
@@ -160,7 +160,7 @@ class Residuals(NamedTuple):
     mean: float
 
 
-@ranges.validated("bounds.ef_bv_residuals")
+@ranges.validate("bounds.ef_bv_residuals")
 def ef_bv_residuals(
     *, omega: float, workers: int, bias: float = 0.0, shift: float = 1.0, gain: float = 1.0
 ) -> Residuals:
@@ -179,7 +179,7 @@ def ef_bv_residuals(
     )
 
 
-@ranges.validated("bounds.ef_bv_step")
+@ranges.validate("bounds.ef_bv_step")
 def ef_bv_step(
     *, smoothness: float, mean_smoothness: float, residual: float, mean_residual: float
 ) -> float:
@@ -195,7 +195,7 @@ def ef_bv_step(
     return 1 / (smoothness + mean_smoothness * math.sqrt(mean_residual) / larger)
 
 
-@ranges.validated("bounds.ef_bv")
+@ranges.validate("bounds.ef_bv")
 def ef_bv(
     *,
     smoothness: float,
@@ -232,7 +232,7 @@ def weight(gamma: float, of: Residuals) -> float:
 # --- MARINA.
 
 
-@ranges.validated("bounds.marina_step")
+@ranges.validate("bounds.marina_step")
 def marina_step(
     *,
     smoothness: float,
@@ -259,7 +259,7 @@ def marina_step(
     )
 
 
-@ranges.validated("bounds.marina")
+@ranges.validate("bounds.marina")
 def marina(
     *,
     smoothness: float,
@@ -360,7 +360,7 @@ def _with_memories(
     return rounds
 
 
-def of_diana(A: np.ndarray, theta: float) -> Theorem:
+def diana_theorem(A: np.ndarray, theta: float) -> Theorem:
     r"""Returns the theorem of DIANA with random-1 and $\alpha = \theta / (1 + \omega)$."""
     (N, d, _), of, omega = A.shape, constants(A), A.shape[1] - 1.0
     alpha = theta / (1 + omega)
@@ -375,23 +375,23 @@ def of_diana(A: np.ndarray, theta: float) -> Theorem:
     )
 
 
-def of_ef_bv(A: np.ndarray, shift: float, gain: float) -> Theorem:
+def ef_bv_theorem(A: np.ndarray, shift: float, gain: float) -> Theorem:
     """Returns the theorem of EF-BV with random-1."""
     N, d, _ = A.shape
     of = ef_bv_residuals(omega=d - 1.0, workers=N, shift=shift, gain=gain)
     case = f"N = {N}, omega = {d - 1}, lambda = {shift:.3g}, nu = {gain:.3g}"
-    return _of_residuals(A, random_one(d), shift, gain, of, case)
+    return _residual_theorem(A, random_one(d), shift, gain, of, case)
 
 
-def of_ef21(A: np.ndarray, up: Compressor) -> Theorem:
+def ef21_theorem(A: np.ndarray, up: Compressor) -> Theorem:
     """Returns the theorem of EF21 with a linear contraction."""
     N, d, _ = A.shape
     delta = constant_at(up.delta, d)
     of = Residuals(1 - delta, 1 - delta)
-    return _of_residuals(A, up, 1.0, 1.0, of, f"N = {N}, delta = {delta:.4g}")
+    return _residual_theorem(A, up, 1.0, 1.0, of, f"N = {N}, delta = {delta:.4g}")
 
 
-def _of_residuals(
+def _residual_theorem(
     A: np.ndarray, up: Compressor, shift: float, gain: float, of: Residuals, case: str
 ) -> Theorem:
     of_A = constants(A)
@@ -425,7 +425,7 @@ def _estimate(state: State) -> dict[str, jax.Array]:
     return {"g": state.server.estimate, "last": state.workers.mean(axis=0)}
 
 
-def of_marina(A: np.ndarray, probability: float) -> Theorem:
+def marina_theorem(A: np.ndarray, probability: float) -> Theorem:
     """Returns the theorem of MARINA with random-1."""
     (N, d, _), of = A.shape, constants(A)
     given = {
@@ -446,7 +446,7 @@ def of_marina(A: np.ndarray, probability: float) -> Theorem:
         g, last = whole.values["g"], whole.values["last"]
         # The state after a round has the next model; the theorem has g and f' at the same model.
         values = {"gap": half @ last, "residual": g - last}
-        return mixed(probability, whole, change)._replace(values=values)
+        return mixture(probability, whole, change)._replace(values=values)
 
     return Theorem(
         rounds,
@@ -462,7 +462,7 @@ def linear(theorem: Theorem, share: float = 1.0) -> list[Outcome]:
     states.
 
     Args:
-        theorem: from `of_diana` or the like.
+        theorem: from `diana_theorem` or the like.
         share: step size as a share of the largest one.
     """
     gamma = share * theorem.largest
@@ -509,28 +509,28 @@ def _hessians(draws: Draws) -> np.ndarray:
 
 
 def _diana_drawn(draws: Draws) -> Theorem:
-    return of_diana(_hessians(draws), draws.choice((1.0, draws.real(0.1, 1.0))))
+    return diana_theorem(_hessians(draws), draws.choice((1.0, draws.real(0.1, 1.0))))
 
 
 def _ef_bv_drawn(draws: Draws) -> Theorem:
     A = _hessians(draws)
     omega = A.shape[1] - 1.0
     shift, gain = draws.real(0.1, 1.0) / (1 + omega), draws.real(0.1, 1.0)
-    return of_ef_bv(A, shift, draws.choice((1 / (1 + omega / len(A)), gain)))
+    return ef_bv_theorem(A, shift, draws.choice((1 / (1 + omega / len(A)), gain)))
 
 
 def _ef21_drawn(draws: Draws) -> Theorem:
     A = _hessians(draws)
-    return of_ef21(A, draws.choice((SHRINKING, _unscaled(A.shape[1]))))
+    return ef21_theorem(A, draws.choice((SHRINKING, _contraction(A.shape[1]))))
 
 
 def _marina_drawn(draws: Draws) -> Theorem:
     A = _hessians(draws)
-    return of_marina(A, draws.choice((1 / A.shape[1], draws.real(0.05, 1.0))))
+    return marina_theorem(A, draws.choice((1 / A.shape[1], draws.real(0.05, 1.0))))
 
 
 @cache
-def _unscaled(d: int) -> Compressor:
+def _contraction(d: int) -> Compressor:
     return compressors.contraction(random_one(d))
 
 
@@ -559,7 +559,7 @@ def _statements(
     def trial(draws: Draws) -> list[Outcome]:
         return linear(drawn(draws), draws.choice((1.0, draws.real(0.05, 1.0))))
 
-    def at_the_worst() -> list[Outcome]:
+    def decrease() -> list[Outcome]:
         return [outcome for theorem in (*worst(), *decreasing()) for outcome in linear(theorem)]
 
     def steps() -> list[Outcome]:
@@ -571,7 +571,7 @@ def _statements(
             reference,
             f"{hypotheses}; decrease of Psi",
             trial,
-            (at_the_worst,),
+            (decrease,),
         ),
         Statement(
             f"{name}, largest step, exact",
@@ -589,31 +589,31 @@ STATEMENTS = [
         "Gorbunov et al. 2020; derived",
         "f_n convex, f strongly; Q unbiased",
         _diana_drawn,
-        lambda: [of_diana(bowls(2, 1.0, 1.0), theta) for theta in (1.0, 0.5)],
+        lambda: [diana_theorem(bowls(2, 1.0, 1.0), theta) for theta in (1.0, 0.5)],
     ),
     *_statements(
         "EF-BV",
         "Condat et al. 2022",
         "f strongly convex; C(eta, omega)",
         _ef_bv_drawn,
-        lambda: [of_ef_bv(bowls(2, 1.0, 1.0), *both) for both in ((0.1, 0.7), (0.5, 1.0))],
+        lambda: [ef_bv_theorem(bowls(2, 1.0, 1.0), *both) for both in ((0.1, 0.7), (0.5, 1.0))],
     ),
     *_statements(
         "EF21",
         "Condat et al. 2022",
         "f strongly convex; C contracts",
         _ef21_drawn,
-        lambda: [of_ef21(bowls(N, 1.0, 0.5), SHRINKING) for N in (1, 2)],
+        lambda: [ef21_theorem(bowls(N, 1.0, 0.5), SHRINKING) for N in (1, 2)],
         # The factor is that of the residuals, (1 + r) / 2, and not 1 - gamma mu.
-        lambda: [of_ef21(bowls(1, 1.0), shrinking(0.2))],
+        lambda: [ef21_theorem(bowls(1, 1.0), shrinking(0.2))],
     ),
     *_statements(
         "MARINA",
         "Gorbunov et al. 2021",
         "f strongly convex; Q unbiased",
         _marina_drawn,
-        lambda: [of_marina(bowls(2, 1.0, 0.5), 0.5)],
+        lambda: [marina_theorem(bowls(2, 1.0, 0.5), 0.5)],
         # The largest step is that of the variance, and not p / (2 mu).
-        lambda: [of_marina(bowls(1, *[1.0] * 8), 0.5)],
+        lambda: [marina_theorem(bowls(1, *[1.0] * 8), 0.5)],
     ),
 ]

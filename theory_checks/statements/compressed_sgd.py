@@ -57,7 +57,7 @@ class Effect(NamedTuple):
     variance: float
 
 
-@ranges.validated("compressed_sgd.effect")
+@ranges.validate("compressed_sgd.effect")
 def effect(
     *,
     noise: float,
@@ -97,7 +97,7 @@ def hypotheses(
     """Returns the conditions: an unbiased compressor with known omega (None: errors are absolute),
     the same varsigma everywhere, gamma <= 1 / L'.
     """
-    constants = instances.known(problem)
+    constants = instances.constants(problem)
     if compressor is None:
         return [instances.step_below("1 / L", 1 / constants.smoothness, learning_rate)]
     omega = omega_of(compressor, problem)
@@ -150,7 +150,7 @@ def terms(*, gap: float, smoothness: float, effect: Effect) -> Terms:
 step_size, rate = recommended("compressed_sgd", terms)
 
 
-@ranges.validated("bounds.compressed_sgd")
+@ranges.validate("bounds.compressed_sgd")
 def bound(
     *,
     gap: float,
@@ -226,7 +226,7 @@ def check(
     Raises:
         ValueError: if the problem's constants are unknown, or a hypothesis fails.
     """
-    constants, N = instances.known(problem), problem.workers
+    constants, N = instances.constants(problem), problem.workers
     errors = {"noise": constants.noise, "workers": N, "compression": compression, "via": via}
     if compressor is not None:
         errors |= {
@@ -263,7 +263,7 @@ def trial_exact(draws: Draws, via: Via) -> list[Outcome]:
     """Checks the exact moments on a random quadratic, with additive compression errors."""
     problem = instances.quadratic(draws, 4, 4)
     steps, compression = draws.choice((1, 10, 300)), draws.real(0.0, 3.0)
-    gamma = draws.choice((None, draws.real(0.01, 1.0) / instances.known(problem).smoothness))
+    gamma = draws.choice((None, draws.real(0.01, 1.0) / instances.constants(problem).smoothness))
     return [check(problem, steps=steps, compression=compression, via=via, learning_rate=gamma)]
 
 
@@ -312,7 +312,9 @@ def _relative(
     omega = omega_of(compressor, problem) or 0.0
     inflation = effect(noise=0.0, workers=problem.workers, omega=omega, via=via).inflation
     gamma = (
-        None if share is None else share / (instances.known(problem).smoothness * (1 + inflation))
+        None
+        if share is None
+        else share / (instances.constants(problem).smoothness * (1 + inflation))
     )
     return check(problem, compressor, steps=steps, via=via, learning_rate=gamma, seed=seed)
 

@@ -121,7 +121,7 @@ def almost_equal(d: int) -> np.ndarray:
     return 1 + 1e-6 * np.arange(d)
 
 
-def in_first(size: int, worst: Vector) -> Vector:
+def first_elements(size: int, worst: Vector) -> Vector:
     """Returns a vector that is 0 outside of its first `size` elements."""
     return lambda d: np.r_[worst(min(d, size)), np.zeros(max(0, d - size))]
 
@@ -153,7 +153,7 @@ def steps_of_dithering(d: int) -> np.ndarray:
 FP4 = compressors.cast("float4_e2m1fn", stochastic=True)
 
 
-def in_last(columns: int) -> Vector:
+def last_row(columns: int) -> Vector:
     """Returns equal elements in the last row of so many columns, and zeros, the worst vector of a
     count sketch.
     """
@@ -180,10 +180,10 @@ WORST: dict[Compressor, Vector] = {
     compressors.random_sparsification(0.2): ones,
     compressors.shared_random_k(0.25): ones,
     compressors.with_seed(compressors.random_block(0.25, unbiased=False)): ones,
-    compressors.with_seed(compressors.count_sketch(1, 5)): in_last(5),
+    compressors.with_seed(compressors.count_sketch(1, 5)): last_row(5),
     compressors.perm_k(3): ones,
     compressors.correlated_quantization(2): above_half,
-    compressors.buckets(compressors.ternary, 5): in_first(5, one_large(1)),
+    compressors.buckets(compressors.ternary, 5): first_elements(5, one_large(1)),
     compressors.sign: alone,
     compressors.clipping(3): below_a_knob(3),
     compressors.e3m0: three_quarters,
@@ -194,7 +194,7 @@ WORST: dict[Compressor, Vector] = {
     compressors.eight_bit: midpoints_of_eight_bit,
     compressors.two_bit: opposite,
     compressors.top_k(0.25): ones,
-    compressors.chunked_top_k(2, 4): in_first(4, ones),
+    compressors.chunked_top_k(2, 4): first_elements(4, ones),
     compressors.dct_top_k(2, 8): waves(8),
     compressors.low_rank(1): orthogonal,
     compressors.contraction(compressors.ternary): one_large(1),
@@ -202,7 +202,7 @@ WORST: dict[Compressor, Vector] = {
     compressors.sampled_top_k(0.25, 0.5): almost_equal,
     compressors.variance_optimal(0.25): ones,
     compressors.rotated(compressors.random_k(0.25)): ones,
-    compressors.drive(): in_first(2, ones),
+    compressors.drive(): first_elements(2, ones),
     compressors.eden(2): lambda d: np.r_[1.0, np.full(d - 1, 0.03)],
     compressors.induced(compressors.top_k(0.25), compressors.random_k(0.25)): ones,
     compressors.repeated(compressors.contraction(compressors.random_k(0.25)), 2): ones,
@@ -211,7 +211,7 @@ WORST: dict[Compressor, Vector] = {
 
 
 @partial(jax.jit, static_argnames="compressor")
-def _decoded(compressor: Compressor, key: jax.Array, x: tuple[jax.Array, ...]):
+def _decode(compressor: Compressor, key: jax.Array, x: tuple[jax.Array, ...]):
     """Returns decoded vectors of every length, `[draws, d]`."""
     keys = jax.random.split(key, _DRAWS)
     return tuple(jax.vmap(lambda key, x=x: encode(compressor, key, x).decoded)(keys) for x in x)
@@ -242,7 +242,7 @@ def check(compressor: Compressor, vectors: list[np.ndarray], seed: int = 0) -> l
         seed: of the draws.
     """
     x = [vector.astype(np.float32).astype(np.float64) for vector in vectors]
-    drawn = _decoded(compressor, jax.random.key(seed), tuple(map(jnp.asarray, x)))
+    drawn = _decode(compressor, jax.random.key(seed), tuple(map(jnp.asarray, x)))
     outcomes = []
     for vector, some in zip(x, drawn, strict=True):
         d, size = len(vector), float(vector @ vector)

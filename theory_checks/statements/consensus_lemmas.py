@@ -38,7 +38,12 @@ from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances, moments, paths
 from theory_checks.machinery.statement import Draws, Outcome, Statement
-from theory_checks.statements.decentralized_sgd import LONG, balanced, diverging, one_rho
+from theory_checks.statements.decentralized_sgd import (
+    LONG,
+    balanced_problem,
+    diverging_problem,
+    one_rho,
+)
 
 _STEPS = 120
 Moments = dict[str, np.ndarray]
@@ -56,17 +61,17 @@ class Path(NamedTuple):
     case: str
 
 
-def _drawn(draws: Draws, *, small: bool = False) -> Path:
+def _draw_path(draws: Draws, *, small: bool = False) -> Path:
     """Draws an instance with gamma <= 1/L, and also gamma rho <= (1 - rho) / (4 L) if `small`."""
     topology = draws.choice(instances.graphs())
     problem = instances.quadratic(draws, topology.n, 2)
-    L, rho = instances.known(problem).smoothness, topology.rho
+    L, rho = instances.constants(problem).smoothness, topology.rho
     limit = min(1 / L, (1 - rho) / (4 * L * max(rho, 1e-12)) if small else math.inf)
-    return _measured(problem, topology, draws.real(0.01, 1.0) * limit, _STEPS)
+    return _measure_path(problem, topology, draws.real(0.01, 1.0) * limit, _STEPS)
 
 
-def _measured(problem: Problem, topology: Topology, gamma: float, steps: int) -> Path:
-    constants = instances.known(problem)
+def _measure_path(problem: Problem, topology: Topology, gamma: float, steps: int) -> Path:
+    constants = instances.constants(problem)
     found = moments.second_moments(
         moments.with_step(algorithms.decentralized_sgd, topology), problem, gamma, steps=steps
     )
@@ -85,7 +90,7 @@ Sides = Callable[[Path], list[Outcome]]
 Instance = Callable[[], tuple[Problem, Topology, float]]
 
 
-def _at_every_step(right: Callable[[Path], tuple[np.ndarray, np.ndarray]]) -> Sides:
+def _compare_steps(right: Callable[[Path], tuple[np.ndarray, np.ndarray]]) -> Sides:
     """Returns a function that compares (left side, right side), both `[steps]`, at the worst t."""
 
     def worst(path: Path) -> list[Outcome]:
@@ -98,7 +103,7 @@ def _at_every_step(right: Callable[[Path], tuple[np.ndarray, np.ndarray]]) -> Si
     return worst
 
 
-def _summed(right: Callable[[Path], np.ndarray]) -> Sides:
+def _compare_sums(right: Callable[[Path], np.ndarray]) -> Sides:
     """Returns a function that compares the consensus distance, summed over t, with the sum of a
     right side `[steps]`.
     """
@@ -172,14 +177,14 @@ def balanced_gradients() -> tuple[Problem, Topology, float]:
     """Returns an instance with curvatures of nearly opposite sign: the local gradients balance, so
     that the models do not move although f' is not 0.
     """
-    return balanced(4, 0.015), one_rho(4, 0.002), 1.0
+    return balanced_problem(4, 0.015), one_rho(4, 0.002), 1.0
 
 
 def growing_disagreement() -> tuple[Problem, Topology, float]:
     """Returns an instance of curvature -1 with gamma L rho / (1 - rho) = 1/2: the disagreement
     changes the workers' gradients by as much as these differ without disagreement.
     """
-    return diverging(), one_rho(10, 0.5), 0.5
+    return diverging_problem(), one_rho(10, 0.5), 0.5
 
 
 def constant_heterogeneity() -> tuple[Problem, Topology, float]:
@@ -194,7 +199,7 @@ def constant_heterogeneity() -> tuple[Problem, Topology, float]:
 
 def growing_disagreement_small_step() -> tuple[Problem, Topology, float]:
     """Returns the instance of `growing_disagreement` with the largest step size of Lemma 5.2.7."""
-    return diverging(), one_rho(10, 0.5), 0.25
+    return diverging_problem(), one_rho(10, 0.5), 0.25
 
 
 def _statement(
@@ -209,10 +214,10 @@ def _statement(
     """Returns a statement that is checked on random instances and on one constructed instance."""
 
     def trial(draws: Draws) -> list[Outcome]:
-        return sides(_drawn(draws, small=small))
+        return sides(_draw_path(draws, small=small))
 
     def extreme() -> list[Outcome]:
-        return sides(_measured(*hardest(), LONG))
+        return sides(_measure_path(*hardest(), LONG))
 
     return Statement(name, reference, hypotheses, trial, (extreme,))
 
@@ -223,21 +228,21 @@ STATEMENTS = [
         "mean of local gradients",
         "Lemma 5.2.1, (5.4)",
         _SMOOTH,
-        _at_every_step(mean_gradient),
+        _compare_steps(mean_gradient),
         balanced_gradients,
     ),
     _statement(
         "deviation of local gradients",
         "Lemma 5.2.1, (5.5)",
         _SMOOTH,
-        _at_every_step(gradient_deviations),
+        _compare_steps(gradient_deviations),
         growing_disagreement,
     ),
     _statement(
         "second moment of all gradients",
         "Lemma 5.2.1, (5.6)",
         f"{_SMOOTH}, noise",
-        _at_every_step(all_gradients),
+        _compare_steps(all_gradients),
         growing_disagreement,
     ),
     Statement("discounted sums", "Lemma 5.2.3", "0 <= rho < 1", sequences),
@@ -245,14 +250,14 @@ STATEMENTS = [
         "consensus, by stochastic gradients",
         "Lemma 5.2.5",
         "W symmetric, equal starts",
-        _summed(consensus_by_stochastic_gradients),
+        _compare_sums(consensus_by_stochastic_gradients),
         constant_heterogeneity,
     ),
     _statement(
         "consensus, by gradients at the mean",
         "Lemma 5.2.7",
         _SMALL,
-        _summed(consensus_by_mean_gradients),
+        _compare_sums(consensus_by_mean_gradients),
         growing_disagreement_small_step,
         small=True,
     ),
@@ -260,7 +265,7 @@ STATEMENTS = [
         "descent of the mean",
         "Lemma 5.2.9",
         "gamma <= 1/L",
-        _at_every_step(descent),
+        _compare_steps(descent),
         balanced_gradients,
     ),
 ]

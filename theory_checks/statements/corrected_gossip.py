@@ -135,7 +135,7 @@ def share_of(topology: Topology, share: float) -> np.ndarray:
 
 def linear_rate(problem: Problem, topology: Topology, learning_rate: float, share: float) -> float:
     """Returns max{(1 - gamma mu)^2, (gamma L - 1)^2, 1 - p}."""
-    L, mu = instances.known(problem).smoothness, _curvature(problem)
+    L, mu = instances.constants(problem).smoothness, _curvature(problem)
     p = share * (1 - np.linalg.eigvalsh(topology.W)[-2])
     return max((1 - learning_rate * mu) ** 2, (learning_rate * L - 1) ** 2, 1 - float(p))
 
@@ -182,7 +182,7 @@ def check_linear(
         topology,
         learning_rate,
         "2 / L",
-        2 / instances.known(problem).smoothness,
+        2 / instances.constants(problem).smoothness,
     )
     P, largest = share_of(topology, share), share * (1 - topology.smallest_eigenvalue)
     need(
@@ -214,7 +214,7 @@ def trial(share: float, draws: Draws) -> list[Outcome]:
     """Checks the linear rate on a random quadratic and a random graph."""
     topology = draws.choice(graphs(share))
     problem = instances.quadratic(draws, topology.n, 2, hessians=_CONVEX, noisy=False)
-    gamma = draws.real(0.01, 1.99) / instances.known(problem).smoothness
+    gamma = draws.real(0.01, 1.99) / instances.constants(problem).smoothness
     return check_linear(problem, topology, learning_rate=gamma, share=share)
 
 
@@ -288,7 +288,7 @@ def check_extra(problem: Problem, topology: Topology, *, learning_rate: float) -
     """Checks Theorem 3.3 of the EXTRA paper in every round. Arguments and errors as of
     `check_linear`, with gamma < 2 lambda_min(W~) / L.
     """
-    L, least = instances.known(problem).smoothness, (1 + topology.smallest_eigenvalue) / 2
+    L, least = instances.constants(problem).smoothness, (1 + topology.smallest_eigenvalue) / 2
     require_convex(
         "corrected_gossip", problem, topology, learning_rate, "2 lambda_min(W~) / L", 2 * least / L
     )
@@ -309,7 +309,7 @@ def trial_extra(draws: Draws) -> list[Outcome]:
     """Checks EXTRA on a random quadratic and a random graph."""
     topology = draws.choice(graphs(0.5))
     problem = instances.quadratic(draws, topology.n, 2, hessians=_CONVEX, noisy=False)
-    limit = (1 + topology.smallest_eigenvalue) / instances.known(problem).smoothness
+    limit = (1 + topology.smallest_eigenvalue) / instances.constants(problem).smoothness
     return check_extra(problem, topology, learning_rate=draws.real(0.01, 0.99) * limit)
 
 
@@ -350,7 +350,7 @@ def _roots(
     return nu * (2 - turn), nu * (1 - turn), nu
 
 
-def along_eigenvectors(method: Method) -> list[Outcome]:
+def paths_of_eigenvectors(method: Method) -> list[Outcome]:
     """Checks every model in every round against the closed form for equal Hessians h I."""
     topology, gamma, h = graphs(1.0)[0], 0.3, 1.7
     b, start, t = (
@@ -382,7 +382,7 @@ def optimum(method: Method) -> list[Outcome]:
 
 def _linear(name: str, reference: str, hypothesis: str, share: float) -> Statement:
     """Returns the statement on the linear rate of exact diffusion or D2."""
-    built = [partial(extreme, METHODS[share]) for extreme in (along_eigenvectors, optimum)]
+    built = [partial(extreme, METHODS[share]) for extreme in (paths_of_eigenvectors, optimum)]
     built += [partial(extreme, share) for extreme in (mean_alone, slow_duals, energy)]
     return Statement(
         name,
@@ -402,7 +402,7 @@ STATEMENTS = [
         "W symmetric, f_n convex; gamma < 2 lambda_min(W~)/L",
         trial_extra,
         [
-            partial(along_eigenvectors, algorithms.extra),
+            partial(paths_of_eigenvectors, algorithms.extra),
             partial(optimum, algorithms.extra),
             oscillating_mean,
             identity_of_extra,

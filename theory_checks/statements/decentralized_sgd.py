@@ -66,7 +66,7 @@ def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> li
     """Returns the conditions: one symmetric W, gamma <= 1 / L, gamma rho < (1 - rho) / L. All
     models start equal, and a symmetric W is doubly stochastic.
     """
-    L, rho = instances.known(problem).smoothness, topology.rho
+    L, rho = instances.constants(problem).smoothness, topology.rho
     # The exact moments contain the average heterogeneity along the path.
     average = isinstance(problem.data, Quadratic)
     return [
@@ -116,7 +116,7 @@ def terms_of_mean(
 step_size, rate = recommended("decentralized_sgd", terms)
 
 
-@ranges.validated("bounds.consensus")
+@ranges.validate("bounds.consensus")
 def consensus(
     *,
     smoothness: float,
@@ -149,7 +149,7 @@ def consensus(
     return ((q * p + math.hypot(p, math.sqrt(1 - q**2) * r)) / (1 - q**2)) ** 2
 
 
-@ranges.validated("bounds.decentralized_sgd")
+@ranges.validate("bounds.decentralized_sgd")
 def bound(
     *,
     gap: float,
@@ -238,7 +238,7 @@ def compare(
     """Compares both left sides with their bounds. Arguments and errors are those of `runs.compare`,
     with bounds on the gradient and on the consensus distance.
     """
-    known = instances.known(problem)
+    known = instances.constants(problem)
     numbers |= {"gap": known.gap, "smoothness": known.smoothness, "noise": known.noise}
     numbers |= {"workers": problem.workers}
     varsigma = float(problem.constants.heterogeneity or 0.0)
@@ -322,7 +322,7 @@ def _check_random(draws: Draws, *, convex: bool) -> tuple[Outcome, Outcome]:
         if convex
         else instances.random_wells(draws, topology.n, 2)
     )
-    L, rho = instances.known(problem).smoothness, topology.rho
+    L, rho = instances.constants(problem).smoothness, topology.rho
     limit = min(1.0, 0.99 * (1 - rho) / max(rho, 1e-12)) / L
     gamma = draws.choice((None, draws.real(0.01, 1.0) * limit))
     steps = draws.choice((1, 10, 300) if convex else (10, 100))
@@ -357,7 +357,7 @@ LONG = 511
 _LONGER = 2**13 - 1  # for instances whose transient contributes more
 
 
-def balanced(workers: int, epsilon: float, rho: float = 0.002) -> Problem:
+def balanced_problem(workers: int, epsilon: float, rho: float = 0.002) -> Problem:
     """Returns a problem with the curvatures 1 and epsilon - 1 and linear terms of opposite sign.
     The local gradients balance at the start, although f' is not 0 there.
     """
@@ -379,7 +379,9 @@ def balanced_pulls() -> list[Outcome]:
     """Checks an instance on which the bound's term L^2 A^2 is the largest: the local gradients
     balance, so that the models do not move although f' is not 0.
     """
-    return [check(balanced(4, 0.015), one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
+    return [
+        check(balanced_problem(4, 0.015), one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]
+    ]
 
 
 def noise_of_the_mean() -> list[Outcome]:
@@ -398,7 +400,7 @@ def away_from_the_minimum() -> list[Outcome]:
     return [check(problem, one_rho(4, 0.002), steps=_LONGER, learning_rate=1.0)[0]]
 
 
-def diverging() -> Problem:
+def diverging_problem() -> Problem:
     """Returns a problem on which the disagreement amplifies itself: two workers of curvature -1
     diverge, and the others ensure that f has a minimum.
     """
@@ -411,7 +413,7 @@ def lasting_disagreement() -> list[Outcome]:
     amplifies itself.
     """
     return [
-        check(diverging(), one_rho(10, 0.5), steps=LONG, learning_rate=gamma)[1]
+        check(diverging_problem(), one_rho(10, 0.5), steps=LONG, learning_rate=gamma)[1]
         for gamma in (0.5, 0.1)
     ]
 
@@ -424,7 +426,7 @@ def random_disagreement() -> list[Outcome]:
     return [check(problem, one_rho(10, 0.5), steps=LONG, learning_rate=1e-3)[1]]
 
 
-def in_a_well() -> list[Outcome]:
+def bottom_of_a_well() -> list[Outcome]:
     """Checks a non-convex problem near a minimum, without noise: f is close to L |x|^2 / 2."""
     problem = instances.wells(4, 2, start=0.1)
     return [
@@ -432,7 +434,7 @@ def in_a_well() -> list[Outcome]:
     ]
 
 
-def on_a_hill() -> list[Outcome]:
+def top_of_a_hill() -> list[Outcome]:
     """Checks a non-convex problem near a hilltop, where the disagreement amplifies itself."""
     problem = instances.wells(4, 2, start=np.pi, heterogeneity=0.1)
     return [
@@ -456,5 +458,7 @@ STATEMENTS = [
         partial(trial_exact, 1),
         (lasting_disagreement, random_disagreement),
     ),
-    Statement("DSGD, non-convex", "Theorem 5.2.11", _STEP, trial_runs, (in_a_well, on_a_hill)),
+    Statement(
+        "DSGD, non-convex", "Theorem 5.2.11", _STEP, trial_runs, (bottom_of_a_well, top_of_a_hill)
+    ),
 ]

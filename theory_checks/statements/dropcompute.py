@@ -59,7 +59,10 @@ N, M = 2, 3
 
 def hypotheses(problem: Problem, batch_size: int, learning_rate: float) -> list[Condition]:
     """Returns the conditions: eta < 2 / (L b), and the same data on all workers."""
-    return [alike(problem), _short(instances.known(problem).smoothness, batch_size, learning_rate)]
+    return [
+        alike(problem),
+        _short(instances.constants(problem).smoothness, batch_size, learning_rate),
+    ]
 
 
 def _short(smoothness: float, batch_size: int, learning_rate: float) -> Condition:
@@ -70,7 +73,7 @@ def _short(smoothness: float, batch_size: int, learning_rate: float) -> Conditio
 
 def alike(problem: Problem) -> Condition:
     """Returns the condition that all workers have the same data."""
-    constants = instances.known(problem)
+    constants = instances.constants(problem)
     # The tolerance covers rounding errors.
     equal = constants.heterogeneity is not None and constants.heterogeneity <= 1e-9 * math.sqrt(
         constants.smoothness * constants.gap
@@ -80,7 +83,7 @@ def alike(problem: Problem) -> Condition:
     )
 
 
-@ranges.validated("dropcompute.step_size")
+@ranges.validate("dropcompute.step_size")
 def step_size(
     *,
     gap: float,
@@ -99,7 +102,7 @@ def step_size(
     )
 
 
-@ranges.validated("bounds.dropcompute")
+@ranges.validate("bounds.dropcompute")
 def bound(
     *,
     gap: float,
@@ -143,7 +146,7 @@ def bound(
     ) ** 2
 
 
-@ranges.validated("dropcompute.rate")
+@ranges.validate("dropcompute.rate")
 def rate(
     *, gap: float, smoothness: float, noise: float, batch_size: int, stopping: bool = False
 ) -> Rate:
@@ -158,15 +161,15 @@ def rate(
 
 def constants_of(problem: Problem) -> dict[str, Any]:
     """Returns the constants of a problem on which the bound depends: gap, smoothness, noise."""
-    constants = instances.known(problem)
+    constants = instances.constants(problem)
     return {"gap": constants.gap, "smoothness": constants.smoothness, "noise": constants.noise}
 
 
-def described(
+def describe(
     problem: Problem, stop: str, threshold: float, sums: Sums, learning_rate: float
 ) -> str:
     """Returns a description of the instance."""
-    share = learning_rate * instances.known(problem).smoothness * sums.largest
+    share = learning_rate * instances.constants(problem).smoothness * sums.largest
     return (
         f"{problem.name}, {stop}, tau = {threshold:.4g}, eta L b = {share:.3g}, "
         f"b = {sums.largest}, K = {sums.total:.6g}"
@@ -205,7 +208,7 @@ def check(
     ).sums
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta)
     return Outcome(
-        sums.slope / sums.total, right, case=described(problem, stop, threshold, sums, eta)
+        sums.slope / sums.total, right, case=describe(problem, stop, threshold, sums, eta)
     )
 
 
@@ -252,14 +255,14 @@ def check_runs(
     eta = share / (numbers["smoothness"] * batch)
     need("dropcompute", hypotheses(problem, batch, eta))
     options = {"steps": steps, "micro_batches": M, "seeds": seeds, "seed": seed}
-    found = batch_sizes.simulated(method, problem, cluster, threshold, stop, eta * batch, **options)
+    found = batch_sizes.simulate(method, problem, cluster, threshold, stop, eta * batch, **options)
     total = float(found.total.mean())
     right = bound(**numbers, total=total, batch_size=batch, learning_rate=eta)
     # The standard error is that of the difference of both sides, because both contain K.
     per_sample = eta * numbers["smoothness"] * numbers["noise"] ** 2 / 2 / (1 - share / 2)
     error = float((found.slope - per_sample * found.total).std(ddof=1)) / math.sqrt(seeds) / total
     sums = Sums(total, float(found.slope.mean()), math.nan, batch)
-    return Outcome(sums.slope / total, right, error, described(problem, stop, threshold, sums, eta))
+    return Outcome(sums.slope / total, right, error, describe(problem, stop, threshold, sums, eta))
 
 
 def check_stopping(
@@ -294,7 +297,7 @@ def check_stopping(
     ).sums
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta, stopping=True)
     return Outcome(
-        sums.slope / sums.total, right, case=described(problem, stop, threshold, sums, eta)
+        sums.slope / sums.total, right, case=describe(problem, stop, threshold, sums, eta)
     )
 
 

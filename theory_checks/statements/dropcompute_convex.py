@@ -45,7 +45,7 @@ from theory_checks.statements.dropcompute import (
     SAME,
     M,
     N,
-    described,
+    describe,
     largest,
     pairs_of,
     problem_of,
@@ -61,7 +61,7 @@ def hypotheses(
     """
     return [
         dropcompute.alike(problem),
-        _short(instances.known(problem).smoothness, noise, batch_size, learning_rate, stopping),
+        _short(instances.constants(problem).smoothness, noise, batch_size, learning_rate, stopping),
     ]
 
 
@@ -74,7 +74,7 @@ def _short(
     )
 
 
-@ranges.validated("dropcompute_convex.step_size")
+@ranges.validate("dropcompute_convex.step_size")
 def step_size(
     *, distance: float, smoothness: float, noise: float, total: float, batch_size: int
 ) -> float:
@@ -84,7 +84,7 @@ def step_size(
     return 1 / (smoothness * batch_size + noise * math.sqrt(total) / distance)
 
 
-@ranges.validated("bounds.dropcompute_convex")
+@ranges.validate("bounds.dropcompute_convex")
 def bound(
     *,
     distance: float,
@@ -123,7 +123,7 @@ def bound(
     return distance**2 / (2 * learning_rate * total) + noisy
 
 
-@ranges.validated("dropcompute_convex.rate")
+@ranges.validate("dropcompute_convex.rate")
 def rate(*, distance: float, smoothness: float, noise: float, batch_size: int) -> Rate:
     r"""Returns $\frac{LbR^2}{2K} + \frac{\sigma R}{\sqrt K}$, the rate as a function of K, at the
     recommended step size.
@@ -133,7 +133,7 @@ def rate(*, distance: float, smoothness: float, noise: float, batch_size: int) -
 
 def distance_of(problem: Problem) -> float:
     """Returns R for a quadratic."""
-    return float(np.linalg.norm(batch_sizes.around(problem)[2]))
+    return float(np.linalg.norm(batch_sizes.center(problem)[2]))
 
 
 def check(
@@ -148,7 +148,7 @@ def check(
     """Checks the bound against the exact moments for given times of the micro-batches. Arguments
     and errors as of `dropcompute.check`, but share is at most 1.
     """
-    constants, batch = instances.known(problem), largest(seconds, threshold, stop)
+    constants, batch = instances.constants(problem), largest(seconds, threshold, stop)
     eta = share / (constants.smoothness * batch)
     need("dropcompute_convex", hypotheses(problem, batch, eta, noise=constants.noise))
     sums = batch_sizes.conditional(
@@ -160,9 +160,7 @@ def check(
         "noise": constants.noise,
     }
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta)
-    return Outcome(
-        sums.gap / sums.total, right, case=described(problem, stop, threshold, sums, eta)
-    )
+    return Outcome(sums.gap / sums.total, right, case=describe(problem, stop, threshold, sums, eta))
 
 
 def check_stopping(
@@ -179,7 +177,7 @@ def check_stopping(
     """Checks the bound for stopping times against exact moments. Arguments as of
     `dropcompute.check_stopping`, but share is below 1.
     """
-    constants, batch = instances.known(problem), problem.workers * M
+    constants, batch = instances.constants(problem), problem.workers * M
     eta = share / (constants.smoothness * batch)
     need("dropcompute_convex", hypotheses(problem, batch, eta, noise=noise, stopping=True))
     sums = batch_sizes.dependent(
@@ -191,9 +189,7 @@ def check_stopping(
         "noise": noise,
     }
     right = bound(**numbers, total=sums.total, batch_size=batch, learning_rate=eta, stopping=True)
-    return Outcome(
-        sums.gap / sums.total, right, case=described(problem, stop, threshold, sums, eta)
-    )
+    return Outcome(sums.gap / sums.total, right, case=describe(problem, stop, threshold, sums, eta))
 
 
 def trial_exact(draws: Draws) -> list[Outcome]:

@@ -145,7 +145,7 @@ def _noise(keys, threshold):
         xi = CLUSTER.latencies(round_info, jnp.arange(N)) - 1
         zeta = jax.random.normal(noise_key, (N, M))
 
-        def of(stop, correction):
+        def sums(stop, correction):
             drop = algorithms.drop_compute(
                 algorithms.minibatch_sgd(optax.sgd(1.0)),
                 threshold,
@@ -157,7 +157,7 @@ def _noise(keys, threshold):
             weights = jnp.where(asked.samples > 0, asked.weights, 0)
             return Noise(jnp.sum(weights * xi), jnp.sum(weights * zeta), jnp.sum(asked.samples > 0))
 
-        return tuple(of(*rule) for rule in RULES)
+        return tuple(sums(*rule) for rule in RULES)
 
     return jax.vmap(one)(keys)
 
@@ -233,7 +233,7 @@ def trial_end(draws: Draws) -> list[Outcome]:
         draws.real(0.02, 1.5),
         draws.choice((1, 20, 1000)),
     )
-    eta = share / (instances.known(problem).smoothness * N * M)
+    eta = share / (instances.constants(problem).smoothness * N * M)
     ends = batch_sizes.dependent(
         algorithms.drop_compute,
         problem,
@@ -245,24 +245,24 @@ def trial_end(draws: Draws) -> list[Outcome]:
         noise=noise,
         M=M,
     )
-    A, _, away = batch_sizes.around(problem)
+    A, _, away = batch_sizes.center(problem)
     seconds, xi, chances = pairs.tables(N, M)
-    done = batch_sizes.counted(seconds, threshold, stop)
+    done = batch_sizes.mark_computed(seconds, threshold, stop)
     size, beta = (float(chances @ values.sum(axis=(1, 2))) for values in (done, done * xi))
     v = noise * np.full(len(A), len(A) ** -0.5)
     last = away
     for _ in range(steps):
         last = last - eta * (size * A @ last + beta * v)
     words = f"{stop}, tau = {threshold:.4g}, slow with {pairs.chance:.3g}, {steps} rounds"
-    found = [_compared(ends.mean, last, f"{words}: E x - x*", float(np.linalg.norm(away)))]
+    found = [_compare_along(ends.mean, last, f"{words}: E x - x*", float(np.linalg.norm(away)))]
     if size:
         rest = -beta / size * np.linalg.solve(A, v)
         scale = float(np.linalg.norm(v)) / np.linalg.eigvalsh(A)[0]
-        found.append(_compared(ends.rest, rest, f"{words}: in the end", scale))
+        found.append(_compare_along(ends.rest, rest, f"{words}: in the end", scale))
     return found
 
 
-def _compared(measured: np.ndarray, right: np.ndarray, case: str, scale: float) -> Outcome:
+def _compare_along(measured: np.ndarray, right: np.ndarray, case: str, scale: float) -> Outcome:
     """Compares the components along the direction of the right side, so that a wrong sign is
     detected.
     """

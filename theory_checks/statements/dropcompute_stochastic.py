@@ -35,7 +35,7 @@ def check(
     """Checks `sgd.bound` against the exact moments for given times of the micro-batches. Arguments
     as of `dropcompute.check`, but share is gamma L, at most 1.
     """
-    constants = instances.known(problem)
+    constants = instances.constants(problem)
     need("dropcompute", [dropcompute.alike(problem)])
     gamma = share / constants.smoothness
     path = batch_sizes.conditional(

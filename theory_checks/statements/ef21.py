@@ -54,7 +54,7 @@ class Factors(NamedTuple):
     beta: np.ndarray
 
 
-@ranges.validated("ef21.factors")
+@ranges.validate("ef21.factors")
 def factors(contractions: Sequence[float]) -> Factors:
     r"""Returns the factors at $\zeta_i = 1/\sqrt{1 - \alpha_i} - 1$: $\theta_i = 1 - \sqrt{1 -
     \alpha_i}$, $\beta_i = (1 - \alpha_i) / \theta_i$.
@@ -94,7 +94,7 @@ def _contractions(contractions: Sequence[float], weights: Sequence[float]) -> li
     ]
 
 
-@ranges.validated("ef21.step_size")
+@ranges.validate("ef21.step_size")
 def step_size(
     *,
     contractions: Sequence[float],
@@ -113,7 +113,7 @@ def step_size(
     return float(np.min(2 / (c + np.sqrt(c**2 + 4 * a))))
 
 
-@ranges.validated("bounds.ef21")
+@ranges.validate("bounds.ef21")
 def bound(
     *,
     gap: float,
@@ -160,7 +160,7 @@ def bound(
     return 2 * gap / (learning_rate * steps) + begun / steps
 
 
-@ranges.validated("ef21.rate")
+@ranges.validate("ef21.rate")
 def rate(
     *,
     gap: float,
@@ -211,19 +211,19 @@ def _functions(sizes: tuple[int, ...], loss, sample):
     def init(key):
         return dict(zip(names, jnp.split(jnp.zeros(sum(sizes)), cuts), strict=True))
 
-    def of_layers(params, batch):
+    def loss_of_layers(params, batch):
         return loss(jnp.concatenate([params[name] for name in names]), batch)
 
     def evaluate(params, data, shared):
         value, slope = jax.value_and_grad(
-            lambda params: jnp.mean(jax.vmap(of_layers, (None, 0))(params, data))
+            lambda params: jnp.mean(jax.vmap(loss_of_layers, (None, 0))(params, data))
         )(params)
         return {
             "loss": value,
             **{f"{name}_sqnorm": jnp.sum(slope[name] ** 2) for name in names},
         }, slope
 
-    return init, of_layers, evaluate, sample
+    return init, loss_of_layers, evaluate, sample
 
 
 def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -> Layered:
@@ -250,7 +250,7 @@ def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -
             f"ef21.layered: {problem.name} has {problem.workers} workers: need one worker"
         )
     problem = instances.full_batch(problem)
-    gap = instances.known(problem).gap
+    gap = instances.constants(problem).gap
     init, loss, evaluate, sample = _functions(sizes, problem.loss, problem.sample)
     made = problem._replace(init=init, loss=loss, evaluate=evaluate, sample=sample)
     return Layered(made, sizes, tuple(layers), gap)
@@ -268,7 +268,7 @@ def stepping(learning_rate: Any, weights: Sequence[float]) -> optax.GradientTran
 
 
 @cache
-def _weighted(method: Method, up: Compressor, weights: tuple[float, ...]):
+def _factory(method: Method, up: Compressor, weights: tuple[float, ...]):
     """Returns a function learning_rate -> EF21 whose layers have the step sizes gamma w_i."""
     return lambda learning_rate: method(stepping(learning_rate, weights), up, compressors.identity)
 
@@ -301,17 +301,17 @@ def check(
     w = tuple(float(x) for x in ([1.0] * len(layered.sizes) if weights is None else weights))
 
     def run(gamma):
-        problem, factory = layered.problem, _weighted(method, up, w)
+        problem, factory = layered.problem, _factory(method, up, w)
         history = runs.histories(
             factory, problem, steps=steps, learning_rates=[gamma], seeds=seeds, seed=seed
         )
         return {name: values if name == "step" else values[0] for name, values in history.items()}
 
     alphas = [constant_at(up.delta, size) or 0.0 for size in layered.sizes]
-    return held(layered, run, alphas, w, steps=steps, learning_rate=learning_rate, name=up.name)
+    return compare(layered, run, alphas, w, steps=steps, learning_rate=learning_rate, name=up.name)
 
 
-def held(
+def compare(
     layered: Layered,
     run: Callable[[float], dict[str, np.ndarray]],
     contractions: Sequence[float],

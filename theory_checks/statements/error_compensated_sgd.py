@@ -53,7 +53,7 @@ def any_compressor(
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     """Returns the condition gamma < 1 / L."""
-    limit = 1 / instances.known(problem).smoothness
+    limit = 1 / instances.constants(problem).smoothness
     return [instances.step_below("1 / L", limit, learning_rate, strictly=True)]
 
 
@@ -73,7 +73,7 @@ def terms(
 step_size, rate = recommended("error_compensated_sgd", terms)
 
 
-@ranges.validated("bounds.error_compensated_sgd")
+@ranges.validate("bounds.error_compensated_sgd")
 def bound(
     *,
     gap: float,
@@ -158,7 +158,7 @@ def check(
         step_size,
         partial(hypotheses, problem),
         learning_rate,
-        noise=instances.known(problem).noise,
+        noise=instances.constants(problem).noise,
         compression=compression,
         steps=steps,
         workers=N,
@@ -174,7 +174,7 @@ def trial_exact(draws: Draws) -> list[Outcome]:
     # The effect of uncompensated errors is of order gamma instead of gamma^2, so that small steps
     # detect it.
     gamma = draws.choice(
-        (None, 0.98 * 10 ** draws.real(-2.0, 0.0) / instances.known(problem).smoothness)
+        (None, 0.98 * 10 ** draws.real(-2.0, 0.0) / instances.constants(problem).smoothness)
     )
     return [check(problem, steps=steps, compression=compression, learning_rate=gamma)]
 
@@ -197,7 +197,7 @@ BIASED = (
 """Errors that are large relative to a small vector, and rounding that can yield 0."""
 
 
-def biased(problem: Problem, case: Biased, **options: Any) -> Outcome:
+def check_biased(problem: Problem, case: Biased, **options: Any) -> Outcome:
     """Calls `check` with the same compressor in both directions, whose sigma' is known in
     advance.
     """
@@ -211,8 +211,10 @@ def trial_runs(draws: Draws) -> list[Outcome]:
     """Checks runs with a biased compressor in both directions on random non-convex wells."""
     case, problem = draws.choice(BIASED), instances.random_wells(draws, 2, 4)
     steps, share = draws.choice((10, 100, 300)), draws.choice((draws.real(0.01, 0.98), 0.01))
-    gamma = draws.choice((None, share / instances.known(problem).smoothness))
-    return [biased(problem, case, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
+    gamma = draws.choice((None, share / instances.constants(problem).smoothness))
+    return [
+        check_biased(problem, case, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))
+    ]
 
 
 def bowls() -> list[Outcome]:
@@ -242,7 +244,9 @@ def pulling() -> list[Outcome]:
     """Checks an instance on which the errors of all workers and of the server are equal and move
     the model in the same direction.
     """
-    return [biased(instances.wells(2, 4, start=0.005), BIASED[0], steps=4000, learning_rate=0.01)]
+    return [
+        check_biased(instances.wells(2, 4, start=0.005), BIASED[0], steps=4000, learning_rate=0.01)
+    ]
 
 
 def vanishing() -> list[Outcome]:
@@ -251,7 +255,9 @@ def vanishing() -> list[Outcome]:
     """
     start = [0.4, 0.35, 0.3, 0.25]
     problems = (instances.wells(2, 4, start=start, heterogeneity=z) for z in (0.0, 1.0))
-    return [biased(problem, BIASED[1], steps=1000, learning_rate=0.05) for problem in problems]
+    return [
+        check_biased(problem, BIASED[1], steps=1000, learning_rate=0.05) for problem in problems
+    ]
 
 
 def falling() -> list[Outcome]:
@@ -260,7 +266,8 @@ def falling() -> list[Outcome]:
     """
     problem = instances.wells(2, 4, start=3.0, smoothness=20.0)
     return [
-        biased(problem, BIASED[1], steps=1000, learning_rate=share / 20) for share in (0.02, 0.9)
+        check_biased(problem, BIASED[1], steps=1000, learning_rate=share / 20)
+        for share in (0.02, 0.9)
     ]
 
 

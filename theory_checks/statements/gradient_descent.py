@@ -25,17 +25,17 @@ from theory_checks.machinery.statement import Condition, Draws, Method, Outcome,
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     """Returns the condition gamma < 2 / L."""
-    limit = 2 / instances.known(instances.full_batch(problem)).smoothness
+    limit = 2 / instances.constants(instances.full_batch(problem)).smoothness
     return [instances.step_below("2 / L", limit, learning_rate, strictly=True)]
 
 
-@ranges.validated("gradient_descent.step_size")
+@ranges.validate("gradient_descent.step_size")
 def step_size(*, smoothness: float) -> float:
     r"""Returns $\gamma = 1/L$, the step size that minimises the bound."""
     return 1 / smoothness
 
 
-@ranges.validated("bounds.gradient_descent")
+@ranges.validate("bounds.gradient_descent")
 def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) -> float:
     r"""Returns $\frac{D}{\gamma T (1 - \gamma L / 2)}$, the bound on $\frac1T \sum_t |f'(x_t)|^2$.
 
@@ -53,7 +53,7 @@ def bound(*, gap: float, smoothness: float, steps: int, learning_rate: float) ->
     return Terms(2 * gap, smoothness).bound_of_sgd(learning_rate, steps)
 
 
-@ranges.validated("gradient_descent.rate")
+@ranges.validate("gradient_descent.rate")
 def rate(*, gap: float, smoothness: float) -> Rate:
     r"""Returns $\frac{2LD}{T}$, the rate at the recommended step size."""
     return Terms(2 * gap, smoothness).rate()
@@ -103,7 +103,7 @@ def trial(draws: Draws) -> list[Outcome]:
         else instances.random_wells(draws, 3, 4)
     )
     share = draws.choice((0.5, draws.real(0.01, 0.99)))
-    L = instances.known(problem).smoothness
+    L = instances.constants(problem).smoothness
     steps = draws.choice((1, 10, 200))
     return [check(problem, steps=steps, learning_rate=share * 2 / L)]
 

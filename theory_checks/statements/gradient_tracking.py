@@ -94,7 +94,7 @@ def hypotheses(problem: Problem, topology: Topology, learning_rate: float) -> li
     """
     return [
         *instances.one_matrix(problem, topology, "doubly stochastic", topology.doubly_stochastic),
-        instances.step_below("1 / L", 1 / instances.known(problem).smoothness, learning_rate),
+        instances.step_below("1 / L", 1 / instances.constants(problem).smoothness, learning_rate),
     ]
 
 
@@ -114,7 +114,7 @@ def check(
     """
     need("gradient_tracking", hypotheses(problem, topology, learning_rate))
     M = contraction(
-        smoothness=instances.known(problem).smoothness,
+        smoothness=instances.constants(problem).smoothness,
         strong_convexity=float(problem.constants.strong_convexity or 0.0),
         learning_rate=learning_rate,
         topology=topology,
@@ -164,7 +164,10 @@ def trial(draws: Draws) -> list[Outcome]:
     """Checks a random quadratic on a random graph."""
     topology = draws.choice(graphs())
     problem = instances.quadratic(draws, topology.n, 2, noisy=False)
-    L, mu = instances.known(problem).smoothness, float(problem.constants.strong_convexity or 0.0)
+    L, mu = (
+        instances.constants(problem).smoothness,
+        float(problem.constants.strong_convexity or 0.0),
+    )
     converging = largest_step(smoothness=L, strong_convexity=mu, topology=topology)
     return check(
         problem, topology, learning_rate=draws.choice((converging, draws.real(0.01, 1.0) / L))

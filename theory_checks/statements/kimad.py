@@ -37,7 +37,7 @@ MANTISSAS = from_compressors([compressors.clipping(bits) for bits in (5, 7, 8)])
 
 
 @cache
-def _made(
+def _factory(
     choices: CompressorSet, rule: Callable, weights: tuple[float, ...]
 ) -> Callable[..., Algorithm]:
     """Returns a function (learning rate, round time) -> Kimad whose layers have the step sizes
@@ -86,7 +86,7 @@ def check(
     sent: list[np.ndarray] = []
 
     def run(gamma):
-        factory = _made(choices, rule, tuple(weights))
+        factory = _factory(choices, rule, tuple(weights))
         with jax.enable_x64(True):
             axes = {"learning_rate": np.array([gamma]), "round_time": np.array([round_time])}
             found = dsgd.sweep(
@@ -104,7 +104,7 @@ def check(
 
     alphas = [choices.delta(size) or 0.0 for size in layered.sizes]
     name = f"{choices.name}, {rule.__name__}, t = {round_time:.3g}"
-    outcome = ef21.held(
+    outcome = ef21.compare(
         layered, run, alphas, weights, steps=steps, learning_rate=learning_rate, name=name
     )
     return outcome, sent[0]

@@ -46,7 +46,7 @@ def gradient_and_gap(draws: Draws) -> list[Outcome]:
         problem = problems.robust_regression(
             2, 3, samples=8, residual=0.0, seed=draws.integer(0, 2**32 - 1)
         )
-    constants = instances.known(problem)
+    constants = instances.constants(problem)
     slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
     return [
         Outcome(
@@ -60,7 +60,9 @@ def gradient_and_gap_of_a_bowl() -> list[Outcome]:
     problem = instances.bowl(1, 3, distance=2.0, smoothness=3.0)
     slope = _mean_gradient(problem.loss, problem.init(jax.random.key(0)), problem.data)
     return [
-        Outcome(float(jnp.sum(slope**2)), 2 * 3.0 * instances.known(problem).gap, case=problem.name)
+        Outcome(
+            float(jnp.sum(slope**2)), 2 * 3.0 * instances.constants(problem).gap, case=problem.name
+        )
     ]
 
 
@@ -136,7 +138,7 @@ def virtual_iterates(draws: Draws) -> list[Outcome]:
     found = trajectories.run(_double_squeeze, of, seed=draws.integer(0, 2**31 - 1))
     memory = found.states.workers
     of_workers, of_servers = (
-        trajectories.joined(each.error) for each in (memory.worker, memory.server)
+        trajectories.join_parts(each.error) for each in (memory.worker, memory.server)
     )
     virtual = trajectories.rows(found.states.server.params, 1) - of.learning_rate * (
         of_workers.mean(axis=1) + of_servers
@@ -167,7 +169,7 @@ def staleness_of_bowls() -> list[Outcome]:
 
 
 def _worst_staleness(problem: Problem, table: np.ndarray, share: float) -> Outcome:
-    steps, L, tau = 100, instances.known(problem).smoothness, int(table.max())
+    steps, L, tau = 100, instances.constants(problem).smoothness, int(table.max())
     gamma = share * asynchronous_sgd.largest_step(smoothness=L, staleness=tau)
     build = asynchronous_sgd.with_table(asynchronous_sgd.OLDEST)
     found = moments.second_moments(

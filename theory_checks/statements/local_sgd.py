@@ -59,9 +59,9 @@ from theory_checks.machinery.rates import Terms, recommended
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements.decentralized_sgd import (
     LONG,
-    balanced,
+    balanced_problem,
     compare,
-    diverging,
+    diverging_problem,
     exact_sides,
     terms_of_mean,
 )
@@ -156,7 +156,7 @@ def hypotheses(
     """Returns the conditions: gamma <= 1 / L, and a spectral radius of gamma L M below 1. `memory`
     raises an error if W is not doubly stochastic. All models start equal.
     """
-    L = instances.known(problem).smoothness
+    L = instances.constants(problem).smoothness
     # The exact moments contain the heterogeneity at all t.
     along_path = isinstance(problem.data, Quadratic)
     return [
@@ -187,7 +187,7 @@ def terms(
 step_size, rate = recommended("local_sgd", terms)
 
 
-@ranges.validated("local_sgd.consensus")
+@ranges.validate("local_sgd.consensus")
 def consensus(
     *,
     smoothness: float,
@@ -220,7 +220,7 @@ def consensus(
     return float(squares @ rounds) / steps
 
 
-@ranges.validated("bounds.local_sgd")
+@ranges.validate("bounds.local_sgd")
 def bound(
     *,
     gap: float,
@@ -351,7 +351,7 @@ def trial(part: int, cases: Cases, method: Method, draws: Draws) -> list[Outcome
     """
     period, topology = draws.choice(cases())
     problem = instances.quadratic(draws, topology.n, 2)
-    L, radius = instances.known(problem).smoothness, memory(topology, period).radius
+    L, radius = instances.constants(problem).smoothness, memory(topology, period).radius
     gamma = draws.choice((None, draws.real(0.01, 1.0) * min(1.0, 0.99 / max(radius, 1e-12)) / L))
     options = {"steps": draws.choice((1, 10, 300)), "learning_rate": gamma, "method": method}
     return [check(problem, topology, period, **options)[part]]
@@ -401,7 +401,7 @@ def balanced_pulls() -> list[Outcome]:
     """Checks an instance on which the bound's term L^2 C is the largest, on a directed schedule:
     curvatures of nearly opposite sign, whose gradients balance although f' is not 0.
     """
-    problem = balanced(8, epsilon=0.06)
+    problem = balanced_problem(8, epsilon=0.06)
     return [check(problem, turning(), steps=LONG, learning_rate=1.0, method=every_round)[0]]
 
 
@@ -430,7 +430,7 @@ def diverging_workers() -> list[Outcome]:
     """
     period, mean = local()[0]
     return [
-        check(diverging(), mean, period, steps=LONG, learning_rate=gamma)[1]
+        check(diverging_problem(), mean, period, steps=LONG, learning_rate=gamma)[1]
         for gamma in (0.3, 0.03)
     ]
 

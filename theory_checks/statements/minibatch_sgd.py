@@ -23,10 +23,12 @@ from theory_checks.statements import sgd
 
 def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     """Returns the condition gamma <= 1 / L."""
-    return [instances.step_below("1 / L", 1 / instances.known(problem).smoothness, learning_rate)]
+    return [
+        instances.step_below("1 / L", 1 / instances.constants(problem).smoothness, learning_rate)
+    ]
 
 
-@ranges.validated("minibatch_sgd.variance")
+@ranges.validate("minibatch_sgd.variance")
 def variance(
     *, noise: float, batch_size: int = 1, samples: int | None = None, workers: int = 1
 ) -> float:
@@ -71,7 +73,7 @@ def terms(
 step_size, rate = recommended("minibatch_sgd", terms)
 
 
-@ranges.validated("bounds.minibatch_sgd")
+@ranges.validate("bounds.minibatch_sgd")
 def bound(
     *,
     gap: float,
@@ -137,7 +139,7 @@ def check(
         learning_rate,
         steps=steps,
         workers=problem.workers,
-        **({"noise": instances.known(problem).noise} if batches is None else batches),
+        **({"noise": instances.constants(problem).noise} if batches is None else batches),
     )
 
 
@@ -146,7 +148,7 @@ def trial_exact(draws: Draws) -> list[Outcome]:
     N, d = draws.choice(((2, 1), (4, 3)))
     problem = instances.quadratic(draws, N, d)
     steps, share = draws.choice((1, 10, 300)), draws.real(0.01, 1.0)
-    L = instances.known(problem).smoothness
+    L = instances.constants(problem).smoothness
     return [check(problem, steps=steps, learning_rate=gamma) for gamma in (None, share / L)]
 
 
@@ -155,7 +157,7 @@ def trial_runs(draws: Draws) -> list[Outcome]:
     B, replacement = draws.choice(((4, True), (4, False)))
     problem = instances.random_wells(draws, 4, 3, batches=((B, replacement),))
     steps, share = draws.choice((10, 100, 300)), draws.real(0.01, 1.0)
-    gamma = draws.choice((None, share / instances.known(problem).smoothness))
+    gamma = draws.choice((None, share / instances.constants(problem).smoothness))
     return [check_batches(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
 
 

@@ -104,7 +104,7 @@ def batch() -> tuple[Outcome, Outcome]:
     return both(float(np.mean(pairs.mean(axis=1) ** 2)), 2 * 1 / 2, 2 * 1 / 4, equality=True)
 
 
-def without_replacement() -> tuple[Outcome, Outcome]:
+def draws_without_replacement() -> tuple[Outcome, Outcome]:
     """Computes the variance of the mean of two of {-1, 0, 1}, drawn without replacement, over all
     pairs: it is 1/6.
     """
@@ -276,7 +276,7 @@ def full_graph() -> tuple[Outcome, Outcome]:
     return both(topologies.complete(4).rho, 1.0, 0.0, equality=True)
 
 
-def disconnected() -> tuple[Outcome, Outcome]:
+def disconnected_graph() -> tuple[Outcome, Outcome]:
     """Runs gossip on three workers that average and an isolated one, f_n = (x - b_n)^2 / 2, b = (0,
     0, 0, 4): the isolated worker receives no information on f.
 
@@ -352,12 +352,12 @@ def decentralized_condition() -> tuple[Outcome, Outcome]:
     """
     L, N, rho = 1.0, 2, 0.5
 
-    def left(second: float) -> float:
+    def quotient(second: float) -> float:
         gamma = min((1 - rho) / (4 * L), second)
         return 8 * L * gamma * rho**2 * N / (1 - rho) ** 2  # the quotient of the two sides
 
-    return Outcome(left((1 - rho) ** 2 * N / L), 1.0), Outcome(
-        left((1 - rho) ** 2 / (8 * L * rho**2 * N)), 1.0
+    return Outcome(quotient((1 - rho) ** 2 * N / L), 1.0), Outcome(
+        quotient((1 - rho) ** 2 / (8 * L * rho**2 * N)), 1.0
     )
 
 
@@ -465,7 +465,7 @@ MISPRINTS = [
         "B (M-B)/(M-1) E|xi_1|^2",
         "(M-B)/(B(M-1)) E|xi_1|^2",
         "2 of {-1, 0, 1}",
-        without_replacement,
+        draws_without_replacement,
     ),
     Misprint(
         "Table 1.1, EC-SGD",
@@ -573,7 +573,7 @@ MISPRINTS = [
         "W_3 does work for DSGD",
         "it does not",
         "3 + 1 workers",
-        disconnected,
+        disconnected_graph,
     ),
     Misprint("(5.5)", "L^2|X-Xbar|^2 + N z^2", "2 L^2|X-Xbar|^2 + 2 N z^2", "2 workers", apart),
     Misprint(

@@ -69,7 +69,7 @@ def directed_ring(n: int, own: float) -> np.ndarray:
     rest to the next one. It is not symmetric and, unless `own` is 1/2, not a shift of its
     transpose.
     """
-    return own * np.eye(n) + (1 - own) * mixing_matrices.around(n, 1)
+    return own * np.eye(n) + (1 - own) * mixing_matrices.circulant(n, 1)
 
 
 def negative() -> list[Outcome]:
@@ -102,10 +102,10 @@ def ring_gap(draws: Draws) -> list[Outcome]:
     u^2/2$; it converges to this value.
     """
     # For N < 6 another eigenvalue is larger in absolute value.
-    return of_ring(draws.integer(6, 1024))
+    return gap_of_ring(draws.integer(6, 1024))
 
 
-def of_ring(n: int) -> list[Outcome]:
+def gap_of_ring(n: int) -> list[Outcome]:
     """Checks the spectral gap of the ring of n workers."""
     return [
         Outcome(
@@ -158,10 +158,10 @@ def _shrinks(topology: Topology, x: np.ndarray, rounds: int) -> list[Outcome]:
 
 @cache
 def _gossip(topology: Topology) -> Callable[..., Any]:
-    def mixed(x, rounds):
+    def mix_rounds(x, rounds):
         return jax.lax.fori_loop(0, rounds, lambda t, x: workers.mix(x, topology, t), x)
 
-    return jax.jit(on_one_device(mixed))
+    return jax.jit(on_one_device(mix_rounds))
 
 
 STATEMENTS = [
@@ -177,7 +177,7 @@ STATEMENTS = [
         "section 5.2.1",
         "weights of 1/3, N >= 6",
         ring_gap,
-        [lambda: of_ring(1024)],
+        [lambda: gap_of_ring(1024)],
     ),
     Statement(
         "gossip contracts by rho",

@@ -104,7 +104,7 @@ def trial(draws: Draws) -> list[Outcome]:
     return check((A + A.swapaxes(1, 2)) / 2, b, start, gamma, p, L / kappa, seed)
 
 
-def at_the_optimum() -> list[Outcome]:
+def optimal_start() -> list[Outcome]:
     """Checks a run that starts at the minimum, with control variates that are wrong."""
     b = np.random.default_rng(0).normal(size=(N, D))
     return check(np.tile(np.eye(D), (N, 1, 1)), b, b.mean(axis=0), 1.0, 0.5, 1.0, 0)
@@ -122,6 +122,6 @@ STATEMENTS = [
         "Mishchenko et al. 2022, Theorem 3.6",
         "f_n strongly convex, exact gradients; gamma <= 1/L",
         trial,
-        (at_the_optimum, equal_workers),
+        (optimal_start, equal_workers),
     ),
 ]

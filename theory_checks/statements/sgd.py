@@ -30,7 +30,7 @@ def hypotheses(problem: Problem, learning_rate: float) -> list[Condition]:
     """Returns the conditions: gamma <= 1 / L, and the same bound everywhere on the variance, which
     consists of a worker's noise and the heterogeneity.
     """
-    limit = 1 / instances.known(problem).smoothness
+    limit = 1 / instances.constants(problem).smoothness
     return [
         instances.same_heterogeneity(problem),
         instances.step_below("1 / L", limit, learning_rate),
@@ -48,7 +48,7 @@ def terms(*, gap: float, smoothness: float, noise: float) -> Terms:
 step_size, rate = recommended("sgd", terms)
 
 
-@ranges.validated("bounds.sgd")
+@ranges.validate("bounds.sgd")
 def bound(
     *, gap: float, smoothness: float, noise: float, steps: int, learning_rate: float
 ) -> float:
@@ -73,7 +73,7 @@ def total_noise(problem: Problem) -> float:
     r"""Returns $\sqrt{\sigma^2 + \varsigma^2}$: the gradient of a worker that is drawn uniformly
     varies because of its noise and of the heterogeneity.
     """
-    constants = instances.known(problem)
+    constants = instances.constants(problem)
     return math.hypot(constants.noise, constants.heterogeneity or 0.0)
 
 
@@ -119,7 +119,7 @@ def trial_exact(draws: Draws) -> list[Outcome]:
     N, d = draws.choice(((1, 1), (4, 3)))
     problem = instances.quadratic(draws, N, d, hessians=("isotropic", "equal"))
     steps, share = draws.choice((1, 10, 300)), draws.real(0.01, 1.0)
-    L = instances.known(problem).smoothness
+    L = instances.constants(problem).smoothness
     return [check(problem, steps=steps, learning_rate=gamma) for gamma in (None, share / L)]
 
 
@@ -127,7 +127,7 @@ def trial_runs(draws: Draws) -> list[Outcome]:
     """Checks runs on random wells, which are not convex."""
     problem = instances.random_wells(draws, 3, 4)
     steps, share = draws.choice((10, 100, 300)), draws.real(0.01, 1.0)
-    gamma = draws.choice((None, share / instances.known(problem).smoothness))
+    gamma = draws.choice((None, share / instances.constants(problem).smoothness))
     return [check(problem, steps=steps, learning_rate=gamma, seed=draws.integer(0, 10**6))]
 
 

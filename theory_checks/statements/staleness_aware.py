@@ -156,7 +156,7 @@ def check(problem: Problem, staleness: np.ndarray, *, learning_rate: float) -> O
     Raises:
         ValueError: if a hypothesis fails.
     """
-    constants, T = instances.known(problem), len(staleness)
+    constants, T = instances.constants(problem), len(staleness)
     steps = steps_of(staleness, learning_rate)
     need(
         "staleness_aware",
@@ -192,7 +192,7 @@ def trial(draws: Draws) -> list[Outcome]:
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))
     drawn = draws.choice((np.full(T, tau), rng.integers(0, tau + 1, T)))
     staleness = np.minimum(drawn, np.arange(T))
-    gamma = draws.real(0.01, 1.0) * largest_step(instances.known(problem).smoothness, staleness)
+    gamma = draws.real(0.01, 1.0) * largest_step(instances.constants(problem).smoothness, staleness)
     return [check(problem, staleness, learning_rate=gamma)]
 
 
