@@ -27,10 +27,8 @@ if __name__ == "compression":
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import numpy as np
-import optax
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from rich.table import Table
@@ -40,7 +38,8 @@ import dsgd
 from dsgd import compressors, plots, problems, records
 from dsgd.base import Compressor
 from dsgd.compressors.members import constant_at
-from experiments.shared import commands, figures, statistics, tables, tuning
+from experiments.shared import commands, figures, statistics, studies, tables, tuning
+from experiments.shared.studies import Case, Tuned
 from experiments.survey import break_even, compression_frontier
 
 QUANTIZED = compressors.random_quantization(4)
@@ -100,19 +99,8 @@ class Args(commands.Data, commands.Common):
     """
 
 
-class Case(NamedTuple):
-    """A compressor with or without memory on one problem."""
-
-    model: str
-    partition: str
-    compressor: str
-    memory: str
-
-    def __str__(self) -> str:
-        return ", ".join(self)
-
-
-Outcomes = dict[Case, tuning.Tuned]
+Key = tuple[str, ...]  # model, partition, compressor, memory
+Outcomes = dict[Key, Tuned]
 Pays = dict[tuple[str, int], float]  # bits per second, by compressor and elements of the model
 
 
@@ -120,37 +108,21 @@ def main(args: Args) -> None:
     commands.require_known("--compressors", args.compressors, COMPRESSORS)
     commands.require_known("--frontier", args.frontier, compression_frontier.COMPRESSORS)
     tasks = {
-        (model, partition): make_problem(args, model, partition)
-        for model in args.models
-        for partition in args.partitions
+        task: make_problem(args, *task) for task in itertools.product(args.models, args.partitions)
     }
-    hardest = make_problem(args, "logistic", "by-label")
-    size = tuning.elements(hardest)
-    pairs = [
-        pair
-        for pair in itertools.starmap(
-            compression_frontier.Pair,
-            itertools.product(args.frontier, compression_frontier.MEMORIES),
+    models = {model: tuning.elements(problem) for (model, _), problem in tasks.items()}
+    parts = {model: -(-d // args.workers) for model, d in models.items()}
+    cases: dict[Key, Case] = {
+        (*task, name, memory): Case(
+            make_builder(COMPRESSORS[name], memory, parts[task[0]]), problem
         )
-        if compression_frontier.accepted(pair, size)
-    ]
-    commands.begin(args)
-    cases = [
-        Case(*task, name, memory)
-        for task in tasks
+        for task, problem in tasks.items()
         for name in args.compressors
         for memory in MEMORIES
-    ]
-
-    def train(case: Case | compression_frontier.Pair) -> tuning.Tuned | None:
-        if isinstance(case, Case):
-            return tune(args, tasks[case.model, case.partition], case)
-        return compression_frontier.run(args, hardest, case)
-
-    found = tuning.compare(args, "training", [*cases, *pairs], train)
-    outcomes = {case: outcome for case, outcome in found.items() if isinstance(case, Case)}
-    by_memory = compression_frontier.rows(found, args.frontier, size)
-    models = {model: tuning.elements(problem) for (model, _), problem in tasks.items()}
+    }
+    hardest = make_problem(args, "logistic", "by-label")
+    frontier = compression_frontier.make_cases(args, hardest)
+    found = studies.run(args, "training", {**cases, **frontier})
     sizes = {f"{model}\n{d:,}": d for model, d in models.items()}
     sizes |= {f"d =\n{d:,}": d for d in args.sizes}
     pays = {
@@ -162,17 +134,17 @@ def main(args: Args) -> None:
     records.write_rows(
         args.out / "break_even.csv", ("compressor", "dimension", "bits_per_second"), rows
     )
-    parts = {model: -(-d // args.workers) for model, d in models.items()}
-    sheets = {"figure": draw_losses(args, outcomes, list(tasks), parts)}
-    sheets |= {"-".join(task): draw_curves(args, outcomes, task) for task in tasks}
-    shown = {
-        f"losses-{'-'.join(task)}": tabulate(args, outcomes, task, problem, pays)
-        for task, problem in tasks.items()
-    }
+    sheets = {"figure": draw_losses(args, found, list(tasks), parts)}
+    shown: dict[str, Table] = {}
+    for task, problem in tasks.items():
+        sheets["-".join(task)] = draw_curves(args, found, task)
+        shown[f"losses-{'-'.join(task)}"] = tabulate(args, found, task, problem, pays)
+    by_memory = compression_frontier.rows(found, frontier)
     words = f"{hardest.name}, {args.workers} workers; {statistics.runs(args.seeds)}"
     sheets["frontier"] = compression_frontier.draw(args, by_memory, words)
-    shown["frontier"] = compression_frontier.tabulate(args, by_memory, size)
-    commands.finish(args, sheets, {**shown, "pays": break_even.tabulate(sizes, pays, args.workers)})
+    shown["frontier"] = compression_frontier.tabulate(args, by_memory, tuning.elements(hardest))
+    shown["pays"] = break_even.tabulate(sizes, pays, args.workers)
+    commands.finish(args, sheets, shown)
 
 
 def make_problem(args: Args, model: str, partition: str) -> dsgd.Problem:
@@ -182,45 +154,28 @@ def make_problem(args: Args, model: str, partition: str) -> dsgd.Problem:
     return make(data=args.data, workers=args.workers, partition=partition, **shared)
 
 
-def tune(args: Args, problem: dsgd.Problem, case: Case) -> tuning.Tuned | None:
-    """Runs the case at its best step size; None if it diverged at every one."""
-    part = -(-tuning.elements(problem) // args.workers)
-
-    def build(learning_rate):
-        return method(COMPRESSORS[case.compressor], case.memory, optax.sgd(learning_rate), part)
-
-    return tuning.tune(args, build, problem)
-
-
-def method(
-    compressor: Compressor, memory: str, optimizer: optax.GradientTransformation, part: int
-) -> dsgd.Algorithm:
-    """Returns CSGD or EC-SGD, for servers with this number of elements."""
+def make_builder(compressor: Compressor, memory: str, part: int) -> studies.Build:
+    """Returns the function learning_rate -> compressed_sgd or error_compensated_sgd, for servers
+    with this number of elements.
+    """
     if memory == WITHOUT:
-        return algorithms.compressed_sgd(
-            optimizer, compressors.whole_model(compressor), allow_biased=True
-        )
-    fit = compressors.contraction(compressor) if scaled(compressor, part) else compressor
-    return algorithms.error_compensated_sgd(
-        optimizer, compressors.whole_model(fit), compressors.whole_model(fit)
-    )
+        whole = compressors.whole_model(compressor)
+        return studies.with_sgd(algorithms.compressed_sgd, whole, allow_biased=True)
+    if must_scale(compressor, part):
+        compressor = compressors.contraction(compressor)
+    whole = compressors.whole_model(compressor)
+    return studies.with_sgd(algorithms.error_compensated_sgd, whole, whole)
 
 
-def scaled(compressor: Compressor, part: int) -> bool:
+def must_scale(compressor: Compressor, part: int) -> bool:
     """Returns whether the compressor must be scaled down to be a contraction of this number of
     elements.
     """
     return constant_at(compressor.delta, part) is None
 
 
-def final_loss(outcome: tuning.Tuned) -> tuple[float, float]:
-    """Returns the loss over the last tenth of the run: mean over seeds, and its standard error."""
-    middle, error = dsgd.history.mean_and_error(dsgd.history.tail_mean(outcome.history["loss"]))
-    return float(middle), float(error)
-
-
 def tabulate(
-    args: Args, outcomes: Outcomes, task: tuple[str, str], problem: dsgd.Problem, pays: Pays
+    args: Args, found: Outcomes, task: tuple[str, str], problem: dsgd.Problem, pays: Pays
 ) -> Table:
     """Tabulates one row per compressor."""
     d = tuning.elements(problem)
@@ -242,23 +197,14 @@ def tabulate(
     )
     for name in args.compressors:
         bits = compressors.mean_bits(COMPRESSORS[name], part) / part
-        marks = {WITHOUT: "", WITH: "†" * scaled(COMPRESSORS[name], part)}
-        losses = (
-            cell(args, outcomes.get(Case(*task, name, memory)), marks[memory])
-            for memory in MEMORIES
-        )
-        table.add_row(
-            name, f"{bits:.3g}", f"{32 / bits:.1f}", *losses, break_even.megabits(pays[name, d])
-        )
+        losses = []
+        for memory in MEMORIES:
+            mark = "†" * (memory == WITH and must_scale(COMPRESSORS[name], part))
+            one = found.get((*task, name, memory))
+            losses.append(f"{one.loss:.3f}{mark}{one.edge()}" if one else "-")
+        pay = break_even.megabits(pays[name, d])
+        table.add_row(name, f"{bits:.3g}", f"{32 / bits:.1f}", *losses, pay)
     return table
-
-
-def cell(args: Args, outcome: tuning.Tuned | None, mark: str) -> str:
-    """Formats the final loss with its marks."""
-    if outcome is None:
-        return "-"
-    edge = statistics.edge(outcome.learning_rate, args.learning_rates)
-    return f"{final_loss(outcome)[0]:.3f}{mark}{edge}"
 
 
 def draw_losses(
@@ -271,7 +217,7 @@ def draw_losses(
         tasks: model and partition of each problem.
         parts: number of elements of a server's shard, by model.
     """
-    losses = [final_loss(outcome)[0] for outcome in outcomes.values()]
+    losses = [one.loss for key, one in outcomes.items() if key[:2] in tasks]
     sheet, panels = plots.figure(
         len(tasks), width=max(3.2, 9.6 / len(tasks)), height=2.2 + 0.3 * len(args.compressors)
     )
@@ -282,9 +228,13 @@ def draw_losses(
             compressor = COMPRESSORS[name]
             colour = UNBIASED if compressor.unbiased else BIASED
             for memory, place, fill in ((WITHOUT, row - 0.15, "white"), (WITH, row + 0.15, colour)):
-                if outcome := outcomes.get(Case(*task, name, memory)):
-                    middle, error = final_loss(outcome)
-                    marker = "D" if memory == WITH and scaled(compressor, parts[task[0]]) else "o"
+                if outcome := outcomes.get((*task, name, memory)):
+                    middle, error = dsgd.history.mean_and_error(
+                        dsgd.history.tail_mean(outcome.history["loss"])
+                    )
+                    marker = (
+                        "D" if memory == WITH and must_scale(compressor, parts[task[0]]) else "o"
+                    )
                     look = {"color": colour, "markerfacecolor": fill, "markersize": 6, "capsize": 2}
                     axes.errorbar(middle, place, xerr=error, fmt=marker, **look)
                 else:
@@ -315,33 +265,23 @@ def draw_losses(
     return sheet
 
 
-def draw_curves(args: Args, outcomes: Outcomes, task: tuple[str, str]) -> Figure:
+def draw_curves(args: Args, found: Outcomes, task: tuple[str, str]) -> Figure:
     """Draws loss against rounds and against bits, without memory above, with memory below."""
-    sheet, panels = plots.figure(2, 2)
-    xs = (("rounds", "linear"), ("megabits sent and received per worker", "log"))
-    for axes, (memory, (xlabel, scale)) in zip(
-        panels, itertools.product(MEMORIES, xs), strict=True
-    ):
-        lines = {
-            name: curve(outcomes.get(Case(*task, name, memory)), xlabel)
-            for name in args.compressors
-        }
-        figures.losses(axes, lines, title=memory, xlabel=xlabel, xscale=scale)
-    for axes in panels[::2]:
-        axes.set_ylabel("loss f(x)")
-    figures.legend(sheet, 4, panels[0])
-    words = f"{', '.join(task)}: {args.workers} workers"
-    figures.title(sheet, f"{words}; {statistics.errors('bands', args.seeds)}")
-    return sheet
-
-
-def curve(outcome: tuning.Tuned | None, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rounds or megabits, and losses. For a run that diverged they are NaN, so that no line
-    is visible, but its colour is not given to another run.
-    """
-    if outcome is None:
-        return np.array([1.0]), np.array([[np.nan]])
-    return statistics.COSTS[what](outcome.history), outcome.history["loss"]
+    panels = []
+    for memory, x in itertools.product(MEMORIES, list(statistics.COSTS)[:2]):
+        shown = {name: found.get((*task, name, memory)) for name in args.compressors}
+        look = {"xscale": "linear" if x == "rounds" else "log", "xlabel": x}
+        panels.append(
+            figures.curves(studies.lines(shown, x), title=memory, ylabel="loss f(x)", **look)
+        )
+    bands = statistics.errors("bands", args.seeds)
+    return figures.sheet(
+        panels,
+        2,
+        f"{', '.join(task)}: {args.workers} workers; {bands}",
+        height=3.6,
+        sharey=True,
+    )
 
 
 if __name__ == "__main__":

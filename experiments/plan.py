@@ -38,7 +38,7 @@ from algorithms.candidates import candidate
 from dsgd import Candidate, clusters, compressors
 from dsgd.runs.sweeps import default_metric
 from experiments.planning import ranking, verification
-from experiments.shared import commands, resuming, statistics, tables, tuning
+from experiments.shared import commands, resuming, statistics, studies, tables, tuning
 
 VERIFY = "--verify"
 COMPRESSORS = {
@@ -297,11 +297,14 @@ def default_target(args: Args, task: Task) -> float:
     rounded up to two digits.
     """
 
-    def build(learning_rate: float) -> dsgd.Algorithm:
-        return algorithms.minibatch_sgd(task.optimizer(learning_rate))
-
+    case = studies.Case(
+        lambda learning_rate: algorithms.minibatch_sgd(task.optimizer(learning_rate)),
+        task.problem,
+        steps=max(1, args.steps // 3),
+        share=0.05,
+    )
     with commands.waiting(args, "mini-batch SGD, for the default target"):
-        found = tuning.tune(args, build, task.problem, steps=max(1, args.steps // 3), share=0.05)
+        found = studies.tune(args, case)
     if found is None:
         raise ValueError(
             f"--learning-rates {' '.join(map(str, args.learning_rates))}: mini-batch SGD diverges "

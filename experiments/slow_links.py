@@ -15,36 +15,26 @@ the messages that the workers wait for on the survey's switch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 import optax
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
-from rich.table import Table
+from matplotlib.axes import Axes
 
 import algorithms
 import dsgd
 from algorithms.local_updates.streaming_diloco import of_fragments
-from dsgd import network, plots, problems
-from experiments.shared import commands, figures, statistics, tables, tuning
+from dsgd import network, problems
+from experiments.shared import commands, figures, statistics, studies, tables, tuning
+from experiments.shared.studies import RATE, Case
 
-ADAMW, LOCAL, DILOCO, STREAMING, SPARSE, DEMO, POWERSGD = (
-    "synchronous AdamW",
-    "local AdamW",
-    "DiLoCo",
-    "Streaming DiLoCo",
-    "SparseLoCo",
-    "DeMo",
-    "PowerSGD",
-)
 WARM_UP, FINAL = 0.05, 0.1  # share of the steps, and the last step size relative to the largest
 BITS = "test_bits_per_byte"
-THOUSANDS = "thousand tokens"
+THOUSANDS, MEGABITS = "thousand tokens", "megabits per worker"
 END = 0.1  # last part of a run on which rates are compared
 SHOWN = 1.5  # upper end of the y axes, relative to the highest last value
 
@@ -112,32 +102,59 @@ class Args(commands.Common):
     """Folder for config.json, history.csv and figure.png."""
 
 
-class Method(NamedTuple):
-    """A method and the grid of its rates.
-
-    Args:
-        build: rates -> method.
-        grid: candidates by name.
-    """
-
-    build: Callable[..., dsgd.Algorithm]
-    grid: dict[str, tuple[float, ...]]
-
-
 def main(args: Args) -> None:
     check(args)
-    problem, methods = make_problem(args), make_methods(args)
-    commands.begin(args)
-    found = tuning.compare(
-        args, "methods", methods, lambda name: tune(args, methods[name], problem)
-    )
-    seconds = {name: on_links(args, methods[name], problem, found[name].history) for name in found}
+    problem = make_problem(args)
+    cases = make_cases(args, problem)
+    found = studies.run(args, "methods", cases)
     target = args.target or max(one.history[BITS][:, -1].mean() for one in found.values())
-    commands.finish(
-        args,
-        {"figure": draw(args, problem, found, seconds, target)},
-        {"ends": ends(args, methods, found), "costs": costs(args, found, seconds, target)},
+    title = (
+        f"{args.model} transformer on {Path(args.text).name}, {args.workers} workers, "
+        f"H = {args.period}, {statistics.runs(args.seeds)}"
     )
+    ends = tables.table(
+        f"{title}:\nafter {args.steps} steps",
+        ("method", "step size", "outer", "loss", "bits\nper byte", "Mbit\nper step"),
+        "Outer: outer step size. *: at an edge of the grid. Mbit: sent and received per worker.",
+    )
+    links = list(map(name_link, args.bandwidths))
+    costs = tables.table(
+        f"cost to reach {target:.2f} bits per byte on held-out text",
+        ("method", "tokens", "Mbit", *(link.replace("seconds, ", "min,\n") for link in links)),
+        "Mbit: sent and received per worker. min: simulated minutes on links of\nthis bandwidth, "
+        f"with {args.compute * 1e3:g} ms for a gradient and {args.latency * 1e3:g} ms of latency."
+        "\n-: not reached.",
+    )
+
+    def end_cells(one: studies.Tuned) -> list[str]:
+        """Returns the rates, the quality after all steps, and the bits of a step."""
+        outer = one.cell("outer_rate") if "outer_rate" in one.values else "-"
+        last = {column: values[:, -1] for column, values in one.history.items() if column != "step"}
+        quality = [statistics.with_error(last[column], digits=2) for column in ("loss", BITS)]
+        return [one.cell(), outer, *quality, f"{last[MEGABITS].mean() / args.steps:.3g}"]
+
+    def cost_cells(one: studies.Tuned) -> list[str]:
+        """Returns the tokens, the megabits and the minutes to the target."""
+        at = statistics.first_reaching(one.history[BITS], target)
+        if at is None:
+            return ["-"] * (2 + len(links))
+        cost = {x: one.history[x][:, at].mean() for x in (THOUSANDS, MEGABITS, *links)}
+        minutes = [f"{cost[link] / 60:,.3g}" for link in links]
+        return [f"{1e3 * cost[THOUSANDS]:,.0f}", f"{cost[MEGABITS]:,.3g}", *minutes]
+
+    rows = {name: found.get(name) for name in cases}
+    studies.fill(ends, rows, end_cells)
+    studies.fill(costs, rows, cost_cells)
+    axes = [(THOUSANDS, "loss"), *((x, BITS) for x in (THOUSANDS, MEGABITS, *links))]
+    sheet = figures.sheet(
+        [partial(draw, found, x, y, target) for x, y in axes],
+        3,
+        f"{title}; {tuning.elements(problem):,} parameters, {args.compute * 1e3:g} ms for a "
+        f"gradient; grey line: target {target:.2f}",
+        height=2.6,
+        sharey=False,
+    )
+    commands.finish(args, {"figure": sheet}, {"ends": ends, "costs": costs})
 
 
 def check(args: Args) -> None:
@@ -168,8 +185,8 @@ def make_problem(args: Any) -> dsgd.Problem:
     )
 
 
-def make_methods(args: Args) -> dict[str, Method]:
-    """Returns the methods by name."""
+def make_cases(args: Args, problem: dsgd.Problem) -> dict[str, Case]:
+    """Returns the methods by name, with the grids of their rates."""
     shape = optax.warmup_cosine_decay_schedule(
         0.0, 1.0, math.ceil(WARM_UP * args.steps), args.steps, FINAL
     )
@@ -183,62 +200,87 @@ def make_methods(args: Args) -> dict[str, Method]:
     def nesterov(rate):
         return optax.sgd(rate, momentum=0.9, nesterov=True)
 
-    H, inner = args.period, {"learning_rate": args.learning_rates}
-    both = {**inner, "outer_rate": args.outer_rates}
-    return {
-        ADAMW: Method(lambda learning_rate: algorithms.minibatch_sgd(adamw(learning_rate)), inner),
-        LOCAL: Method(lambda learning_rate: algorithms.local_sgd(adamw(learning_rate), H), inner),
-        DILOCO: Method(
+    H, both = args.period, {"outer_rate": args.outer_rates}
+    methods: dict[str, tuple[studies.Build, dict[str, Any]]] = {
+        "minibatch_sgd, AdamW": (
+            lambda learning_rate: algorithms.minibatch_sgd(adamw(learning_rate)),
+            {},
+        ),
+        "local_sgd, AdamW": (
+            lambda learning_rate: algorithms.local_sgd(adamw(learning_rate), H),
+            {},
+        ),
+        "diloco": (
             lambda learning_rate, outer_rate: algorithms.diloco(
                 adamw(learning_rate), H, nesterov(outer_rate)
             ),
             both,
         ),
-        STREAMING: Method(
+        "streaming_diloco": (
             lambda learning_rate, outer_rate: algorithms.streaming_diloco(
                 adamw(learning_rate), args.fragments, H, nesterov(outer_rate)
             ),
             both,
         ),
-        SPARSE: Method(
+        "sparse_loco": (
             lambda learning_rate, outer_rate: algorithms.sparse_loco(
                 adamw(learning_rate), H, outer=optax.sgd(outer_rate)
             ),
             both,
         ),
-        DEMO: Method(
+        "demo": (
             lambda learning_rate: algorithms.demo(optax.sgd(schedule(learning_rate))),
-            {"learning_rate": args.sign_rates},
+            {RATE: args.sign_rates},
         ),
-        POWERSGD: Method(
+        "powersgd": (
             lambda learning_rate: algorithms.powersgd(
                 algorithms.powersgd_momentum(schedule(learning_rate)), args.rank
             ),
-            {"learning_rate": args.powersgd_rates},
+            {RATE: args.powersgd_rates},
         ),
+    }
+    return {
+        name: Case(
+            build,
+            problem,
+            records=args.steps // args.period,
+            share=END,
+            grid=grid,
+            convert=partial(add_costs, args, problem, build, grid),
+        )
+        for name, (build, grid) in methods.items()
     }
 
 
-def tune(args: Args, method: Method, problem: dsgd.Problem) -> tuning.Tuned | None:
-    """Returns the history at the rates with the smallest loss at the end; None if the method
-    diverged at all of them.
+def add_costs(
+    args: Args,
+    problem: dsgd.Problem,
+    build: studies.Build,
+    grid: dict[str, Any],
+    history: studies.History,
+) -> studies.History:
+    """Returns the history with columns of the tokens of all workers, of the megabits, and of the
+    seconds on each link.
     """
-    others: dict[str, Any] = dict(method.grid)
-    return tuning.tune(
-        args,
-        method.build,
-        problem,
-        records=args.steps // args.period,
-        share=END,
-        rates=others.pop("learning_rate"),
-        **others,
-    )
+    rates = {name: values[0] for name, values in ({RATE: args.learning_rates} | grid).items()}
+    tokens = history["step"] * args.workers * args.batch_size * MODELS[args.model].context
+    costs = {THOUSANDS: tokens / 1e3, MEGABITS: history["bits"] / 1e6}
+    for bandwidth in args.bandwidths:
+        costs[name_link(bandwidth)] = seconds_on_link(
+            args, build(**rates), problem, history, bandwidth
+        )
+    shape = history["loss"].shape
+    return history | {name: np.broadcast_to(values, shape) for name, values in costs.items()}
 
 
-def on_links(
-    args: Args, method: Method, problem: dsgd.Problem, history: dict[str, np.ndarray]
-) -> dict[float, np.ndarray]:
-    r"""Returns the simulated seconds of the records on links of each bandwidth, `[records]`.
+def seconds_on_link(
+    args: Args,
+    method: dsgd.Algorithm,
+    problem: dsgd.Problem,
+    history: studies.History,
+    bandwidth: float,
+) -> np.ndarray:
+    r"""Returns the simulated seconds of the records on links of a bandwidth, `[records]`.
 
     $$ t c + \sum_e k_e(t) \max(0, s_e - \tau_e c) $$
 
@@ -246,29 +288,25 @@ def on_links(
     waited for by step t, $s_e$ their seconds on the network, and $\tau_e$ the number of gradients
     that workers compute meanwhile.
     """
-    rates = {name: values[0] for name, values in method.grid.items()}
-    exchanges = dsgd.exchanges(method.build(**rates), problem)
+    exchanges = dsgd.exchanges(method, problem)
     # A worker sends as many bits as it receives in these patterns.
     volume = sum(each.pattern.volume(args.workers) / each.period for each in exchanges)
     sent = history["bits"][:, -1].mean() / 2 / history["step"][-1]
     streams = any(each.delay for each in exchanges)
-    shares = of_elements(problem, len(exchanges)) if streams else np.ones(len(exchanges))
+    shares = fragment_sizes(problem, len(exchanges)) if streams else np.ones(len(exchanges))
     mean_size = sent / volume  # of a message with a share of 1
     steps = history["step"]
-    found = {}
-    for bandwidth in args.bandwidths:
-        seconds = steps * args.compute
-        for i, (each, share) in enumerate(zip(exchanges, shares, strict=True)):
-            transfer = mean_size * share / bandwidth
-            cost = float(network.cost(each.pattern, args.workers, args.latency, transfer))
-            first = (i + 1) * each.period // len(exchanges) if each.delay else each.period
-            count = np.maximum(0, (steps - each.delay - first) // each.period + 1)
-            seconds = seconds + count * max(0.0, cost - each.delay * args.compute)
-        found[bandwidth] = seconds
-    return found
+    seconds = steps * args.compute
+    for i, (each, share) in enumerate(zip(exchanges, shares, strict=True)):
+        transfer = mean_size * share / bandwidth
+        cost = float(network.cost(each.pattern, args.workers, args.latency, transfer))
+        first = (i + 1) * each.period // len(exchanges) if each.delay else each.period
+        count = np.maximum(0, (steps - each.delay - first) // each.period + 1)
+        seconds = seconds + count * max(0.0, cost - each.delay * args.compute)
+    return seconds
 
 
-def of_elements(problem: dsgd.Problem, fragments: int) -> np.ndarray:
+def fragment_sizes(problem: dsgd.Problem, fragments: int) -> np.ndarray:
     """Returns the number of elements of each fragment of Streaming DiLoCo, relative to their
     mean.
     """
@@ -278,122 +316,24 @@ def of_elements(problem: dsgd.Problem, fragments: int) -> np.ndarray:
     return np.array(sizes) / np.mean(sizes)
 
 
-def ends(args: Args, methods: dict[str, Method], found: dict[str, tuning.Tuned]) -> Table:
-    """Tabulates the rates, the quality after all steps, and the bits of a step."""
-    caption = (
-        "Outer: outer step size. *: at an edge of the grid. Mbit: sent and received per worker."
-    )
-    if left_out := [name for name in methods if name not in found]:
-        caption += f"\nOmitted, because all rates diverged: {', '.join(left_out)}."
-    table = tables.table(
-        f"{title(args)}:\nafter {args.steps} steps",
-        ("method", "step size", "outer", "loss", "bits per byte", "Mbit per step"),
-        caption,
-    )
-    for name, (rate, history, others) in found.items():
-        rates = {"learning_rate": rate, **others}
-        chosen = [
-            statistics.step_size(rates[which], grid) for which, grid in methods[name].grid.items()
-        ]
-        chosen += ["-"] * (2 - len(chosen))
-        megabits = history["bits"][:, -1].mean() / 1e6 / args.steps
-        quality = [statistics.with_error(history[of][:, -1], digits=2) for of in ("loss", BITS)]
-        table.add_row(name, *chosen, *quality, f"{megabits:.3g}")
-    return table
+def name_link(bandwidth: float) -> str:
+    """Returns the name of the seconds on links of a bandwidth."""
+    rate = f"{bandwidth / 1e9:g} G" if bandwidth >= 1e9 else f"{bandwidth / 1e6:g} M"
+    return f"seconds, {rate}bit/s"
 
 
-def costs(
-    args: Args,
-    found: dict[str, tuning.Tuned],
-    seconds: dict[str, dict[float, np.ndarray]],
-    target: float,
-) -> Table:
-    """Tabulates the cost to the target, one row per method."""
-    links = tuple(f"min,\n{link(bandwidth)}" for bandwidth in args.bandwidths)
-    table = tables.table(
-        f"cost to reach {target:.2f} bits per byte on held-out text",
-        ("method", "tokens", "Mbit", *links),
-        "Mbit: sent and received per worker. min: simulated minutes on links of\nthis bandwidth, "
-        f"with {args.compute * 1e3:g} ms for a gradient and {args.latency * 1e3:g} ms of latency."
-        "\n-: not reached.",
-    )
-    for name, (_, history, _) in found.items():
-        at = statistics.first_reaching(history[BITS], target)
-        if at is None:
-            table.add_row(name, *["-"] * (2 + len(links)))
-            continue
-        minutes = [f"{each[at] / 60:,.3g}" for each in seconds[name].values()]
-        megabits = history["bits"].mean(axis=0)[at] / 1e6
-        table.add_row(name, f"{tokens(args, history)[at]:,}", f"{megabits:,.3g}", *minutes)
-    return table
-
-
-def tokens(args: Args, history: dict[str, np.ndarray]) -> np.ndarray:
-    """Returns the number of tokens that all workers have computed, `[records]`."""
-    return history["step"] * args.workers * args.batch_size * MODELS[args.model].context
-
-
-def link(bandwidth: float) -> str:
-    """Returns a bandwidth as text."""
-    return f"{bandwidth / 1e9:g} Gbit/s" if bandwidth >= 1e9 else f"{bandwidth / 1e6:g} Mbit/s"
-
-
-def title(args: Args) -> str:
-    """Describes the setting."""
-    return (
-        f"{args.model} transformer on {Path(args.text).name}, {args.workers} workers, "
-        f"H = {args.period}, {statistics.runs(args.seeds)}"
-    )
-
-
-def draw(
-    args: Args,
-    problem: dsgd.Problem,
-    found: dict[str, tuning.Tuned],
-    seconds: dict[str, dict[float, np.ndarray]],
-    target: float,
-) -> Figure:
-    """Draws bits per byte against tokens, megabits and the seconds on each link; the first panel
-    shows the loss.
-    """
-    axes = [
-        (THOUSANDS, "loss f, nats", lambda name, history: tokens(args, history) / 1e3, "loss"),
-        (THOUSANDS, "bits per byte", lambda name, history: tokens(args, history) / 1e3, BITS),
-        ("megabits per worker", "", lambda name, history: history["bits"].mean(axis=0) / 1e6, BITS),
-    ]
-    axes += [
-        (
-            f"seconds, {link(bandwidth)}",
-            "" if i else "bits per byte",
-            lambda name, history, bandwidth=bandwidth: seconds[name][bandwidth],
-            BITS,
-        )
-        for i, bandwidth in enumerate(args.bandwidths)
-    ]
-    columns, rows = 3, math.ceil(len(axes) / 3)
-    sheet, panels = plots.figure(
-        columns, rows, width=figures.WIDTH / columns, height=2.6, sharey=False
-    )
-    for panel in panels[len(axes) :]:
-        panel.set_axis_off()
-    for panel, (x, y, cost, metric) in zip(panels, axes, strict=False):
-        figures.describe(panel, x, y, log="" if x == THOUSANDS else "x")
-        lines = {
-            name: (cost(name, one.history), one.history[metric]) for name, one in found.items()
-        }
-        plots.draw_lines(panel, lines)
-        panel.set_ylim(top=SHOWN * max(y[:, -1].mean() for _, y in lines.values()))
-        if x.startswith("megabits"):  # several powers of ten
-            panel.xaxis.set_major_locator(LogLocator())
-        if metric == BITS:
-            panel.axhline(target, color="0.4", linewidth=0.8)
-    figures.legend(sheet, 4, panels[0])
-    figures.title(
-        sheet,
-        f"{title(args)}; {tuning.elements(problem):,} parameters, {args.compute * 1e3:g} ms for a "
-        f"gradient; grey line: target {target:.2f}",
-    )
-    return sheet
+def draw(found: dict[str, studies.Tuned], x: str, y: str, target: float, axes: Axes) -> None:
+    """Draws the loss or the bits per byte against a cost."""
+    lines, by_tokens = studies.lines(found, x, y), x == THOUSANDS
+    figures.curves(
+        lines,
+        target if y == BITS else None,
+        xlabel=x,
+        ylabel="bits per byte" if y == BITS else "loss f, nats",
+        xscale="linear" if by_tokens else "log",
+        yscale="linear",
+    )(axes)
+    axes.set_ylim(top=SHOWN * max(values[:, -1].mean() for _, values in lines.values()))
 
 
 if __name__ == "__main__":

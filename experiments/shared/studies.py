@@ -185,17 +185,20 @@ def write(path: Path, found: Mapping[Any, Tuned]) -> None:
 
 
 def lines(
-    found: Mapping[str, Tuned], x: str, y: str = "loss"
+    found: Mapping[str, Tuned | None], x: str, y: str = "loss"
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Returns the lines of a figure, x `[records]` and y `[seeds, records]` by name.
 
     Args:
-        found: outcomes by the names of the lines.
-        x: a quantity of `statistics.COSTS`.
+        found: outcomes by the names of the lines; None: it diverged, and its line has no points, so
+            that the other lines keep their colours.
+        x: a quantity of `statistics.COSTS`, or a column of the history, averaged over seeds.
         y: a column of the history.
     """
+    cost = statistics.COSTS.get(x, lambda history: history[x].mean(axis=0))
     return {
-        label: (statistics.COSTS[x](one.history), one.history[y]) for label, one in found.items()
+        label: (cost(one.history), one.history[y]) if one else (np.ones(1), np.full((1, 1), np.nan))
+        for label, one in found.items()
     }
 
 

@@ -6,10 +6,11 @@ worker sends. The server replies uncompressed in all of them, which is not count
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import optax
@@ -24,7 +25,7 @@ import dsgd
 from algorithms import memories
 from dsgd import compressors, plots
 from dsgd.base import Compressor
-from experiments.shared import figures, tables, tuning
+from experiments.shared import figures, studies, tables, tuning
 
 REFUSED = "refused"
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -83,41 +84,26 @@ COMPRESSORS = {each.name: each for family in FAMILIES.values() for each in famil
 Build = Callable[[optax.GradientTransformation, Compressor], dsgd.Algorithm]
 
 
-def _of(vector: memories.Vector = memories.gradient, **up: Any) -> Build:
+def _make(vector: memories.Vector = memories.gradient, **up: Any) -> Build:
     return lambda optimizer, compressor: algorithms.error_feedback(
         optimizer, memories.Up(compressor, **up), vector=vector
     )
 
 
 MEMORIES: dict[str, Build] = {
-    "none": _of(),
-    "error\n(EC-SGD)": _of(error=1.0),
-    "shift\n(EF21)": _of(shift=1.0),
-    "shift\n(DIANA)": algorithms.diana,
-    "shift\n(EF-BV)": algorithms.ef_bv,
-    "momentum's\nshift\n(EF21-SGDM)": _of(memories.momentum(0.1), shift=1.0),
-    "shift,\nerror\n(EControl)": _of(error=0.1, shift=1.0),
+    "none": _make(),
+    "error (ec_sgd)": _make(error=1.0),
+    "shift (ef21)": _make(shift=1.0),
+    "shift (diana)": algorithms.diana,
+    "shift (ef_bv)": algorithms.ef_bv,
+    "momentum's shift (ef21_sgdm)": _make(memories.momentum(0.1), shift=1.0),
+    "shift, error (econtrol)": _make(error=0.1, shift=1.0),
 }
 """By name: (optimizer, compressor) -> method. They accept compressors for which they are not meant,
-except DIANA and EF-BV: their steps follow from the compressor's constants."""
+except diana and ef_bv: their steps follow from the compressor's constants."""
 
-
-class Pair(NamedTuple):
-    """A compressor with a memory."""
-
-    compressor: str
-    memory: str
-
-    def __str__(self) -> str:
-        return f"frontier, {self.compressor}, {one_line(self.memory)}"
-
-
-Outcome = tuning.Tuned | str | None  # None: it diverges at every step size
-
-
-def one_line(name: str) -> str:
-    """Returns a memory's name without line breaks."""
-    return name.replace("\n", " ")
+Outcome = studies.Tuned | str | None  # None: it diverges at every step size
+Key = tuple[str, str, str]  # "frontier", compressor, memory
 
 
 def rounds(compressor: Compressor, d: int, megabits: float, most: int) -> int:
@@ -126,51 +112,45 @@ def rounds(compressor: Compressor, d: int, megabits: float, most: int) -> int:
     return min(most, max(1, math.floor(1e6 * megabits / each)))
 
 
-def run(args: Any, problem: dsgd.Problem, pair: Pair) -> tuning.Tuned | None:
-    """Runs a pair at its best step size.
+def make_cases(args: Any, problem: dsgd.Problem) -> dict[Key, studies.Case]:
+    """Returns the pairs of the compressors `frontier` with the memories that accept them."""
+    cases, d = dict[Key, studies.Case](), tuning.elements(problem)
+    for name, (memory, method) in itertools.product(args.frontier, MEMORIES.items()):
+        if accepts(name, memory, d):
+            compressor = COMPRESSORS[name]
+            cases["frontier", name, memory] = studies.Case(
+                studies.with_sgd(method, compressors.whole_model(compressor)),
+                problem,
+                steps=rounds(compressor, d, args.megabits, args.most_rounds),
+                records=20,
+                share=0.1,
+                grid={studies.RATE: RATES},
+            )
+    return cases
 
-    Raises:
-        ValueError: if the method refuses the compressor.
-    """
-    compressor = compressors.whole_model(COMPRESSORS[pair.compressor])
-    steps = rounds(compressor, tuning.elements(problem), args.megabits, args.most_rounds)
 
-    def build(learning_rate):
-        return MEMORIES[pair.memory](optax.sgd(learning_rate), compressor)
-
-    return tuning.tune(args, build, problem, steps=steps, records=20, share=0.1, rates=RATES)
-
-
-def accepted(pair: Pair, d: int) -> bool:
-    """Whether the method accepts the compressor, of d elements."""
-    compressor = COMPRESSORS[pair.compressor]
-    if pair.memory.endswith("(DIANA)"):
+def accepts(name: str, memory: str, d: int) -> bool:
+    """Returns whether the method accepts the compressor, of d elements."""
+    compressor = COMPRESSORS[name]
+    if memory.endswith("(diana)"):
         return compressor.unbiased
-    if pair.memory.endswith("(EF-BV)"):
+    if memory.endswith("(ef_bv)"):
         return compressor.unbiased or (compressor.delta is not None and compressor.delta(d))
     return True
 
 
-def loss(outcome: tuning.Tuned) -> float:
-    """Returns the mean loss over seeds and the last tenth of the run."""
-    return float(dsgd.history.tail_mean(outcome.history["loss"]).mean())
-
-
-def rows(
-    found: Mapping[Any, tuning.Tuned], names: tuple[str, ...], d: int
-) -> dict[str, dict[str, Outcome]]:
+def rows(found: Mapping[Any, studies.Tuned], cases: Iterable[Key]) -> dict[str, dict[str, Outcome]]:
     """Returns the outcomes of each compressor by memory. A pair diverges if its loss is larger than
     at the start, or not finite.
     """
-
-    def outcome(pair: Pair) -> Outcome:
-        if not accepted(pair, d):
-            return REFUSED
-        tuned = found.get(pair)
-        ends = tuned is not None and loss(tuned) <= tuned.history["loss"][:, 0].mean()
-        return tuned if ends else None
-
-    return {name: {memory: outcome(Pair(name, memory)) for memory in MEMORIES} for name in names}
+    by_name: dict[str, dict[str, Outcome]] = {}
+    for key in cases:
+        _, name, memory = key
+        tuned = found.get(key)
+        ends = tuned is not None and tuned.loss <= tuned.history["loss"][:, 0].mean()
+        row = by_name.setdefault(name, dict.fromkeys(MEMORIES, REFUSED))
+        row[memory] = tuned if ends else None
+    return by_name
 
 
 def tabulate(args: Any, outcomes: dict[str, dict[str, Outcome]], d: int) -> Table:
@@ -184,9 +164,9 @@ def tabulate(args: Any, outcomes: dict[str, dict[str, Outcome]], d: int) -> Tabl
     )
     for name, by_memory in outcomes.items():
         losses = {
-            memory: loss(outcome)
+            memory: outcome.loss
             for memory, outcome in by_memory.items()
-            if isinstance(outcome, tuning.Tuned)
+            if isinstance(outcome, studies.Tuned)
         }
         best = min(losses, key=lambda memory: losses[memory], default="")
         diverging = [short(memory) for memory, outcome in by_memory.items() if outcome is None]
@@ -213,7 +193,7 @@ def draw(args: Any, outcomes: dict[str, dict[str, Outcome]], words: str) -> Figu
     """Draws the losses of all pairs as a table of coloured cells, by family."""
     losses = np.array(
         [
-            [loss(each) if isinstance(each, tuning.Tuned) else np.nan for each in row.values()]
+            [each.loss if isinstance(each, studies.Tuned) else np.nan for each in row.values()]
             for row in outcomes.values()
         ]
     )
@@ -232,7 +212,8 @@ def draw(args: Any, outcomes: dict[str, dict[str, Outcome]], words: str) -> Figu
             axes.add_patch(_cell(i, j, facecolor="0.93", edgecolor="none"))
     i, j = np.unravel_index(np.nanargmin(losses), losses.shape)
     axes.add_patch(_cell(int(i), int(j), fill=False, edgecolor="black", linewidth=2, zorder=5))
-    axes.set_xticks(range(len(MEMORIES)), MEMORIES, fontsize=8)
+    names = [name.replace(" ", "\n") for name in MEMORIES]
+    axes.set_xticks(range(len(MEMORIES)), names, fontsize=8)
     axes.grid(visible=False)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)

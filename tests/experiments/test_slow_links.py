@@ -12,8 +12,9 @@ import scripts
 import dsgd
 from dsgd import clusters, problems
 from experiments import slow_links
+from experiments.shared import studies
 
-METHODS = (slow_links.ADAMW, slow_links.STREAMING)
+METHODS = ("minibatch_sgd, AdamW", "streaming_diloco")
 
 
 def arguments(**options) -> slow_links.Args:
@@ -37,10 +38,10 @@ def arguments(**options) -> slow_links.Args:
 def ran(tmp_path_factory, long):
     """Two of the methods, so that few programs are compiled."""
     args = arguments(out=tmp_path_factory.mktemp("slow_links"))
-    build = slow_links.make_methods
+    make = slow_links.make_cases
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            slow_links, "make_methods", lambda args: {name: build(args)[name] for name in METHODS}
+            slow_links, "make_cases", lambda *given: {name: make(*given)[name] for name in METHODS}
         )
         patch.setitem(slow_links.MODELS, "small", slow_links.Size(8, 8, 1, 2, 16))
         scripts.ran(slow_links.main, args)
@@ -52,7 +53,7 @@ def test_it_writes_a_history_of_each_method_at_its_best_rates(ran):
     assert {row["method"] for row in rows} == set(METHODS)
     assert {row["step"] for row in rows} == {"0", "8", "16"}
     assert all(float(row["learning_rate"]) in ran.learning_rates for row in rows)
-    assert {row["outer_rate"] for row in rows if row["method"] == slow_links.STREAMING} == {"0.4"}
+    assert {row["outer_rate"] for row in rows if row["method"] == METHODS[1]} == {"0.4"}
     assert (ran.out / "figure.png").exists()
 
 
@@ -63,16 +64,18 @@ def test_its_tables_have_a_row_for_each_method(ran):
     assert any(row["tokens"] != "-" for row in costs)
 
 
-@pytest.mark.parametrize("name", [slow_links.STREAMING, slow_links.POWERSGD])
+@pytest.mark.parametrize("name", [METHODS[1], "powersgd"])
 def test_seconds_on_links_are_those_of_a_simulated_cluster(name, long):
     """Messages that take longer than the computation that hides them, and one exchange after the
     other.
     """
     args = arguments(workers=2, bandwidths=(2e5,), compute=0.01, rank=1)
-    method = slow_links.make_methods(args)[name]
     problem = problems.neural_network("mlp", "digits", args.workers, batch_size=1)
+    case = slow_links.make_cases(args, problem)[name]
+    rates = studies.candidates(args, case)
+    method = case.build(**{rate: values[0] for rate, values in rates.items()})
     history = dsgd.run(
-        method.build(**{rate: values[0] for rate, values in method.grid.items()}),
+        method,
         problem,
         steps=args.steps,
         record_every=args.period,
@@ -83,7 +86,7 @@ def test_seconds_on_links_are_those_of_a_simulated_cluster(name, long):
             clusters.constant(args.compute), up=clusters.constant(2e5), latency=args.latency
         ),
     ).history
-    seconds = slow_links.on_links(args, method, problem, history)[2e5]
+    seconds = slow_links.seconds_on_link(args, method, problem, history, 2e5)
     assert seconds[-1] > 1.2 * args.steps * args.compute, "the workers wait for messages"
     np.testing.assert_allclose(seconds, history["clock"][0], rtol=2e-3)
 
