@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from algorithms import optimizers
 from dsgd import workers
 from dsgd.base import Key, Problem, PyTree
-from dsgd.engine import leaves, loop, oracle
+from dsgd.engine import leaves, oracle, run_keys
 from dsgd.machines import agreement, arrays, nodes
 
 
@@ -51,7 +51,7 @@ class RealWorker:
         here = self.mesh.local_devices[0]
         self.problem: Problem = oracle.of_worker(problem, self.n)
         self.optimizer: optax.GradientTransformation = optimizer
-        first, own = loop.split(key)
+        first, own = run_keys.split(key)
         self.key: Key = own
         self.data: PyTree = jax.device_put(
             jax.tree.map(lambda leaf: arrays.row(leaf, self.n), problem.data), here

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 import dsgd
 from dsgd.engine import loop, programs
+from dsgd.engine.plan import Chunk, Plan
 from dsgd.runs import plans, sweeps
 
 
@@ -71,10 +72,10 @@ def swept(
 
 
 def _traced(
-    plan: loop.Plan, problem: dsgd.Problem, points: dict[str, jax.Array], keys: jax.Array
+    plan: Plan, problem: dsgd.Problem, points: dict[str, jax.Array], keys: jax.Array
 ) -> Any:
     carry, number = loop.shapes(plan, points, keys), jax.ShapeDtypeStruct((), jnp.int32)
     advance = programs.traceable(loop.advance, plan, (0,))
     return advance.trace(
-        carry, points, keys, problem.data, problem.replicated, None, loop.Chunk(*[number] * 4)
+        carry, points, keys, problem.data, problem.replicated, None, Chunk(*[number] * 4)
     )

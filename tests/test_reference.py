@@ -19,7 +19,7 @@ import dsgd
 import theory_checks
 import topologies
 from dsgd import clusters, compressors
-from dsgd.engine import oracle
+from dsgd.engine import columns
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs/reference"
@@ -138,7 +138,7 @@ def _in_code(page):
         ("compressors.md", {*compressors.__all__} - NOT_COMPRESSORS),
         ("clusters.md", {*clusters.Cluster.__dataclass_fields__}),
         ("clusters.md", {*clusters.__all__} - {"Cluster", "Equal", "Quantity", "load", "save"}),
-        ("history.md", {*oracle.RESERVED}),
+        ("history.md", {*columns.RESERVED}),
         ("history.md", _columns()),
     ],
     ids=[

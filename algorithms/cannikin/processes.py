@@ -22,7 +22,7 @@ from algorithms.optimizers import Model
 from algorithms.real_workers import RealWorker
 from dsgd import checks
 from dsgd.base import Key, Params, Problem, PyTree
-from dsgd.engine import loop
+from dsgd.engine import oracle
 from dsgd.machines import nodes
 
 Pull = Callable[[jax.Array], tuple[Params]]  # 1 -> (the gradient,); a pytree
@@ -189,7 +189,9 @@ def _forward(
     assert problem.batch_size is not None
     assert problem.truncate is not None
     size, take = problem.batch_size, problem.truncate
-    drawn = jax.vmap(lambda m: loop.batch_of(problem, key, step, n, data, M, m))(jnp.arange(pieces))
+    drawn = jax.vmap(lambda m: oracle.draw_batch(problem, key, step, n, data, M, m))(
+        jnp.arange(pieces)
+    )
     counts = jnp.clip(samples - size * jnp.arange(pieces), 1, size)
 
     def mean(function, params):

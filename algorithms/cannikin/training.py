@@ -23,7 +23,7 @@ from dsgd import checks, work
 from dsgd.base import Algorithm, Key, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.engine import protocol
-from dsgd.engine.oracle import RESERVED
+from dsgd.engine.columns import RESERVED
 
 # rounds between evaluations; the same number for all stages, because each number is compiled
 # separately

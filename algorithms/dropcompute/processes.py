@@ -24,7 +24,7 @@ from algorithms.optimizers import Model
 from algorithms.real_workers import RealWorker
 from dsgd import checks
 from dsgd.base import Key, Params, Problem, PyTree
-from dsgd.engine import leaves, loop, oracle
+from dsgd.engine import leaves, oracle
 from dsgd.machines import nodes
 
 Delay = Callable[[int, int], float]  # (step, micro-batch) -> seconds
@@ -207,7 +207,7 @@ def _computed(
     step: jax.Array,
     m: jax.Array,
 ) -> tuple[jax.Array, Params]:
-    batch = loop.batch_of(problem, key, step, n, data, M, m)
+    batch = oracle.draw_batch(problem, key, step, n, data, M, m)
     return jax.tree.map(lambda leaf: leaf[None], oracle.with_loss(problem)(params, batch))
 
 

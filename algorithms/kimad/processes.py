@@ -25,7 +25,7 @@ from algorithms.kimad.monitors import Monitor
 from algorithms.kimad.wire import Frame, Wire, receive, send
 from dsgd import checks
 from dsgd.base import Key, Params, Problem
-from dsgd.engine import leaves, loop, oracle, randomness
+from dsgd.engine import leaves, oracle, randomness, run_keys
 from dsgd.machines import agreement, local_processes
 
 _START = b"s"
@@ -107,7 +107,7 @@ def train_processes(
     budgets.require_times("train_processes", round_time, congestion)
     if not 0 < seconds < math.inf:
         raise ValueError(f"train_processes: seconds = {seconds:g}; expected finite seconds > 0")
-    start_key, rounds_key = loop.split(key)
+    start_key, rounds_key = run_keys.split(key)
     flat, unravel = ravel_pytree(problem.init(start_key))
     plan = _Plan(N, Wire(ratios, flat.shape[0]), float(round_time), float(congestion), monitor)
     most = math.inf if rounds is None else checks.positive_int("train_processes: rounds", rounds)
@@ -162,7 +162,7 @@ class _Worker:
         gradient = functions.gradient or jax.grad(functions.loss)
 
         def update(x, known, step, data):
-            batch = loop.batch_of(functions, key, step, self.n, data)
+            batch = oracle.draw_batch(functions, key, step, self.n, data)
             return ravel_pytree(gradient(unravel(x), batch))[0] - known
 
         self.update = partial(jax.jit(update), data=data)

@@ -17,7 +17,9 @@ from dsgd import causes, checks, modes, workers
 from dsgd.base import Algorithm, Key, Problem, Result, State
 from dsgd.clusters import Cluster
 from dsgd.contract import collectives
-from dsgd.engine import loop, pooled, programs, protocol, randomness
+from dsgd.engine import loop, pooled, programs, protocol, randomness, run_keys
+from dsgd.engine.plan import Plan
+from dsgd.engine.probe import Probe, probe
 from dsgd.findings import Finding, Findings
 from dsgd.machines import agreement, arrays, subprocess_call
 from dsgd.runs import driver, plans
@@ -119,7 +121,7 @@ class Case(NamedTuple):
         """Runs the case, with options as in `dsgd.run`."""
         return driver.run(self.algorithm, self.problem, cluster=self.cluster, **options)
 
-    def plan(self, devices: int) -> loop.Plan:
+    def plan(self, devices: int) -> Plan:
         """Returns the plan of rounds on `devices` devices."""
         build, cluster = plans.ConstantFactory(self.algorithm), self.cluster
         return plans.make_plan(
@@ -133,9 +135,9 @@ class Case(NamedTuple):
             cluster=cluster,
         )
 
-    def description(self) -> loop.Description:
+    def description(self) -> Probe:
         """Returns the description of what an update sends."""
-        return loop.describe(self.plan(1), self.algorithm)
+        return probe(self.plan(1), self.algorithm)
 
 
 def period(case: Case) -> int:
@@ -428,7 +430,7 @@ class Rounds(NamedTuple):
         exchanges: recorded bits that each exchange of each round sends, `[rounds, exchanges, N]`.
     """
 
-    plan: loop.Plan
+    plan: Plan
     program: jax.stages.Compiled
     unrecorded: list[str]
     state: State
@@ -492,7 +494,7 @@ def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
 
     state, recorded = programs.call(loop.first_carry, plan, {}, key).state, list[Any]()
     arguments = (
-        loop.split(key)[1],
+        run_keys.split(key)[1],
         arrays.place(
             pooled.laid_out(case.problem.data, plan.mesh.size),
             NamedSharding(plan.mesh, P(workers.AXIS)),

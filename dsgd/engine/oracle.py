@@ -16,24 +16,9 @@ import optax
 
 from dsgd import checks, sameness, workers, xla
 from dsgd.base import Constants, LocalWork, Loss, Params, Problem, PyTree
-from dsgd.engine import accumulate, leaves, pooled, protocol, queries, units
+from dsgd.engine import accumulate, columns, leaves, pooled, protocol, queries, run_keys, units
 from dsgd.engine.queries import AllAsked, Asked
 
-# Names that the history uses itself.
-RESERVED = {
-    "step",
-    "clock",
-    "bits",
-    "grad_sqnorm",
-    "objective",
-    "prox_grad_sqnorm",
-    "consensus",
-    "train_loss",
-    "evaluated",
-    "samples",
-    "present",
-    "arrived",
-}
 # Micro-batch m > 0 has the round's key with this number plus m folded in; workers' ids are smaller.
 _LATER = 1 << 31
 
@@ -376,6 +361,29 @@ def microbatch_keys(key: jax.Array, M: int) -> jax.Array:
     return jnp.concatenate([key[None], later])
 
 
+def draw_batch(
+    problem: Problem, key: jax.Array, step: Any, n: int, data: PyTree, M: int = 1, m: Any = 0
+) -> PyTree:
+    """Draws the batch of one worker in a round, equal to its batch in the loop.
+
+    Args:
+        problem: the problem.
+        key: key of the run's rounds.
+        step: number of the round.
+        n: number of the worker.
+        data: the worker's data.
+        M, m: number of micro-batches of a round, and index of this one. If batches are numbered,
+            every round counts M of them.
+    """
+    if problem.numbered:
+        return problem.sample(
+            jax.random.fold_in(run_keys.stream(key), n), data, jnp.int32(step * M + m)
+        )
+    return problem.sample(
+        jax.random.fold_in(microbatch_keys(run_keys.round_keys(key, step)[1], M)[m], n), data
+    )
+
+
 def _split(problem: Problem, batches: PyTree, M: int) -> PyTree:
     """Splits supplied batches, leaves `[n, m, ...]`, into M micro-batches, `[n, M, m / M, ...]`."""
     whole = (
@@ -531,10 +539,10 @@ def _loss_and_slope(
                 "(scalars by name, gradient or None)"
             )
         scalars, slope = result
-        if "loss" not in scalars or RESERVED & set(scalars):
+        if "loss" not in scalars or columns.RESERVED & set(scalars):
             raise ValueError(
                 f"{problem.name}: evaluate returns {sorted(scalars)}; expected 'loss', and none of "
-                f"{sorted(RESERVED)}"
+                f"{sorted(columns.RESERVED)}"
             )
         for name, value in scalars.items():
             checks.require_scalar(f"{problem.name}: evaluate returns {name!r}", value)

@@ -17,6 +17,7 @@ from dsgd.engine import queries
 from dsgd.engine.queries import AllAsked, Asked
 from dsgd.wire import counts
 
+_ARRAYS = (jax.Array, jax.ShapeDtypeStruct)
 _NAME = "tape "  # of the series in the records of a run
 
 
@@ -78,10 +79,10 @@ def reader(heard: Heard) -> Callable[[dict[str, jax.Array]], Heard]:
     reads.
 
     Args:
-        heard: that of any round of the same method.
+        heard: that of any round of the same method; shapes and types of arrays suffice.
     """
     leaves, structure = _leaves(heard), jax.tree.structure(_kept(heard))
-    types = [leaf.dtype if isinstance(leaf, jax.Array) else None for leaf in leaves]
+    types = [leaf.dtype if isinstance(leaf, _ARRAYS) else None for leaf in leaves]
 
     def read(series: dict[str, jax.Array]) -> Heard:
         numbers = iter(series[f"{_NAME}{i}"] for i in range(len(series)))

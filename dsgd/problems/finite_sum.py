@@ -14,7 +14,7 @@ import optax
 
 from dsgd import causes, checks, modes, sameness, workers
 from dsgd.base import Evaluation, Problem, PyTree
-from dsgd.engine import accumulate, leaves, oracle, pooled
+from dsgd.engine import accumulate, columns, leaves, pooled
 from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement
 from dsgd.machines.arrays import own
@@ -525,8 +525,8 @@ def _held_out(
     if test is None or not metrics:
         return ()
     for metric, function in metrics.items():
-        if not callable(function) or metric in oracle.RESERVED | {"loss"}:
-            taken = ", ".join(sorted(oracle.RESERVED | {"loss"}))
+        if not callable(function) or metric in columns.RESERVED | {"loss"}:
+            taken = ", ".join(sorted(columns.RESERVED | {"loss"}))
             raise ValueError(
                 f"finite_sum: metrics[{metric!r}] = {checks.show(function)}; expected functions "
                 f"with names other than {taken}"

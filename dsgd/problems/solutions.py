@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, modes, workers
 from dsgd.base import Params, Problem
-from dsgd.engine import leaves, loop, oracle
+from dsgd.engine import leaves, oracle
+from dsgd.engine.plan import drop_arrays
 from dsgd.machines import arrays
 
 _STEPS, _ATTEMPTS = 100, 12  # proximal gradient steps, which double with each attempt
@@ -70,7 +71,7 @@ def solved(problem: Problem, tolerance: float = 1e-12) -> Problem:
     with jax.enable_x64(True):
         data, params = jax.tree.map(_in_float64, (data, problem.init(jax.random.key(0))))
         start, unravel = ravel_pytree(params)
-        smooth, prox, r = _composite(loop.without_arrays(problem), unravel)
+        smooth, prox, r = _composite(drop_arrays(problem), unravel)
         x = _stationary(problem.name, smooth, prox, data, start, tolerance)
         minimum = float(smooth(x, data)[0] + r(x))
         minimizer = jax.tree.map(np.asarray, unravel(x))

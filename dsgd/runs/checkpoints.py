@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd.base import PyTree
-from dsgd.engine.loop import Carry
+from dsgd.engine.plan import Carry
 from dsgd.machines import agreement, arrays
 from dsgd.records import replacing, user_path
 from dsgd.runs import fingerprint

@@ -21,6 +21,8 @@ from jax.sharding import PartitionSpec as P
 from dsgd import checks, workers
 from dsgd.base import PyTree, Result, State
 from dsgd.engine import indices, loop, pooled, programs, protocol
+from dsgd.engine.plan import Carry, Chunk, Records
+from dsgd.engine.probe import probe
 from dsgd.machines import agreement, arrays
 from dsgd.runs import fingerprint, nonfinite, plans, starts
 from dsgd.runs.checkpoints import Checkpoint
@@ -136,9 +138,7 @@ def _placed(job: RunSpec) -> _Inputs:
     return _Inputs(points, keys, data, shared)
 
 
-def _first_carry(
-    job: RunSpec, inputs: _Inputs, checkpoint: Checkpoint | None, log: Log
-) -> loop.Carry:
+def _first_carry(job: RunSpec, inputs: _Inputs, checkpoint: Checkpoint | None, log: Log) -> Carry:
     """Returns the initial carry of the loop.
 
     It is the checkpoint's state, whose records are added to the log; otherwise the given start;
@@ -159,11 +159,7 @@ def _first_carry(
     if not job.start:
         return programs.call(loop.first_carry, plan, points, keys)
     # Numbered draws continue as if all micro-batches of the previous rounds had been drawn.
-    drawn = (
-        job.before * loop.describe(plan, job.methods[0]).micro_batches
-        if plan.problem.numbered
-        else 0
-    )
+    drawn = job.before * probe(plan, job.methods[0]).draws if plan.problem.numbered else 0
     return starts.restore(job.start, loop.shapes(plan, points, keys), drawn)
 
 
@@ -178,10 +174,10 @@ class _Queue:
             chunk).
     """
 
-    def __init__(self, job: RunSpec, inputs: _Inputs, carry: loop.Carry, sent: int) -> None:
+    def __init__(self, job: RunSpec, inputs: _Inputs, carry: Carry, sent: int) -> None:
         self._job, self._inputs = job, inputs
         self.carry, self.sent = carry, sent
-        self.waiting: deque[tuple[loop.Records, int, int]] = deque()
+        self.waiting: deque[tuple[Records, int, int]] = deque()
         self._batches: PyTree = None
         self._begun = 0.0
 
@@ -211,9 +207,9 @@ class _Queue:
 
     def _advance(
         self, rounds: int, fresh: bool, last: int, batches: PyTree
-    ) -> tuple[loop.Carry, loop.Records]:
+    ) -> tuple[Carry, Records]:
         points, keys, data, shared = self._inputs
-        chunk = loop.Chunk(*map(np.int32, (self.sent, rounds, fresh, last)))
+        chunk = Chunk(*map(np.int32, (self.sent, rounds, fresh, last)))
         arguments = (self.carry, points, keys, data, shared, batches, chunk)
         return programs.call(loop.advance, self._job.plan, *arguments, donate=_DONATED)
 
@@ -383,7 +379,7 @@ class _Pace:
 _paces: WeakKeyDictionary[Any, dict[Hashable, _Pace]] = WeakKeyDictionary()
 
 
-def _pace(job: RunSpec, carry: loop.Carry, inputs: _Inputs) -> _Pace:
+def _pace(job: RunSpec, carry: Carry, inputs: _Inputs) -> _Pace:
     """Returns the pace of the last run of this plan on arrays of the same shapes.
 
     Each chunk allocates memory, so a run that begins with long chunks is faster.

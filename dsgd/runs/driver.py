@@ -15,6 +15,7 @@ from dsgd import checks, modes
 from dsgd.base import Algorithm, Key, Pattern, Problem, PyTree, Result, State
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, pooled, programs, protocol
+from dsgd.engine.probe import probe
 from dsgd.runs import chunks, plans, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
@@ -293,5 +294,5 @@ def exchanges(
             sending.simulated,
             int(sending.delay),
         )
-        for sending in loop.describe(plan, algorithm).sendings
+        for sending in probe(plan, algorithm).sendings
     )

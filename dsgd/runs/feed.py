@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import array_likes, checks, workers
 from dsgd.base import PyTree
-from dsgd.engine.loop import Plan
+from dsgd.engine.plan import Plan
 from dsgd.machines import arrays
 
 _ROUNDS = 16  # number of rounds whose batches are on the devices at a time

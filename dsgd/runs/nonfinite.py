@@ -13,7 +13,7 @@ from jax import lax
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from dsgd.base import Params, PyTree
-from dsgd.engine import leaves, loop, oracle
+from dsgd.engine import leaves, oracle, run_keys
 from dsgd.machines import arrays
 from dsgd.runs.run_spec import RunSpec
 
@@ -117,7 +117,7 @@ def _ranges(where: str, tree: PyTree) -> list[str]:
 def _first_models(job: RunSpec) -> PyTree:
     """Returns the initial parameters of every seed."""
     keys = job.keys if job.plan.runs else job.keys[None]
-    return jax.vmap(lambda key: job.problem.init(loop.split(key)[0]))(keys)
+    return jax.vmap(lambda key: job.problem.init(run_keys.split(key)[0]))(keys)
 
 
 def _first_model(job: RunSpec, run: int) -> Params:

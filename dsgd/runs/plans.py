@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -14,7 +13,9 @@ from jax.sharding import Mesh
 from dsgd import array_likes, causes, checks, sameness, workers
 from dsgd.base import Algorithm, Problem
 from dsgd.clusters import Cluster, presence
-from dsgd.engine import leaves, loop
+from dsgd.engine import leaves
+from dsgd.engine.plan import Plan, drop_arrays
+from dsgd.engine.probe import probe
 from dsgd.machines import forks
 from dsgd.runs.run_spec import RunSpec
 from dsgd.workers.axis import automatic
@@ -52,7 +53,7 @@ def make_plan(
     train_loss: bool = False,
     evaluate_every: int = 1,
     taped: bool = False,
-) -> loop.Plan:
+) -> Plan:
     """Returns the static description of a run of `size` independent runs.
 
     Args:
@@ -79,8 +80,8 @@ def make_plan(
     N = problem.workers
     mesh = _mesh(mesh, N)
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
-    functions = loop.without_arrays(problem)
-    plan = loop.Plan(
+    functions = drop_arrays(problem)
+    plan = Plan(
         build,
         functions,
         mesh,
@@ -97,29 +98,16 @@ def make_plan(
         _require_replayable(plan, example)
     if cluster is None and problem.weights is None and problem.regularizer is None:
         return plan
-    uses_timings, weighs, delayed = _found(sameness.Key((plan, example)))
-    return plan._replace(uses_timings=uses_timings, weighs=weighs, delayed=delayed)
-
-
-@lru_cache(maxsize=64)
-def _found(plan_and_method: sameness.Key) -> tuple[bool, bool, int]:
-    """Whether a method reads the workers' timings, whether its means apply the workers' weights,
-    and the number of its exchanges whose messages are delayed.
-
-    Equal plans are traced only once.
-    """
-    plan, method = plan_and_method.value
-    description = loop.describe(plan, method)
-    if plan.problem.regularizer is not None and not description.proximal:
+    found = probe(plan, example)
+    if problem.regularizer is not None and not found.proximal:
         raise ValueError(
-            f"{method.name} does not use the regularizer of {plan.problem.name}, so it would "
+            f"{example.name} does not use the regularizer of {problem.name}, so it would "
             f"minimize f alone; expected a method that calls round.prox, such as {_PROXIMAL}"
         )
-    delayed = sum(not sending.waits for sending in description.sendings)
-    return description.uses_timings, description.weighs, delayed
+    return plan._replace(timings=found.timings, weighs=found.weighs, delayed=found.delayed)
 
 
-def _require_replayable(plan: loop.Plan, method: Algorithm) -> None:
+def _require_replayable(plan: Plan, method: Algorithm) -> None:
     """Raises ValueError if the rounds of a taped run may differ on another cluster, or not every
     round is recorded.
     """
@@ -136,7 +124,7 @@ def _require_replayable(plan: loop.Plan, method: Algorithm) -> None:
                 "clock; expected a quantity that does not, such as clusters.sampled or "
                 "clusters.bernoulli"
             )
-    if loop.reads_cluster(plan, method):
+    if probe(plan, method).reads:
         raise ValueError(
             f"run: taped, but {method.name} reads the cluster, its clock or measured times, on "
             "which its iterates depend; expected a method that does not; run this one on each "
@@ -278,7 +266,7 @@ def _periods(job: RunSpec) -> dict[int, str]:
     periods = {
         int(sending.period): method.name
         for method in job.methods
-        for sending in loop.describe(job.plan, method).sendings
+        for sending in probe(job.plan, method).sendings
     }
     return {period: name for period, name in periods.items() if period}
 

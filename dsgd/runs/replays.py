@@ -16,7 +16,9 @@ from jax.typing import ArrayLike
 from dsgd import causes, checks, modes
 from dsgd.base import Result
 from dsgd.clusters import Cluster
-from dsgd.engine import clock, loop, programs, queries, tape
+from dsgd.engine import clock, programs, queries, rounds, run_keys, tape
+from dsgd.engine.plan import Plan
+from dsgd.engine.probe import probe_at
 from dsgd.runs import traced
 from dsgd.runs.plans import ConstantFactory
 from dsgd.runs.run_spec import Tape
@@ -109,7 +111,7 @@ class _Replay(NamedTuple):
         steps: number of rounds.
     """
 
-    run: loop.Plan
+    run: Plan
     build: Callable[[dict[str, jax.Array]], Cluster]
     steps: int
 
@@ -139,8 +141,8 @@ def _all_clocks(
         before: number of rounds before the run.
         ends: number of rounds after which each run's clock is read, int32 `[runs]`, or None.
     """
-    heard = loop.hear(plan.run, points)
-    read, delayed = tape.reader(heard), sum(not each.waits for each in heard[1])
+    found = probe_at(plan.run, points)
+    read, delayed = tape.reader(found.heard), found.delayed
 
     def of_cluster(numbers):
         cluster = plan.build(numbers)
@@ -168,12 +170,12 @@ def _all_clocks(
 
 
 def _ticked(
-    plan: loop.Plan, key: jax.Array, now: clock.Clock, step: jax.Array, heard: tape.Heard
+    plan: Plan, key: jax.Array, now: clock.Clock, step: jax.Array, heard: tape.Heard
 ) -> clock.Clock:
     """Returns the clock after a round; `key` is that of the run's rounds."""
     asked, exchanges = heard
     work = queries.of_round(asked, plan.problem, plan.N)
-    this_round = loop.round_of(plan, key, now, step)._replace(work=work)
+    this_round = rounds.make_round(plan, key, now, step)._replace(work=work)
     return clock.tick(now, "replay", plan.problem, this_round, asked, exchanges)
 
 
@@ -222,7 +224,7 @@ def _participation(cluster: Cluster) -> tuple[Any, ...]:
 def _runs(of: Tape) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the key of the rounds of each run, and its series, with all runs along one axis."""
     seeds = jnp.broadcast_to(of.keys, of.shape).ravel()
-    keys = jax.vmap(lambda key: loop.split(key)[1])(seeds)
+    keys = jax.vmap(lambda key: run_keys.split(key)[1])(seeds)
     series = {
         name: jnp.asarray(each.reshape(len(seeds), *each.shape[of.plan.runs :]))
         for name, each in of.series.items()

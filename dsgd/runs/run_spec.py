@@ -12,6 +12,7 @@ import numpy as np
 
 from dsgd.base import Algorithm, Problem, State
 from dsgd.engine import loop
+from dsgd.engine.plan import Chunk, Plan
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
 
@@ -34,7 +35,7 @@ class RunSpec(NamedTuple):
         until: (history so far) -> whether to stop; None: the run ends after `steps` rounds.
     """
 
-    plan: loop.Plan
+    plan: Plan
     methods: tuple[Algorithm, ...]
     problem: Problem
     points: dict[str, jax.Array]
@@ -60,7 +61,7 @@ class RunSpec(NamedTuple):
         batches = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), first
         )
-        chunk = loop.Chunk(*[jax.ShapeDtypeStruct((), jnp.int32)] * 4)
+        chunk = Chunk(*[jax.ShapeDtypeStruct((), jnp.int32)] * 4)
         return jax.eval_shape(
             lambda *given: given,
             carry,
@@ -89,7 +90,7 @@ class Tape(NamedTuple):
             grid is one axis.
     """
 
-    plan: loop.Plan
+    plan: Plan
     points: dict[str, jax.Array]
     keys: jax.Array
     before: int

@@ -7,8 +7,8 @@ import numpy as np
 
 from dsgd import checks
 from dsgd.base import State
-from dsgd.engine import loop
 from dsgd.engine.clock import Clock
+from dsgd.engine.plan import Carry
 from dsgd.machines import arrays
 
 FROM_MODEL = (
@@ -49,7 +49,7 @@ def _require_workers(state: State, like: State) -> None:
         )
 
 
-def restore(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
+def restore(state: State, like: Carry, drawn: int = 0) -> Carry:
     """Copies a state to the devices, with the clock at 0 and no measurements. The copy will be
     donated.
 
@@ -74,8 +74,8 @@ def restore(state: State, like: loop.Carry, drawn: int = 0) -> loop.Carry:
 
     drawn = filled(drawn, like.drawn)
     if not isinstance(like.clock, Clock):
-        return loop.Carry(copies, (), drawn)
+        return Carry(copies, (), drawn)
     measured = filled(np.nan, like.clock.timings)
-    return loop.Carry(
+    return Carry(
         copies, filled(0, like.clock._replace(timings=()))._replace(timings=measured), drawn
     )

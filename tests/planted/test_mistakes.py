@@ -127,7 +127,7 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/engine/loop.py",
-        "| (at == end)",
+        "| (at == chunk.end)",
         "",
         "tests/dsgd/runs/test_evaluate_every.py::test_a_stage_begins_and_ends_with_an_evaluation",
     ),

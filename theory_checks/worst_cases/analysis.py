@@ -14,7 +14,7 @@ import numpy as np
 import dsgd
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Problem, Round
-from dsgd.engine import loop, oracle, protocol, queries
+from dsgd.engine import oracle, protocol, queries, run_keys
 from theory_checks.machinery import rounds
 from theory_checks.worst_cases import functions as interpolated
 from theory_checks.worst_cases import layout, measures, messages, sizes, solution
@@ -483,7 +483,7 @@ def _trace_round(build: Build, values: Values, N: int, delta: float | None) -> N
         compressor = messages.with_errors(np.zeros(0, np.int32), np.zeros((0, 1)), delta or 1.0)
         method = protocol.Method(build(values, compressor), problem, N)
         state = method.init(problem.init(key))
-        query, samples, update = loop.round_keys(key, state.step)
+        query, samples, update = run_keys.round_keys(key, state.step)
         this_round = Round(state.step, N, query, problem=problem)
         asked = method.query(state, this_round)
         gradients = queries.mapped(

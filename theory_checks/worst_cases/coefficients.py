@@ -35,7 +35,7 @@ from jax.extend.core import Jaxpr
 
 from dsgd import workers
 from dsgd.base import Algorithm, Compressor, PyTree, Round, State
-from dsgd.engine import loop, oracle, queries, randomness
+from dsgd.engine import oracle, queries, randomness, run_keys
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import AllAsked, Asked
 from theory_checks.machinery import rounds
@@ -161,11 +161,11 @@ class Reader:
         return messages.with_errors(jnp.zeros(0, jnp.int32), nothing, self._delta or 1.0)
 
     def _init(self, method: Method, x: jax.Array) -> State:
-        return randomness.of_run(method.init(x), loop.split(self._key)[0], self.N)
+        return randomness.of_run(method.init(x), run_keys.split(self._key)[0], self.N)
 
     def _round(self, method: Method, t: jax.Array) -> tuple[Round, jax.Array, jax.Array]:
         """Returns the round and the keys of its samples and of its update, as the engine does."""
-        query, samples, update = loop.round_keys(loop.split(self._key)[1], t)
+        query, samples, update = run_keys.round_keys(run_keys.split(self._key)[1], t)
         return Round(t, self.N, query, problem=method.problem), samples, update
 
     def _query(self, method: Method, t: jax.Array, state: State) -> AllAsked:

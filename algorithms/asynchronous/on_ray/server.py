@@ -22,7 +22,7 @@ from algorithms.mechanisms import arrivals
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree, State
 from dsgd.engine import randomness
-from dsgd.engine.loop import Carry
+from dsgd.engine.plan import Carry
 from dsgd.runs.checkpoints import Checkpoint
 
 

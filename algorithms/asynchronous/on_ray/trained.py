@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, clusters, workers
 from dsgd.base import Params, Problem, PyTree
-from dsgd.engine import leaves, loop, oracle
+from dsgd.engine import leaves, oracle, run_keys
+from dsgd.engine.plan import drop_arrays
 from dsgd.runs.history import Diverged
 
 _MOST = 4096  # number of quantiles kept of each worker's seconds
@@ -129,7 +130,7 @@ def evaluated(
     Raises:
         Diverged: if the loss became infinite or NaN.
     """
-    measure = jax.jit(partial(_measure, loop.without_arrays(problem)))
+    measure = jax.jit(partial(_measure, drop_arrays(problem)))
     rows = [measure(model, problem.data, problem.replicated) for model in models]
     scalars = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     finite = np.isfinite(scalars["loss"])
@@ -167,4 +168,4 @@ def _measure(
 def first_params(problem: Problem, key: jax.Array) -> Params:
     """Returns the initial model of `dsgd.run` with this key, with NumPy leaves."""
     leaves.require_all("on_ray", problem)
-    return jax.tree.map(np.asarray, problem.init(loop.split(key)[0]))
+    return jax.tree.map(np.asarray, problem.init(run_keys.split(key)[0]))

@@ -19,7 +19,7 @@ from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, joined, p
 from algorithms.asynchronous.on_ray.worker_pool import StallTimeout, WorkerPool
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem
-from dsgd.engine import loop, oracle, pooled
+from dsgd.engine import oracle, pooled, run_keys
 from dsgd.records import user_path
 from dsgd.runs import fingerprint
 
@@ -181,7 +181,7 @@ def tasks(
     problem: Problem, key: jax.Array, like: Params, delay: Delay | None
 ) -> Callable[[int], Task]:
     """Returns a function worker -> `Task`, with the worker's own data."""
-    sent = in_numbers(loop.stream(loop.split(key)[1]))
+    sent = in_numbers(run_keys.stream(run_keys.split(key)[1]))
     shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
 
     def task(worker: int) -> Task:
@@ -225,7 +225,7 @@ def _train(
                 own = rules._replace(
                     folder=_folder(checkpoint, p), about=_about(name, problem, rules, key, p)
                 )
-                own = own._replace(key=in_numbers(jax.random.fold_in(loop.split(key)[0], p)))
+                own = own._replace(key=in_numbers(jax.random.fold_in(run_keys.split(key)[0], p)))
                 servers.append(
                     actor(
                         ray,

@@ -20,7 +20,7 @@ from algorithms.dropcompute import method as own
 from algorithms.dropcompute import thresholds
 from algorithms.dropcompute.stopping import completions, stopped
 from dsgd import clusters, compressors, problems, work
-from dsgd.engine import loop
+from dsgd.engine import run_keys
 from theory_checks.machinery import batch_sizes
 
 N, M, STEPS, TAU = 8, 4, 8, 2.6
@@ -62,11 +62,11 @@ def latencies() -> np.ndarray:
     """Returns the seconds of all micro-batches of the run, as drawn in its rounds, `[STEPS, N,
     M]`.
     """
-    rounds, whole = loop.split(KEY)[1], work.micro_batches(np.ones((N, M), bool))
+    rounds, whole = run_keys.split(KEY)[1], work.micro_batches(np.ones((N, M), bool))
 
     def of(step):
         return CLUSTER.latencies(
-            dsgd.Round(step, N, loop.round_keys(rounds, step)[0], work=whole), jnp.arange(N)
+            dsgd.Round(step, N, run_keys.round_keys(rounds, step)[0], work=whole), jnp.arange(N)
         )
 
     return np.asarray(jax.jit(jax.vmap(of))(jnp.arange(STEPS)))

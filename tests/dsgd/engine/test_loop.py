@@ -15,6 +15,7 @@ import topologies
 from dsgd import communication, compressors, problems
 from dsgd.contract import collectives
 from dsgd.engine import loop
+from dsgd.engine.plan import Chunk
 from dsgd.runs.plans import ConstantFactory, make_plan
 
 N = 4
@@ -49,7 +50,7 @@ def test_rounds_between_records_send_only_messages(method):
     plan = make_plan(ConstantFactory(method), method, problem, 2, runs=0, size=1, record_every=5)
     key = jax.random.key(0)
     carry = jax.eval_shape(partial(loop.first_carry, plan), {}, key)
-    chunk = loop.Chunk(*np.zeros(4, np.int32))
+    chunk = Chunk(*np.zeros(4, np.int32))
     program = jax.make_jaxpr(partial(loop.advance, plan))(
         carry, {}, key, problem.data, problem.replicated, None, chunk
     )

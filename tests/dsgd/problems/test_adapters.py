@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import algorithms
 import dsgd
 from dsgd import problems
-from dsgd.engine import loop, oracle, queries
+from dsgd.engine import oracle, queries, run_keys
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 CLASSES = np.arange(24) % 2
@@ -99,7 +99,7 @@ def test_running_averages_are_the_means_over_batches_of_the_workers():
 def test_a_step_is_that_of_flax(method, model, key):
     """Batches, here all data of a worker, are in training mode; exact gradients have no dropout."""
     problem = classifier(model, batch_size=12, replacement=False)
-    start = problem.init(loop.split(key)[0])
+    start = problem.init(run_keys.split(key)[0])
     params = start.get("params", start)
 
     def loss(params, x, y):

@@ -15,7 +15,7 @@ from scipy import stats
 import algorithms
 import dsgd
 from dsgd import clusters, problems
-from dsgd.engine import loop, pooled
+from dsgd.engine import oracle, pooled, run_keys
 
 SIZES = [1, 2, 4, 9]
 N, M = len(SIZES), sum(SIZES)
@@ -176,7 +176,7 @@ def test_a_worker_alone_draws_the_batches_of_the_loop():
     stage = count(COUNTING, steps=2)
     third = count(COUNTING, steps=1, start=stage)
     seen = np.flatnonzero(np.asarray(third.params - stage.params))
-    key = loop.split(KEY)[1]
+    key = run_keys.split(KEY)[1]
     for n, part in enumerate(PARTS):
-        batch = loop.batch_of(counting(), key, 2, n, pooled.of_worker(counting().data, n))
+        batch = oracle.draw_batch(counting(), key, 2, n, pooled.of_worker(counting().data, n))
         assert set(np.asarray(batch.inputs)[np.asarray(batch.weights) > 0]) == set(seen) & set(part)

@@ -13,7 +13,7 @@ import pytest
 import algorithms
 import dsgd
 from dsgd import problems
-from dsgd.engine import loop
+from dsgd.engine import run_keys
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 Y = X @ np.array([1, 2, 3], np.float32)
@@ -38,7 +38,7 @@ def regression(init=init, predict=predict, **options: Any) -> dsgd.Problem:
 
 def test_frozen_and_integer_leaves_stay_and_the_rest_runs_as_without_them(mesh, key):
     problem = regression(trainable=FROZEN)
-    start = problem.init(loop.split(key)[0])
+    start = problem.init(run_keys.split(key)[0])
     alone = regression(
         lambda key: {"w": jnp.zeros(3)}, lambda params, x: predict({**start, **params}, x)
     )

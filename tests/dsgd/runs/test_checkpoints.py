@@ -24,7 +24,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters
-from dsgd.engine import loop
+from dsgd.engine.plan import Carry
 from dsgd.runs import checkpoints
 from tests.dsgd.by_hand import run
 
@@ -336,8 +336,8 @@ def test_an_invalid_folder_is_refused(folder, message, tmp_path):
         checkpoints.Checkpoint(str(tmp_path / folder) if folder else "", ABOUT)
 
 
-def carried(**server: jax.Array) -> loop.Carry:
-    return loop.Carry(dsgd.State(server, step=jnp.int32(3)), ())
+def carried(**server: jax.Array) -> Carry:
+    return Carry(dsgd.State(server, step=jnp.int32(3)), ())
 
 
 def opened(folder: Path, about: dict[str, str] = ABOUT, fails: bool = False) -> None:

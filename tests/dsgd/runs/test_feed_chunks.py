@@ -8,15 +8,15 @@ import jax
 import numpy as np
 
 from dsgd import problems, workers
-from dsgd.engine import loop
+from dsgd.engine.plan import Plan, drop_arrays
 from dsgd.runs.feed import Feed
 
 N = 2
-PROBLEM = loop.without_arrays(problems.random_quadratic(N, 2, seed=0))
+PROBLEM = drop_arrays(problems.random_quadratic(N, 2, seed=0))
 
 
 def feed(batches, rounds: int = 100, record_every: int = 3) -> Feed:
-    plan = loop.Plan(lambda points: None, PROBLEM, workers.mesh(1), N, 0, record_every, 1)  # type: ignore[arg-type]
+    plan = Plan(lambda points: None, PROBLEM, workers.mesh(1), N, 0, record_every, 1)  # type: ignore[arg-type]
     return Feed(plan, batches, rounds)
 
 
