@@ -10,9 +10,9 @@ import pytest
 EVERY = 6  # of the cases that --long adds, one in so many
 
 
-def smoke_cases(cases: Collection[str], kept: Set[str]) -> list[Any]:
-    """Returns all cases for `parametrize`. Those that are kept always run; of the others, every
-    sixth runs with --long, and the rest with --exhaustive: they are of the same kinds.
+def smoke_cases(cases: Collection[str], kept: Set[str], often: Set[str] = frozenset()) -> list[Any]:
+    """Returns all cases for `parametrize`. Those that are kept always run; of the others, `often`
+    and every sixth run with --long, and the rest with --exhaustive: they are of the same kinds.
 
     Raises:
         ValueError: if a kept case does not exist.
@@ -20,7 +20,7 @@ def smoke_cases(cases: Collection[str], kept: Set[str]) -> list[Any]:
     if unknown := kept - set(cases):
         raise ValueError(f"smoke_cases: {sorted(unknown)} are no cases; need names of them")
     others = [case for case in cases if case not in kept]
-    often = {*others[::EVERY]}
+    often = {*others[::EVERY], *often}
     return [
         pytest.param(
             case,

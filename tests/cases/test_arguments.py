@@ -15,7 +15,7 @@ import algorithms
 import dsgd
 from algorithms import cannikin, three_points
 from algorithms.mechanisms import memories
-from dsgd import checks, compressors, problems
+from dsgd import compressors, problems
 
 SGD = optax.sgd(0.1)
 SIGN = compressors.sign
@@ -37,15 +37,6 @@ def test_a_refusal_names_the_function_that_was_called(where):
     """Also if it passes the argument on to another public function."""
     with pytest.raises(ValueError, match=rf"^{where} = -1"):
         DELEGATED[where]()
-
-
-def test_a_refusal_in_a_users_function_names_the_function_that_it_calls():
-    """Although the user's function has the argument that the library passes on."""
-    users = eval("lambda rounds: drive(rounds=rounds)", {"drive": compressors.drive})
-    library = {"__name__": "dsgd.outer", "users": users}
-    exec("def outer(rounds): return users(rounds)", library)
-    with pytest.raises(ValueError, match=r"^drive: rounds = -1"):
-        checks.arguments(library["outer"])(-1)
 
 
 def adacomm(**options):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import optax
 import pytest
+from budgets import sampled
 
 import algorithms
 import dsgd
@@ -33,7 +34,7 @@ METHODS: dict[str, tuple[Callable[[], dsgd.Algorithm], dsgd.Problem, clusters.Cl
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sampled(METHODS))
 def test_a_run_does_not_depend_on_the_number_of_devices(name):
     method, problem, cluster = METHODS[name]
     one, two = (run(method(), problem, 5, mesh=mesh, cluster=cluster) for mesh in (1, 2))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
-from fractions import Fraction
 from functools import partial
 from typing import Any, cast
 
@@ -19,7 +17,6 @@ import dsgd
 import topologies
 from dsgd import clusters, compressors, problems
 from dsgd.graphs import sizes
-from theory_checks import bounds
 
 KEY: Any = jax.random.key(3)
 A, B = np.full((2, 3), 0.5), np.arange(6.0).reshape(2, 3)
@@ -190,15 +187,6 @@ def test_graphs_that_fit_are_built(monkeypatch):
         topologies.ring(701)
 
 
-@pytest.mark.parametrize("rate", [Fraction(1, 2), np.float32(0.5), np.array(0.5, ">f8")], ids=repr)
-def test_bounds_of_numbers_of_any_type(rate):
-    """D / (gamma T (1 - gamma L / 2)) with D = 3, L = 2, T = 5."""
-    found = bounds.gradient_descent(gap=3.0, smoothness=2.0, steps=5, learning_rate=rate)
-    assert found == pytest.approx(3 / (0.5 * 5 * 0.5), rel=1e-12)
-    with pytest.raises(ValueError, match=r"learning_rate = Decimal\('0.5'\); expected a positive"):
-        bounds.gradient_descent(gap=3.0, smoothness=2.0, steps=5, learning_rate=Decimal("0.5"))  # type: ignore[arg-type]
-
-
 def fails(*arguments: Any, **options: Any) -> Any:
     raise KeyError("mine")
 
@@ -237,13 +225,3 @@ def test_mistakes_of_users_functions_are_named(taped):
             steps=1,
             key=KEY,
         )
-
-
-def test_a_replay_that_branches_on_a_traced_number_is_explained(taped):
-    def cluster(a):
-        return CLUSTER if a > 1 else clusters.Cluster(clusters.constant(a))
-
-    with pytest.raises(
-        ValueError, match=r"^replay: a is used as a Python value .* replace an if by jnp.where"
-    ):
-        dsgd.replay(taped, cluster, a=[0.5, 2.0])

@@ -17,8 +17,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from algorithms import memories
-from algorithms.mechanisms import three_points
+from algorithms import facts, memories
 from dsgd import clusters, communication, compressors, network, problems
 from dsgd.wire import counts
 from tests.dsgd.by_hand import method, run
@@ -33,25 +32,6 @@ PROBLEM = problems.finite_sum(
     N,
     batch_size=1,
 )
-# arguments without a default, by name
-ARGUMENTS: dict[str, Any] = {
-    **dict.fromkeys(("optimizer", "outer"), SGD),
-    **dict.fromkeys(("period", "interval"), PERIOD),
-    **dict.fromkeys(("compressor", "up"), compressors.top_k(0.5)._replace(omega=lambda d: 1.0)),
-    **dict.fromkeys(("step", "eta", "proximal", "step_size"), 0.1),
-    "down": None,
-    "fragments": 1,
-    "point": three_points.clag(compressors.top_k(0.5), 4.0),
-    "probability": 0.25,
-    "samples": 3,
-    "switch": 2,
-    "threshold": 4.0,
-}
-SPECIAL: dict[str, dict[str, Any]] = {
-    "des_loc": {"optimizer": optax.adam(0.1), "first": 4, "second": 6},
-    "streaming_diloco": {"compressor": None},
-    "error_feedback": {"up": memories.Up(compressors.sign, error=1.0)},
-}
 SERVERS = {"star", "parameter_server"}
 MEANS = {*SERVERS, "multi_server", "ring_all_reduce", "ring_all_reduce_unpartitioned", "all_gather"}
 PATTERNS: dict[str, dsgd.Pattern] = {
@@ -61,34 +41,28 @@ PATTERNS: dict[str, dsgd.Pattern] = {
 }
 
 
-def _arguments(function: Callable) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(function).parameters)
+def kinds(name: str) -> list[type[dsgd.Pattern]]:
+    """Returns the kinds of patterns that a method accepts as `via`, from its annotation."""
+    via = inspect.signature(facts.METHODS[name].function).parameters.get("via")
+    every = (network.AllReduce, network.OneServer, network.NServers)
+    return [kind for kind in every if kind.__name__ in str(getattr(via, "annotation", ""))]
 
 
-def _takes_patterns(name: str) -> bool:
-    """Whether a public function of `algorithms` has an argument for a pattern."""
-    function = getattr(algorithms, name)
-    if not inspect.isfunction(function):
-        return False
-    return "network." in str(getattr(_arguments(function).get("via"), "annotation", ""))
-
-
-METHODS = sorted(filter(_takes_patterns, algorithms.__all__))
-THROUGH_SERVERS = {*("econtrol", "diana", "ef_bv", "ef21", "ef21_sgdm", "dist_ef_sgd")}
-THROUGH_SERVERS |= {"error_feedback"}
-TO_ONE_SERVER = {*("marina", "vr_marina", "three_point", "lag", "clag", "fed_paq", "fed_ef")}
-TO_ONE_SERVER |= {"fed_comgate"}
+METHODS = [name for name in facts.METHODS if kinds(name)]
+# arguments with which all messages of a method use the pattern, and those that it has no default of
+SPECIAL: dict[str, dict[str, Any]] = {
+    "des_loc": {"first": 4, "second": 6},
+    "fed_opt": {"period": PERIOD, "outer": SGD},
+    "ef21": {"down": None},
+    "saga": {"samples": 3},
+    "streaming_diloco": {"compressor": None},
+    "error_feedback": {"up": memories.Up(compressors.sign, error=1.0)},
+}
 
 
 def build(name: str, via: Any) -> dsgd.Algorithm:
-    function = getattr(algorithms, name)
-    needed = [
-        argument
-        for argument, each in _arguments(function).items()
-        if each.default is each.empty and each.kind is not each.VAR_KEYWORD
-    ]
-    given = {argument: ARGUMENTS[argument] for argument in needed} | SPECIAL.get(name, {})
-    return function(**given, via=via)
+    optimizer = optax.adam(0.1) if name == "des_loc" else SGD  # with moments to send
+    return facts.METHODS[name].instance(optimizer, N, **SPECIAL.get(name, {}), via=via)
 
 
 def accepted(name: str) -> set[str]:
@@ -105,6 +79,13 @@ def accepted(name: str) -> set[str]:
     return names
 
 
+ACCEPTED = {
+    network.AllReduce: MEANS,
+    network.OneServer: SERVERS,
+    network.NServers: {"multi_server"},
+}
+
+
 def test_all_methods_with_a_mean_are_here():
     assert len(METHODS) >= 43
     assert {"fed_avg", "scaffold", "diloco", "sparta", "saga", "page"} < set(METHODS)
@@ -113,13 +94,8 @@ def test_all_methods_with_a_mean_are_here():
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_accepts_the_patterns_that_carry_what_it_sends(name):
     """A custom pattern of the right type is that of all its exchanges."""
-    expected, kinds = MEANS, [network.AllReduce]
-    if name in TO_ONE_SERVER:
-        expected, kinds = SERVERS, [network.OneServer]
-    if name in THROUGH_SERVERS:
-        expected, kinds = SERVERS | {"multi_server"}, [network.OneServer, network.NServers]
-    assert accepted(name) == expected
-    for kind in kinds:
+    assert accepted(name) == set().union(*(ACCEPTED[kind] for kind in kinds(name)))
+    for kind in kinds(name):
         mine = kind("mine", network.star.seconds, network.star.volume)
         found = dsgd.exchanges(build(name, mine), PROBLEM)
         assert {each.pattern for each in found} == {mine}

@@ -169,18 +169,6 @@ def test_labels_with_effect_are_accepted(loss):
     problems.finite_sum(LINEAR, loss, (X, LABELS.astype(float)), 2)
 
 
-def test_a_constant_loss_and_metrics_that_count_one_class_are_accepted():
-    problems.finite_sum(LINEAR, lambda o, t: 0 * o, (X, LABELS.astype(float)), 2)
-    problems.finite_sum(
-        LINEAR,
-        optax.squared_error,
-        (X, LABELS.astype(float)),
-        2,
-        metrics=METRICS,
-        test=(X, LABELS.astype(float)),
-    )
-
-
 # --- Sparse matrices and regularizers.
 
 
@@ -197,12 +185,6 @@ def test_malformed_sparse_rows_are_refused(data, indices, pointers):
     matrix.data, matrix.indices, matrix.indptr = map(np.array, (data, indices, pointers))
     with pytest.raises(ValueError, match=r"sparse_rows: matrix: .*malformed"):
         problems.sparse_rows(matrix)
-
-
-def test_duplicates_and_unsorted_columns_are_summed():
-    matrix = scipy.sparse.csr_matrix((np.array([2.0, 3.0, 4.0]), [2, 0, 2], [0, 3]), shape=(1, 3))
-    model = problems.sparse_rows(matrix)
-    assert model is not None
 
 
 @pytest.mark.parametrize(
