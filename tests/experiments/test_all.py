@@ -10,7 +10,6 @@ import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 import scripts
 import tyro
 
-from experiments.shared import catalogue, commands, page, tables
+from experiments.shared import catalogue, commands, tables
 
 everything = importlib.import_module("experiments.all")
 FOLDER = Path(everything.__file__).parent
@@ -250,51 +249,3 @@ def test_an_experiment_over_its_time_limit_is_interrupted():
 
 
 # The memory of a new process counts from that of its parent, so that these run in a small one.
-
-
-def test_the_resources_of_an_experiment_include_those_of_its_processes():
-    """Half a gigabyte in the process of a process."""
-    code = "held = bytearray(1 << 29); held[::4096] = b'1' * (1 << 17)"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
-    small = (
-        "import importlib, os, sys; everything = importlib.import_module('experiments.all'); "
-        f"print(*everything.call([sys.executable, '-c', {code!r}], dict(os.environ), 60.0))"
-    )
-    command, root = [sys.executable, "-c", small], FOLDER.parent
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
-    status, cpu, memory = done.stdout.split()[-3:]
-    assert status == "0"
-    assert 1 << 29 < float(memory) < 1 << 30
-    assert 0 < float(cpu) < 60
-
-
-@pytest.mark.long
-def test_an_experiment_with_many_draws_stays_small_as_users_compile_it(tmp_path, monkeypatch):
-    """Other tests compile with cheaper settings, which hide programs that need much memory."""
-    for variable in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
-        monkeypatch.delenv(variable, raising=False)
-    names = ("dropcompute_training",)
-    command = [sys.executable, "-m", "experiments.all", "--quick", "--only", *names]
-    subprocess.run([*command, "--out", str(tmp_path)], check=True, cwd=FOLDER.parent)
-    rows = {row["experiment"]: row for row in scripts.rows(tmp_path / "costs.csv")}
-    assert {*names} < {*rows}
-    assert all(0.1 < float(rows[name]["peak memory, GB"]) < 4 for name in names)
-
-
-def test_the_page_is_updated_after_each_experiment(tmp_path, monkeypatch):
-    """By default all are run; the third is interrupted."""
-    ran = []
-
-    def run(args, name):
-        if len(ran) == 2:
-            raise KeyboardInterrupt
-        ran.append(name)
-        return page.Outcome(
-            name, name, f"python -m experiments.{name}", tmp_path / name, 1.5, 2.5, 3e9, ""
-        )
-
-    monkeypatch.setattr(everything, "run", run)
-    with pytest.raises(KeyboardInterrupt):
-        everything.main(everything.Args(out=tmp_path))
-    assert ran == list(catalogue.COMMANDS)[:2]
-    assert headings((tmp_path / "index.html").read_text(encoding="utf-8")) == ran

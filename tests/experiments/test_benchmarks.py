@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import json
 import re
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import scripts
-from rich.console import Console
 
 import algorithms
 import dsgd
@@ -24,17 +18,14 @@ from dsgd import compressors, problems
 from dsgd.workers import routes
 from experiments.benchmark import (
     by_hand,
-    environments,
     mixing,
     peers,
     rounds,
     start,
-    timing,
     tokens,
 )
 from experiments.benchmark import compression as copies
 from experiments.benchmark.jobs import peers as jobs
-from experiments.benchmark.jobs import start as start_jobs
 from experiments.slow_links import Size
 
 WARM = {"rounds_per_second": 1.0, "memory": 2_000_000, "versions": {"numpy": "2"}}
@@ -58,39 +49,6 @@ def test_versions_make_the_same_iterates(method, versions, data):
         assert models.dtype == np.float64
         np.testing.assert_allclose(models, first, rtol=0, atol=peers.AGREE * np.abs(first).max())
     assert first.shape == ((5, 7) if method == "decentralized_sgd" else (7,))
-
-
-def test_processes_are_timed_and_shown(tmp_path, capsys, monkeypatch):
-    """Only the numpy version: the others are processes like it."""
-    monkeypatch.setitem(peers.VERSIONS, "decentralized_sgd", ("numpy",))
-    monkeypatch.setattr(peers, "MOST", 80)
-    peers.main(
-        peers.Args(
-            methods=("decentralized_sgd",),
-            workers=(3,),
-            dimensions=(5, 30),
-            rounds=2,
-            seconds=1e-3,
-            repeats=1,
-            out=tmp_path,
-        )
-    )
-    rows = scripts.rows(tmp_path / "peers.csv")
-    assert [(row["version"], row["workers"], row["dimension"]) for row in rows] == [
-        ("numpy", "3", "5")
-    ]
-    assert all(
-        float(row["rounds_per_second"]) > 0
-        and float(row["seconds"]) > 0
-        and float(row["apart"]) == 0
-        for row in rows
-    )
-    # only numpy, for all libraries that this process has
-    assert all(1e6 < float(row["memory"]) < 2e8 for row in rows)
-    assert json.loads((tmp_path / "versions.json").read_text())["numpy"]["numpy"] == np.__version__
-    assert (tmp_path / "peers.png").exists()
-    printed = capsys.readouterr().out
-    assert " ".join(printed.split()).count("larger sizes left out: 1") == 3
 
 
 def fake(monkeypatch, models: dict[str, float], late: str = "") -> None:
@@ -129,73 +87,6 @@ def test_versions_that_differ_are_reported(tmp_path, monkeypatch):
         peers.main(args)
 
 
-def test_versions_that_are_too_slow_or_unavailable_are_reported(tmp_path, monkeypatch, capsys):
-    def made(name, folder):
-        raise environments.Unavailable(f"{name} needs more")
-
-    monkeypatch.setattr(environments, "made", made)
-    fake(monkeypatch, {"scan": 1.0, "numpy": 1.0}, late="dsgd")
-    versions = ("dsgd", "scan", "numpy", "torch")
-    peers.main(
-        peers.Args(
-            methods=("decentralized_sgd",),
-            versions=versions,
-            workers=(3,),
-            dimensions=(2,),
-            longest=7,
-            environments=tmp_path,
-            out=tmp_path,
-        )
-    )
-    said = capsys.readouterr().out
-    assert "Left out: torch needs more" in said
-    assert said.count("> 7 s") == 3
-    assert [row["version"] for row in scripts.rows(tmp_path / "peers.csv")] == [
-        "dsgd",
-        "scan",
-        "numpy",
-    ]
-
-
-def test_another_python_finds_the_jobs_and_nothing_else(tmp_path, data, monkeypatch):
-    (path := tmp_path / "path").mkdir()
-    other = Path(sys.executable).with_name("another")
-    args = peers.Args(versions=("torch",), out=tmp_path)
-    version = peers.versions(
-        args, "decentralized_sgd", {"torch": other}, environments.path_for(path)
-    )["torch"]
-    assert version.command[0] == str(other)
-    (tmp_path / "json.py").write_text("raise ImportError('of the folder that one is in')")
-    monkeypatch.chdir(tmp_path)
-    look = (
-        "from importlib.util import find_spec\n"
-        "print([find_spec(name) is None for name in ('experiments', 'dsgd', 'numpy')])"
-    )
-    ended = timing.process([sys.executable, "-S", "-c", look], version.environment)
-    assert ended is not None
-    assert ended.lines == ["[False, True, True]"]
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.benchmark.jobs.peers",
-        "numpy",
-        json.dumps({"data": data, "rounds": 2}),
-    ]
-    ended = timing.process(command, version.environment)
-    assert ended is not None
-    assert ended.lines[0] == jobs.RESULT
-    assert 0 < ended.at[0] <= ended.at[1] <= ended.wall
-
-
-def test_a_process_that_takes_too_long_is_ended():
-    assert (
-        timing.process(
-            [sys.executable, "-S", "-c", "import time; time.sleep(600)"], {}, longest=0.2
-        )
-        is None
-    )
-
-
 def test_hand_written_compressed_sgd_reaches_the_same_loss(mesh, key):
     """Random numbers differ: means over the last rounds agree up to their spread. (Parts of two
     elements would have no noise.)
@@ -221,53 +112,6 @@ def test_the_benchmark_of_mixing_times_the_given_rounds_of_dsgd(rows):
     for _ in range(rounds):
         x = mixing.dense(graph)(x - by_hand.LEARNING_RATE * (A * x - b))
     np.testing.assert_allclose(many, x, atol=1e-6)
-
-
-def test_on_other_devices_than_cpus_copies_are_made_there(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    np.testing.assert_array_equal(by_hand.copies(4, 2, 3)(3), -np.ones(12))
-    assert isinstance(by_hand.copies(4, 2, 3)(2), jnp.ndarray)
-
-
-def test_an_environment_is_created_once_and_found_only_if_it_was_installed(tmp_path, monkeypatch):
-    python = tmp_path / "near" / "bin" / "python"
-    steps, fails = [], [True]
-
-    def do(name, step):
-        steps.append(step)
-        python.parent.mkdir(parents=True, exist_ok=True)
-        python.touch()
-        if "near==1" in step and fails.pop():
-            raise environments.Unavailable("no such package")
-
-    peer = environments.Peer("near_peer", ("near==1", "nearer"))
-    monkeypatch.setitem(environments.PEERS, "near", peer)
-    monkeypatch.setenv("PATH", str(tmp_path))  # without uv
-    monkeypatch.setattr(environments, "_do", do)
-    with pytest.raises(environments.Unavailable, match="no such package"):
-        environments.made("near", tmp_path)
-    assert environments.found("near", tmp_path) is None
-    fails.append(False)
-    assert environments.made("near", tmp_path) == python == environments.made("near", tmp_path)
-    venv = [sys.executable, "-m", "venv", "--clear", str(tmp_path / "near")]
-    assert [step for step in steps if "venv" in step] == [venv] * 2
-    assert steps[-1][-2:] == ["near==1", "nearer"]
-    assert len(steps) == 4
-
-
-def test_a_failed_step_reports_its_reason():
-    with pytest.raises(environments.Unavailable, match=r"near: .* failed: no such package"):
-        environments._do("near", ["sh", "-c", "echo no such package >&2; exit 1"])
-
-
-def test_a_python_that_does_not_start_is_ignored(tmp_path, monkeypatch):
-    peer = environments.Peer("near_peer", ("near",), (3, 99))
-    monkeypatch.setitem(environments.PEERS, "near", peer)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "python3.99").write_text("#!/bin/sh\nexit 127\n")
-    (tmp_path / "python3.99").chmod(0o755)
-    with pytest.raises(environments.Unavailable, match=r"near needs Python 3\.99, which is not on"):
-        environments.made("near", tmp_path)
 
 
 FEW = ("sign", "random_k(0.01)", "random_sparsification(0.01)", "low_rank(4)")
@@ -329,35 +173,6 @@ def test_all_public_compressors_are_timed():
     assert set(compressors.__all__) - functions - same_messages - parts == set()
 
 
-def test_the_table_of_costs_fits_into_80_columns():
-    cost = copies.Cost(1.25, 12.5, 0.123)
-    costs = {each.name: cost for each in copies.CANDIDATES} | {"slow": copies.Cost(4, 19.5, 2.5)}
-    table = copies.tabulate(2**24, 0.01, {"uniform": 3.0}, costs)
-    screen = Console(width=200, record=True, file=io.StringIO())
-    screen.print(table)
-    assert max(map(len, screen.export_text().splitlines())) <= 80
-    assert "More than 20 copies in total: slow" in str(table.caption)
-
-
-def test_the_benchmark_of_rounds_shows_each_number_in_its_unit():
-    row = rounds.Row(
-        "dsgd",
-        16,
-        1_000,
-        8e-6,
-        2e-5,
-        2e-5,
-        2e-5,
-        4e-5,
-        4e-6,
-        speedup=2.5,
-        of_limit=0.5,
-        bytes_per_second=32e9,
-    )
-    cells = [next(iter(column.cells)) for column in rounds.tabulate([row]).columns]
-    assert cells == ["dsgd", "16 x 1,000", "8.0", "32", "2.50", "5.00", "0.50"]
-
-
 @pytest.mark.parametrize("name", [name for name in by_hand.SCANS if name != "compressed_sgd"])
 def test_the_benchmarks_versions_compute_the_same(name, mesh, key):
     """After the same rounds, f, |f'|^2 and the consensus distance are equal; parts have different
@@ -380,22 +195,6 @@ def test_a_job_that_fails_is_reported(capfd):
     with pytest.raises(RuntimeError, match=r"jobs\.start nonsense ended with status 1"):
         start.timed(start.Version("nonsense", {}))
     assert "KeyError: 'nonsense'" in capfd.readouterr().err
-
-
-@pytest.mark.long
-def test_hand_written_jobs_compute_the_same_as_dsgd():
-    """The same problem with another partition and other draws: after 1,000 rounds, losses are
-    within 5 % of each other.
-    """
-    with jax.numpy_rank_promotion("allow"):
-        ends = [job(start_jobs.Laps()) for job in start_jobs.VERSIONS.values()]
-    assert max(ends) < 1.05 * min(ends)
-
-
-def test_both_sums_of_the_benchmark_of_mixing_are_equal(key):
-    x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
-    graph = topologies.random_regular(16, 4)
-    np.testing.assert_allclose(jax.jit(mixing.mixing(graph))(x), mixing.dense(graph)(x), atol=1e-6)
 
 
 def test_tokens_per_second_are_those_of_all_versions(tmp_path, monkeypatch, long):

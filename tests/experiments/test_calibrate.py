@@ -4,18 +4,14 @@ of two processes.
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-
 import numpy as np
 import pytest
 import scripts
 
 from dsgd import clusters, network
 from dsgd.machines.links import Rate
-from experiments import asynchrony, benchmark, calibrate, compare, complexity_table
-from experiments.kimad import links as kimad_links
-from experiments.shared import catalogue, commands, tables
+from experiments import asynchrony, calibrate, compare, complexity_table
+from experiments.shared import commands
 from experiments.survey import calibrate_measuring as measuring
 from experiments.survey import calibrate_switch as switch
 
@@ -48,44 +44,6 @@ def test_a_fit_recovers_latency_and_bandwidth_within_its_interval():
             ]
             assert fit.alpha.high - fit.alpha.low < LATENCY
     assert np.mean(inside) > 0.7
-
-
-def test_one_switch_fits_all_collectives_and_ignores_a_busy_moment():
-    measured = {name: times(name, 0.05, 1) for name in COSTS}
-    fit = switch.switch(measured, COSTS)
-    assert fit.alpha.value == pytest.approx(LATENCY, rel=0.1)
-    assert fit.beta.inverse(8).value == pytest.approx(BANDWIDTH, rel=0.1)
-    assert fit.beta.inverse(8).low < BANDWIDTH < fit.beta.inverse(8).high
-    measured["all-gather"][SIZES[0]] *= 20
-    assert switch.switch(measured, COSTS).alpha.value == pytest.approx(LATENCY, rel=0.15)
-
-
-def test_costs_are_those_of_the_patterns():
-    """An all-reduce is that of a ring; all-to-all and all-gather together are a round of N servers;
-    on a ring, a permute is half of a round.
-    """
-    for latency, transfer in ((1.0, 0.0), (0.0, 1.0)):
-
-        def of(name, latency=latency, transfer=transfer):
-            return COSTS[name].latencies * latency + COSTS[name].vectors * transfer
-
-        assert of("all-reduce") == pytest.approx(
-            network.cost(network.ring_all_reduce, N, latency, transfer)
-        )
-        assert of("all-gather") + of("all-to-all") == pytest.approx(
-            network.cost(network.multi_server, N, latency, transfer)
-        )
-        assert of("collective-permute") == latency + transfer
-
-
-def test_fits_need_two_sizes_and_positive_times():
-    with pytest.raises(
-        ValueError,
-        match=r"a line through the times of 1 size \(all-reduce\): expected at least two",
-    ):
-        switch.switch({"all-reduce": {1.0: np.ones(3)}}, COSTS)
-    with pytest.raises(ValueError, match="times of all-reduce: expected seconds > 0"):
-        switch.switch({"all-reduce": {1.0: np.ones(3), 2.0: np.zeros(3)}}, COSTS)
 
 
 def test_predictions_are_gradient_and_codec_and_messages():
@@ -156,18 +114,6 @@ def test_numbers_in_the_cluster_and_in_flags_are_refused(measured):
         commands.on_cluster(compare.Args(cluster=measured, latency=1.0))
 
 
-def test_every_experiment_with_a_switch_takes_a_cluster():
-    modules = [importlib.import_module(f"experiments.{name}") for name in catalogue.COMMANDS]
-    flags = [
-        vars(module.Args)["__dataclass_fields__"] for module in modules if module is not benchmark
-    ]
-    assert sum({"latency", "bandwidth"} <= each.keys() for each in flags) == 7
-    for each in flags:
-        assert ({"latency", "bandwidth"} <= each.keys()) == (
-            "cluster" in each and each["cluster"].type == "ClusterFile"
-        )
-
-
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
     """A calibration of two processes with a tiny budget."""
@@ -181,26 +127,6 @@ def ran(tmp_path_factory, long):
         progress=False,
     )
     return args, scripts.ran(calibrate.main, args)
-
-
-def test_a_calibration_has_all_rows_in_80_columns(ran):
-    args, lines = ran
-    first = {
-        name: [row[0] for row in scripts.cells(lines)][i:j]
-        for name, i, j in (("switch", 0, 5), ("crossovers", 10, None))
-    }
-    assert first == {
-        "switch": [*measuring.COLLECTIVES, "all collectives"],
-        "crossovers": ["compressed_sgd", "error_compensated_sgd", "ef21", "decentralized_sgd"],
-    }
-    predicted = scripts.rows(args.out / "predicted.csv")
-    assert [row["method"] for row in predicted] == list(measuring.METHODS)
-    for column in ("predicted", "measured"):
-        marked = [row[column].endswith("*") for row in predicted]
-        times = [float(row[column].rstrip("*").replace(",", "")) for row in predicted]
-        assert times[marked.index(True)] == min(times)
-    for name, heading in (("collectives", 2 * 4 * 3), ("rounds", len(measuring.METHODS))):
-        assert len(scripts.rows(args.out / f"{name}.csv")) == heading
 
 
 def test_predictions_of_a_calibration_use_its_cluster(ran):
@@ -226,37 +152,19 @@ def test_predictions_of_a_calibration_use_its_cluster(ran):
     assert all(row["low"] <= row["measured"] <= row["high"] for row in rows.values())
 
 
-def history(seconds, loss, bits=1e6):
-    rounds = len(seconds)
-    columns = ("bits_up", "bits_down", "rate_up", "rate_down")
-    return {
-        "seconds": np.asarray(seconds, float),
-        "loss": np.asarray(loss, float),
-        **dict.fromkeys(columns, np.full(rounds, bits)),
-    }
+def test_costs_are_those_of_the_patterns():
+    """An all-reduce is that of a ring; all-to-all and all-gather together are a round of N servers;
+    on a ring, a permute is half of a round.
+    """
+    for latency, transfer in ((1.0, 0.0), (0.0, 1.0)):
 
+        def of(name, latency=latency, transfer=transfer):
+            return COSTS[name].latencies * latency + COSTS[name].vectors * transfer
 
-def test_kimads_table_and_figure(tmp_path):
-    setting = kimad_links.Setting(2, 8, 4, (0.1,), (0.05, 0.1), (0.1, 0.3), 40.0, 0)
-    assert list(kimad_links.methods(setting)) == ["Kimad, 50 ms", "Kimad, 100 ms", "top 10 %"]
-    seconds = np.arange(1, 41.0)
-    runs = {
-        ("Kimad, 50 ms", 0.1): history(seconds, 41 - seconds),
-        ("Kimad, 50 ms", 0.3): history(seconds, 82 - 2 * seconds),
-    }
-    runs["top 10 %", 0.1] = history(seconds[:20] * 2, 21 - seconds[:20] / 2)
-    best = kimad_links.best(runs)
-    assert best["Kimad, 50 ms"][0] == 0.1
-    assert kimad_links.reached(best["Kimad, 50 ms"][1], 10.5) == 31, "the mean of two rounds"
-    screen = tables.console()
-    with screen.capture() as captured:
-        screen.print(kimad_links.tabulate(setting, best, "links of 30mbit:10mbit"))
-    assert not scripts.too_wide(captured.get().splitlines())
-    kimad_links.write(tmp_path / "kimad.csv", runs)
-    assert len(scripts.rows(tmp_path / "kimad.csv")) == 100
-    assert len(kimad_links.draw(setting, Rate((3e7, 1e7), 5.0), best).axes) == 2
-
-
-def test_arguments_of_kimad_reach_it():
-    fields = {field.name for field in dataclasses.fields(calibrate.Args)}
-    assert set(kimad_links.Setting._fields) <= fields
+        assert of("all-reduce") == pytest.approx(
+            network.cost(network.ring_all_reduce, N, latency, transfer)
+        )
+        assert of("all-gather") + of("all-to-all") == pytest.approx(
+            network.cost(network.multi_server, N, latency, transfer)
+        )
+        assert of("collective-permute") == latency + transfer

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import scripts
 
-from algorithms import cannikin
 from experiments import cannikin_optperf as script
-from experiments.cannikin import devices, driving, optperf_results
+from experiments.cannikin import devices, driving
 from experiments.cannikin.driving import Noise
 
 SMALL = {
@@ -97,31 +94,9 @@ def test_devices_are_those_of_the_paper():
             assert 2 * len(limits) <= totals[0] >= workload.first_batch
 
 
-def test_lb_bsp_settles_before_the_step_that_overshoots():
-    model = devices.make_model("A", "ResNet-50")
-    silent = replace(model, gamma=1.0, t_overlap=0.0, t_last=0.0)
-    batches = driving.settled(cannikin.lb_bsp(171), model)
-    np.testing.assert_array_equal(batches, [92, 62, 17])
-    for other in ([87, 62, 22], [87, 67, 17]):
-        assert silent.batch_time(other) > silent.batch_time(batches)
-
-
 def test_exact_times_predict_exactly_and_inverse_variances_help_with_a_noisy_node():
     model, workload = devices.make_model("A", "ResNet-18"), devices.WORKLOADS["ResNet-18"]
     assert max(driving.prediction_errors(model, workload, Noise(), 0, 4).values()) < 1e-9
     noise = Noise(0.02, np.array([0.02, 0.02, 1.0]))
     errors = [driving.prediction_errors(model, workload, noise, seed, 6) for seed in range(5)]
     assert all(error["inverse-variance"] < 0.01 < error["plain"] for error in errors)
-
-
-def test_without_communication_the_gain_over_ddp_is_that_of_the_speeds():
-    workload = devices.WORKLOADS["ResNet-50"]._replace(kernels=0, optimizer=0)
-    for ratio in (1.0, 3.0):
-        model = replace(driving.spread(ratio, workload), t_overlap=1e-9, t_last=1e-9)
-        of = driving.over_totals(model, np.array([3200, 16_000]))
-        np.testing.assert_allclose(of.gain("ddp"), 1 - 2 / (1 + ratio), atol=2e-3)
-
-
-def test_tuned_is_the_epoch_from_which_on_batches_are_short():
-    times = np.array([[3.0, 1.0, 1.5, 1.005, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0]])
-    np.testing.assert_array_equal(optperf_results.tuned(times), [4, 1])

@@ -79,27 +79,6 @@ def test_a_split_is_not_predicted_from_itself():
     assert abs(even.errors()[1]) > 0.01
 
 
-def test_a_share_may_be_that_of_the_optimum():
-    """Then a pass measures this split twice, and equal parts once: passes are compared."""
-    learned = [trial((32, 32)), trial((44, 20))]
-    best = cannikin_processes.best_of(learned)
-    tour = [(32, 32), best, best, best, (32, 32), best]
-    slower = [1.0, 1.5, 2.5, 1.0, 3.0, 1.0]
-    trials = learned + [trial(*each) for each in zip(tour, slower, strict=True)]
-    equal, optimum = cannikin_processes.judge(trials, 2)
-    assert optimum.measured / MODEL.batch_time(best) == pytest.approx([2, 1])
-    assert equal.measured / MODEL.batch_time(np.array([32, 32])) == pytest.approx([1, 3])
-    gain = cannikin_processes.tabulate_gain(trials, [equal, optimum])
-    assert gain.row_count == 3
-
-
-def test_the_curve_of_splits():
-    shares, seconds = cannikin_processes.family(MODEL, 64)
-    i = 57
-    assert seconds[i] == pytest.approx(MODEL.batch_time([64 * shares[i], 64 * (1 - shares[i])]))
-    assert cannikin_processes.split(0.3, 3, 100).tolist() == [30, 35, 35]
-
-
 def fails_among(started):
     """An error in the block."""
     with competitors.competing((0, 2), nice=19) as cores:

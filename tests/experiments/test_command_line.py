@@ -9,8 +9,6 @@ import os
 import platform
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
@@ -64,24 +62,6 @@ def test_an_error_message_is_printed_as_one_line(launch, tmp_path):
     script = {"__name__": "experiments.some"}
     exec("def main(args): raise ValueError('steps = -1:\\n  need more')", script)
     assert launch(script["main"], Args(tmp_path)) == (2, ["Error: steps = -1: need more"])
-
-
-def test_a_run_that_diverges_is_one_line(launch, tmp_path):
-    def main(args):
-        problem = dsgd.problems.random_quadratic(2, 2)
-        dsgd.run(
-            compare.algorithms.make("gd", compare.optax.sgd(1e30), 2),
-            problem,
-            steps=20,
-            key=jax.random.key(0),
-            mesh=1,
-        )
-
-    status, (line,) = launch(main, Args(tmp_path))
-    assert status == 2
-    assert line.startswith(
-        "Error: gradient_descent: the loss is inf after round 1; try a smaller step size"
-    )
 
 
 def test_a_librarys_error_keeps_its_traceback(tmp_path):
@@ -205,29 +185,3 @@ def test_an_interrupted_command_keeps_its_results(sent, launch, tmp_path, monkey
     assert {row["method"] for row in scripts.rows(tmp_path / "history.csv")} == {"gradient_descent"}
     assert not (tmp_path / "figure.png").exists()
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_nothing_is_written_without_results(tmp_path):
-    with (
-        pytest.raises(KeyboardInterrupt),
-        commands.kept(lambda path, found: path.write_text("new"), tmp_path / "rows.csv", []),
-    ):
-        raise KeyboardInterrupt
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "folder",
-    [Path(compare.__file__).parent, Path(throughput.__file__).parent],
-    ids=lambda folder: folder.name,
-)
-def test_no_file_next_to_a_script_shadows_a_module_that_jax_imports(folder):
-    """As if the script is run by its path."""
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; sys.path.insert(0, sys.argv[1]); import jax.numpy, tyro",
-        str(folder),
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr

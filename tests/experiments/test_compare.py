@@ -5,17 +5,15 @@ also use.
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import scripts
 
 import algorithms
-import dsgd
-from dsgd import clusters, problems
+from dsgd import clusters
 from experiments import compare
-from experiments.shared import statistics, studies, tables, tuning
+from experiments.shared import statistics, studies, tables
 
 
 @pytest.fixture(scope="module")
@@ -77,17 +75,6 @@ def test_a_delay_is_added_to_the_seconds_of_a_batch():
     )
 
 
-def test_a_language_model_has_its_own_defaults_of_data_and_partition(monkeypatch):
-    monkeypatch.setattr(problems, "language_model", lambda *args, **options: (args, options))
-    made = tuning.make_problem(compare.Args(model="language-model", workers=2, batch_size=3))
-    assert made == (("docstrings", 2, "blocks"), {"batch_size": 3, "seed": 0})
-    assert (
-        compare.held_out_quality({"test_bits_per_byte": np.array([[8.0, 4.0], [8.0, 5.0]])})
-        == "4.50 ± 0.50"
-    )
-    assert compare.held_out_quality({"test_accuracy": np.array([[0.1, 0.5]])}) == "50.0 %"
-
-
 def histories(*losses: np.ndarray) -> list[dict[str, np.ndarray]]:
     """Histories of one seed, with a bit and a second per round."""
     return [
@@ -119,16 +106,6 @@ def test_diverged_methods_and_a_target_not_reached_are_marked(tmp_path, monkeypa
     args = compare.Args(methods=("gradient_descent", "sgd"), out=tmp_path, progress=False)
     with pytest.raises(ValueError, match="methods: all runs diverged at every step size of"):
         compare.main(args)
-
-
-def test_a_method_that_diverges_at_every_step_size_has_no_result(monkeypatch):
-    monkeypatch.setattr(
-        dsgd,
-        "sweep",
-        lambda *_, **__: SimpleNamespace(history={"loss": np.full((2, 3, 9), np.nan)}),
-    )
-    case = studies.Case(print, problems.random_quadratic(2, 2))
-    assert studies.tune(compare.Args(), case) is None
 
 
 def test_the_default_target_is_reached_by_all_and_immediately_by_few():
@@ -176,10 +153,3 @@ def test_every_method_has_its_own_look_in_the_line_style_of_its_folder():
     assert columns[:, 0].tolist() == [name.replace("_", " ") for name in compare.FAMILIES]
     assert sorted(columns[:, 1:][columns[:, 1:] != " "]) == sorted(algorithms.ALGORITHMS)
     assert bits.get_title() == "sgd sends nothing"
-
-
-def test_one_seed_has_no_error():
-    assert statistics.with_error(np.array([4.0, 6.0])) == "5.0 ± 1.0"
-    assert statistics.with_error(np.array([4.0])) == "4.0"
-    assert statistics.errors("bands", 1) == statistics.runs(1) == "one seed"
-    assert statistics.errors("bands", 3).endswith("3 seeds")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import jax
-import numpy as np
 import pytest
 import scripts
 
@@ -61,25 +59,6 @@ def test_memory_makes_sign_learn(compressed):
     assert with_memory < 0.5 * without
 
 
-def test_its_tables_have_bits_and_bandwidths(compressed):
-    args = compressed
-    table = {
-        row["compressor"]: row for row in scripts.rows(args.out / "losses-logistic-by-label.csv")
-    }
-    assert (
-        table["identity"]["bits/ element"],
-        table["identity"]["ratio"],
-        table["identity"]["pays < Mbit/s"],
-    ) == ("32", "1.0", "-")
-    part = -(-650 // 4)
-    assert float(table["sign"]["bits/ element"]) == pytest.approx(
-        (8 * -(-part // 8) + 32) / part, abs=0.005
-    )
-    assert [row["compressor"] for row in scripts.rows(args.out / "pays.csv")] == list(
-        args.compressors
-    )
-
-
 def test_unbiased_elements_diverge_with_error_memory_and_identity_has_the_same_loss_with_both(
     compressed,
 ):
@@ -114,16 +93,3 @@ def test_at_break_even_the_saved_bits_take_as_long_as_the_codec(monkeypatch):
         for bandwidth in (0, 1234567, 999.4e6, 1.2345e9, 47123e6, 12345, float("inf"))
     }
     assert list(shown.values()) == ["-", "1.23", "999", "1,230", "47,100", "0.0123", "any"]
-
-
-def test_a_timed_round_writes_its_messages_and_returns_the_decoded_result():
-    """With the identity all workers get the parts of the previous iteration, plus a millionth of
-    their mean.
-    """
-    run = break_even.exchange_loop(compressors.identity, N=4, d=12, rounds=2)
-    for _ in range(2):
-        parts, up, down = run()
-        np.testing.assert_array_equal(up, parts)
-        assert down.shape == (3,)
-    signs = break_even.exchange_loop(compressors.sign, N=4, d=12, rounds=2)()
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(signs[1])} == {"uint8", "float32"}

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import scripts
 
@@ -31,20 +30,6 @@ def on_graphs(tmp_path_factory, long):
     return args
 
 
-def test_topology_writes_its_histories_graphs_and_figures(on_graphs):
-    args = on_graphs
-    assert scripts.figures(args.out) == {"fixed-8", "schedules-8", "pictures-8"}
-    rows = scripts.rows(args.out / "history-8.csv")
-    assert {row["method"] for row in rows} == {
-        f"{partition}, {graph}"
-        for partition in topology.PARTITIONS
-        for graph in ("random_matchings", "ring", "complete")
-    }
-    assert all(float(row["clock"]) > 0 for row in rows if row["step"] != "0")
-    by_name = {row["graph"]: row for row in scripts.rows(args.out / "graphs.csv")}
-    assert float(by_name["ring(8)"]["measured"]) == pytest.approx((1 + math.sqrt(2)) / 3, abs=1e-4)
-
-
 def test_topologys_tables_have_the_graphs_and_their_costs(on_graphs):
     args = on_graphs
     graphs = {row["graph"]: row for row in scripts.rows(args.out / "graphs-8.csv")}
@@ -66,18 +51,6 @@ def test_topologys_tables_have_the_graphs_and_their_costs(on_graphs):
     assert measured == pytest.approx(computed, rel=1e-2)
     assert right == pytest.approx(computed, rel=0.05)
     assert printed == pytest.approx(4 * right, rel=1e-3)
-
-
-@pytest.mark.parametrize("N", [4, 6, 16])
-def test_all_possible_topologies_are_built_for_any_number_of_workers(N):
-    graphs = topology.graphs(N, seed=0)
-    assert all(graph.n == N for graph in graphs)
-    assert (
-        len({topology.short(graph) for graph in graphs})
-        == len(graphs)
-        == 13 + (N > 4) + 2 * (N & (N - 1) == 0)
-    )
-    assert graphs[-1].uniform, "the complete graph is the last: targets are relative to it"
 
 
 @pytest.mark.parametrize(
@@ -167,26 +140,3 @@ def test_the_table_of_methods_has_those_of_the_registry():
     )
     shown = {name for family in heterogeneity.SHOWN.values() for name in family}
     assert shown <= set(graph_methods.METHODS)
-
-
-def test_an_alpha_that_leaves_a_worker_without_a_batch_is_refused(tmp_path, monkeypatch):
-    """After 10,000 partitions, each with another seed: with odd seeds a worker has no samples, with
-    even ones a sample too few.
-    """
-    tried = []
-
-    def split(labels, workers, partition, *, alpha, seed):
-        tried.append(seed)
-        if seed % 2:
-            raise ValueError("somebody has nothing")
-        return [np.arange(15), np.arange(16)] * (workers // 2)
-
-    monkeypatch.setattr(heterogeneity.problems, "split", split)
-    with pytest.raises(
-        ValueError,
-        match=r"alpha = 0.01: none of 10,000 partitions gives each of 64 workers 16 samples",
-    ):
-        heterogeneity.main(
-            heterogeneity.Args(alphas=(0.01,), workers=64, out=tmp_path, progress=False)
-        )
-    assert tried == list(range(10_000))

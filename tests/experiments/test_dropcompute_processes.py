@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import scripts
 
-from algorithms import dropcompute
 from experiments import dropcompute_processes as script
 
 ARGS = script.Args(processes=2, slow=1, factor=2.0, micro_batches=4, steps=40, rounds=10)
@@ -85,22 +84,6 @@ def test_plans_use_the_first_steps_and_comparisons_the_later_ones():
     assert found["dropped"] == pytest.approx((0.25, 0.625, 0.625, 0))
 
 
-def test_a_race_ends_at_the_loss_that_both_reach():
-    """Losses decrease by 1 per step without the threshold, and by 1/2 with it, in steps of half the
-    time.
-    """
-    slow, fast = np.full((40, 2, 4), 2.0), np.full((40, 2, 4), 1.0)
-    steps = np.arange(40.0)
-    pair = script.Pair(
-        1.0, history(slow, 0.0, loss=100 - steps), history(fast, 0.0, loss=100 - steps / 2)
-    )
-    found = script.race(ARGS, pair)
-    assert found.loss == 100 - 38.5 / 2, "the mean of the last two steps"
-    assert found.steps == (21, 40)
-    assert found.seconds == (21 * 8, 40 * 4)
-    assert (found.end, found.losses) == (160, (100 - 18.5, 100 - 38.5 / 2))
-
-
 def test_delays_are_those_of_the_paper():
     """The noise has mean 0.4959 and is at most 5.5; the slow process takes twice as long for
     everything.
@@ -115,14 +98,3 @@ def test_delays_are_those_of_the_paper():
         2 * 1.4959 - 1, abs=8 * noise.std() / math.sqrt(noise.size)
     )
     assert not np.array_equal(slow, 2 * fast + 0.01), "of its own"
-
-
-def test_plans_are_those_of_the_planner():
-    latencies = np.random.default_rng(0).gamma(2, 1, (6, 3, 5))
-    run = history(latencies, 0.25)
-    found = script.of_plan(run, slice(2, None), 4.0)
-    assert found["speedup"] == pytest.approx(
-        dropcompute.effective_speedup(latencies[2:], 0.25, 4.0, "between")
-    )
-    assert found["with"] == pytest.approx(history(latencies[2:], 0.25, 4.0)["seconds"].mean())
-    assert found["without"] == pytest.approx(run["seconds"][2:].mean())

@@ -94,11 +94,6 @@ def normal():
     return exact.sums(NORMAL, 12, 10_000)
 
 
-@pytest.fixture(scope="module")
-def delays():
-    return exact.sums(noises.delays(), 12, 10_000)
-
-
 def test_thresholds_are_evaluated_on_other_iterations():
     """In the first half everything is cut at 1 s, at which nothing is computed in the second
     half.
@@ -152,28 +147,6 @@ def test_exact_speedups_of_normal_times_are_those_of_quadrature(normal):
                 assert best.speedup > around.max() * (1 - rel)
 
 
-def test_a_step_is_shorter_by_the_share_that_its_threshold_saves(normal):
-    tau = CELL * np.searchsorted(normal.share, 0.97)
-    assert dropcompute.expected_micro_batches(tau, *LIKE) / 12 == pytest.approx(0.97, abs=2e-3)
-    step, whole = (dropcompute.expected_step_time(*LIKE, 64, threshold=t) for t in (tau, np.inf))
-    assert normal.shorter(0.03, 64, 2.0) == pytest.approx(1 - (step + 2) / (whole + 2), rel=1e-4)
-
-
-def test_bounded_latencies_gain_no_more_than_their_bound(delays, sums):
-    """Bernoulli delays attain it; unbounded ones have no bound."""
-    for T_c in (0.0, 2.0):
-        limit, bernoulli = delays.limit(2.925, T_c), sums["13c"].limit(0.9, T_c)
-        gains = [delays.best(N, T_c).speedup for N in (2, 10, 1_000, 1e6, 1e9)]
-        assert gains == sorted(gains)
-        assert gains[-1] < limit < (12 * 2.925 + T_c) / (12 * 0.45 + T_c)
-        assert sums["13c"].best(1e9, T_c).speedup == pytest.approx(bernoulli, rel=1e-3)
-        assert sums["13c"].best(1_000, T_c).speedup < bernoulli
-    # By hand: all take 0.9 s, and tau = 6.3 s allows a micro-batch m with at most 14 - m of 0.9 s.
-    share = np.mean([stats.binom(m, 0.5).cdf(14 - m) for m in range(1, 13)])
-    assert sums["13c"].limit(0.9, 0.0) == pytest.approx(share * 10.8 / 6.3, rel=2e-3)
-    assert exact.sums(noises.lognormal(0.05), 12, 1e9).best(1e9, 0.0).speedup > 5
-
-
 def test_noises_are_drawn_from_their_distributions():
     """One program for all."""
     those = {noise.name: noise for noise, _ in PRINTED.values()} | {
@@ -202,17 +175,6 @@ def test_noises_are_drawn_from_their_distributions():
         square = 2 * CELL * (seconds * spread[name].after).sum()
         assert math.sqrt(square - spread[name].mean ** 2) == pytest.approx(noise.std, rel=2e-3), (
             name
-        )
-
-
-def test_workers_without_added_noise_have_their_own_means():
-    own, alike = (noises.natural(60, 20, 12, alike=same)(3) for same in (False, True))
-    for latencies, between in ((own, noises.OWN_MEANS), (alike, 0.0)):
-        assert latencies.shape == (60, 20, 12)
-        means = latencies.mean(axis=(0, 2)) / 0.45
-        assert means.std(ddof=1) == pytest.approx(between, abs=0.015)
-        assert latencies.std() / 0.45 == pytest.approx(
-            math.hypot(noises.OWN_MEANS, noises.WITHIN), rel=0.15
         )
 
 

@@ -14,8 +14,8 @@ import scripts
 
 from dsgd.problems import models
 from experiments import dropcompute_training
-from experiments.dropcompute import convergence, local_sgd, quality
-from experiments.dropcompute.training import LAMB, SGD, dropping, latencies
+from experiments.dropcompute import convergence, local_sgd
+from experiments.dropcompute.training import LAMB, SGD, dropping
 
 N, M, STEPS, EXTRA, MEASURED, COMMUNICATION = 6, 3, 18, 2, 4, 1.5
 ARGS = dropcompute_training.Args(
@@ -98,19 +98,6 @@ def test_it_writes_figures_histories_and_tables_with_the_papers_numbers(ran):
     assert papers["larger batch"] == ["91.38", "+0.06"]
 
 
-def test_drop_rates_are_those_in_the_names(ran):
-    _, _, found, _ = ran
-    for rate in (0.0, 0.1, 0.4):
-        assert found[quality.at(rate)]["dropped"][:, 1 : STEPS + 1].mean() == pytest.approx(
-            rate, abs=0.05
-        )
-    larger = found[quality.LARGER]["dropped"][:, 1:].mean()
-    assert larger == pytest.approx(1 - M / 4, abs=0.05), "of four micro-batches three are computed"
-    for rate in (0.0, 0.5):
-        history = found[f"SGD, none correction, {100 * rate:g}% of batches dropped"]
-        assert history["dropped"][:, 1:].mean() == pytest.approx(rate, abs=0.1)
-
-
 def test_local_sgd_takes_the_expected_seconds_and_less_with_a_threshold(ran):
     args, _, found, _ = ran
     for stragglers in alike(args):
@@ -123,22 +110,6 @@ def test_local_sgd_takes_the_expected_seconds_and_less_with_a_threshold(ran):
             assert (each[False]["dropped"][:, 1:] == 0).all()
             assert (each[True]["clock"][:, -1] < each[False]["clock"][:, -1]).all()
             assert 0 < each[True]["dropped"][:, 1:].mean() < args.local_drop_rate + 0.05
-
-
-def test_expected_seconds_of_local_sgd_are_those_of_many_draws():
-    stragglers = local_sgd.Stragglers("some", 5, 0.3, 0.2)
-    waits = np.random.default_rng(0).binomial(7, 0.3, (200_000, 5)).max(axis=1)
-    assert stragglers.expected(7) == pytest.approx(
-        0.2 + waits.mean() / 7, abs=5 * waits.std() / 7 / math.sqrt(len(waits))
-    )
-
-
-def test_a_single_server_has_the_same_mean_number_of_stragglers():
-    uniform, single = local_sgd.scenarios(32, 8, 0.04, 0.15)
-    assert uniform.workers * uniform.chance == pytest.approx(single.workers * single.chance)
-    times = latencies(single.cluster, 32, 1, seed=0, rounds=500)[..., 0]
-    assert (times[:, 8:] == np.float32(0.15)).all()
-    assert (times[:, :8] > 1).mean() == pytest.approx(0.16, abs=0.02)
 
 
 def test_a_threshold_drops_at_most_its_share():

@@ -10,10 +10,9 @@ import pytest
 import scripts
 from scipy import stats
 
-from algorithms import kimad
 from dsgd import clusters, compressors
 from dsgd.wire import codecs
-from experiments import kimad_quadratic, kimad_variability
+from experiments import kimad_quadratic
 from experiments.kimad import quadratics
 from experiments.kimad.quadratics import DIMENSION, ELEMENT
 
@@ -57,48 +56,6 @@ def test_a_quadratics_losses_fall_and_messages_follow_the_bandwidth(tmp_path, mo
         )
 
 
-def test_nothing_is_gained_without_variability(tmp_path, monkeypatch, long):
-    """A constant bandwidth, and a recording; compressors that compile quickly."""
-    (tmp_path / "recorded.csv").write_text("1, 4\n10\n2\n")
-    monkeypatch.setitem(
-        kimad_variability.FAMILIES,
-        "bits",
-        kimad.from_compressors([compressors.clipping(bits) for bits in (1, 8)]),
-    )
-    args = kimad_variability.Args(
-        ratios=(1.0,),
-        periods=(50.0,),
-        trace=tmp_path / "recorded.csv",
-        interval=3.0,
-        out=tmp_path / "out",
-        **TINY,
-    )
-    scripts.ran(kimad_variability.main, args)
-    rows = scripts.rows(args.out / "speedups.csv")
-    assert {(row["bandwidth"], row["chosen"]) for row in rows} == {
-        ("1 : 1, 50 s", "K"),
-        ("1 : 1, 50 s", "bits"),
-        ("trace", "K"),
-    }
-    assert len(rows) == 3 * 2 * 2
-    still = [float(row["speedup"]) for row in rows if row["bandwidth"] != "trace"]
-    assert max(still) <= 1.05, "fixed compressors have the finer grid, and no header"
-
-
-def test_patterns_have_equal_means_and_the_stated_range(tmp_path):
-    (tmp_path / "recorded.csv").write_text("1,4,10,2")
-    args = kimad_variability.Args(
-        ratios=(3.0, 30.0), periods=(5.0,), trace=tmp_path / "recorded.csv", interval=3.0
-    )
-    key, at = jax.random.key(0), np.linspace(0, 60, 6001)[:-1]
-    for name, quantity in kimad_variability.patterns(args).items():
-        length = 12 if name == "trace" else float(name.split(", ")[1].removesuffix(" s"))
-        values = np.array(jax.vmap(lambda t, q=quantity: q.sample(key, t, 0))(at * length / 60))
-        assert values.mean() == pytest.approx(args.mean * ELEMENT, rel=1e-3)
-        ratio = 10 if name == "trace" else float(name.split(" : ")[0])
-        assert values.max() / values.min() == pytest.approx(ratio, rel=1e-3)
-
-
 def test_gradient_descent_is_a_fixed_compressor_and_losses_follow_its_seconds():
     """f(x_k) = sum a x_0^2 (1 - g a)^2k / 2, a round of 1 s and d 32-bit elements over the
     bandwidth.
@@ -127,14 +84,6 @@ def test_gradient_descent_is_a_fixed_compressor_and_losses_follow_its_seconds():
     assert set(three.history["message_up"][1:].tolist()) == {
         compressors.mean_bits(compressors.top_k(0.1), DIMENSION)
     }
-
-
-def test_indices_that_are_not_counted_cost_no_bits():
-    sent, free = (
-        quadratics.top_k(places).sizes(DIMENSION, np.float32) for places in ("sent", "free")
-    )
-    assert [32 * k for k in range(1, 26)] == free[:25]
-    assert free[25:] == sent[25:] == 5 * [ELEMENT * DIMENSION]
 
 
 def best_of(losses) -> quadratics.Best:
@@ -192,10 +141,3 @@ def test_the_best_point_has_the_smallest_finite_mean_of_logarithms():
     assert (best.point, best.history["clock"].tolist()) == ({"rate": 0.2, "choice": 3}, [4, 5])
     assert fourth.point == {"rate": 0.2, "choice": 4}
     assert race.best(choice=4, rate=0.1) is None
-
-
-@pytest.mark.parametrize("text", ["", "1, two", "1, 0", "1, nan"])
-def test_a_recording_has_finite_numbers_above_0(text, tmp_path):
-    (tmp_path / "recorded.csv").write_text(text)
-    with pytest.raises(ValueError, match=r"--trace .*recorded.csv: .*expected .*numbers"):
-        kimad_variability.recording(kimad_variability.Args(trace=tmp_path / "recorded.csv"))

@@ -46,15 +46,6 @@ def test_it_writes_the_winner_on_each_network(mapped):
     assert float(slowest["speedup"]) > 4 > float(fastest["speedup"])
 
 
-def test_methods_that_require_all_workers_are_left_out_and_named(mapped):
-    rows = scripts.rows(mapped.out / "map.csv")
-    assert "EC-SGD" not in {row["method"] for row in rows if row["participation"] == "0.5"}
-    every, some = ((mapped.out / f"by-label-0{end}.csv").read_text() for end in ("", "-0.5"))
-    assert "2 of 4 participate" in some
-    assert "Left out, because they require all workers: EC-SGD." in some
-    assert "Left out" not in every
-
-
 @pytest.fixture(scope="module")
 def small():
     args = the_map.Args(
@@ -91,17 +82,6 @@ def test_seconds_of_minibatch_sgd_are_those_of_the_all_reduce(small, baseline):
             np.testing.assert_allclose(best.mean[0, i, j], expected.mean(), 1e-3)
 
 
-def test_workers_are_drawn_once_for_the_local_steps_between_two_exchanges(small):
-    args, problem = small
-    (local,) = (each for each in the_map.SYNCHRONOUS if each.method == "local SGD")
-    local = dataclasses.replace(local, grids={"H": (1, 4)})
-    each = plane.train(args, problem, local, 2)
-    assert [trained.sweep.grid["H"].tolist() for trained in each] == [[1], [4]]
-    assert [trained.participation["participation_period"] for trained in each] == [1, 4]
-    for trained in each:
-        np.testing.assert_array_equal(trained.sweep.history["present"][..., 1:], 0.5)
-
-
 def test_a_model_counts_after_the_next_exchange(small):
     """The loss is that of the mean model, which the workers have after rounds 8, 16 and so on."""
     args, problem = small
@@ -129,13 +109,6 @@ def test_the_default_target_is_that_of_the_first_participation_if_it_is_reached(
         the_map.choose(replace(args, target=1e-9), "iid", runs, 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("share", "expected"), [(1.0, None), (0.25, 4), (0.9, 14), (0.99, None), (0.01, 1)]
-)
-def test_the_number_of_participants_is_the_rounded_share(share, expected):
-    assert the_map.participants(the_map.Args(workers=16), share) == expected
-
-
 def test_a_network_is_undecided_within_two_standard_errors_of_the_difference():
     mean = np.array([[4.0, 4.0, 4.0], [2.0, 3.5, np.inf], [3.0, 3.4, 1.0]])[..., None]
     error = np.array([[0.1, 0.1, 0.1], [0.3, 0.06, 0.0], [0.4, 0.08, 0.0]])[..., None]
@@ -159,11 +132,3 @@ def test_each_network_has_the_settings_with_the_fewest_seconds():
     np.testing.assert_array_equal(best.mean[:, 0, 0], [np.inf, 2.0, 4.0])
     np.testing.assert_array_equal(best.error[:, 0, 0], [0.0, 1.0, 0.0])
     np.testing.assert_array_equal(best.choice[:, 0, 0], [-1, 0, 2])
-
-
-def test_rounds_to_a_target_are_those_of_the_first_loss_below():
-    history = {
-        "step": np.array([0, 4, 8]),
-        "loss": np.array([[3.0, 2.0, 1.0], [3.0, np.nan, 2.5], [1.0, 4.0, 0.5]]),
-    }
-    np.testing.assert_array_equal(plane.rounds_to(history, 2.0), [4, np.inf, 0])

@@ -84,20 +84,3 @@ def test_the_page_of_notebooks_has_all_of_them_with_their_titles():
     for path in TEXTS:
         (title,) = re.findall(r"^# (.*)$", path.read_text(), re.MULTILINE)
         assert f"[{title}](../../experiments/notebooks/{path.name})" in page
-
-
-def test_the_id_of_a_cell_changes_only_with_the_cell():
-    cell = "```{code-cell} ipython3\nx = 1\n```\n"
-    text = notebooks.with_header(f"\n# A title\n\n{cell}\nWords.\n\n{cell}", "one")
-    other = text.replace("Words.", "Other words.")
-    before, after = (json.loads(notebooks.converted(each))["cells"] for each in (text, other))
-    assert [a["id"] == b["id"] for a, b in zip(before, after, strict=True)] == [
-        True,
-        True,
-        True,
-        False,
-        True,
-    ]
-    assert len({cell["id"] for cell in before}) == 5
-    with pytest.raises(ValueError, match=r"one\.md has no title"):
-        notebooks.with_header("no title", "one")

@@ -14,7 +14,7 @@ import algorithms
 import dsgd
 from dsgd import clusters, network, problems
 from experiments import plan as command
-from experiments.shared import commands, tables
+from experiments.shared import commands
 
 OWN = """
 import optax
@@ -66,17 +66,6 @@ def test_it_writes_the_ranking_and_what_would_change_it(planned):
         assert float(change["result"]) <= float(change["before"])
 
 
-def test_the_sentences_name_networks_in_units_of_the_flags(planned):
-    args, lines = planned
-    text = joined(lines)
-    for change in scripts.rows(args.out / "changes.csv"):
-        unit = {"bandwidth": (1e6, "Mbit/s"), "latency": (1e-3, "ms")}[change["axis"]]
-        number = tables.plain(float(change["from"]) / unit[0])
-        side = "Below" if float(change["from"]) < getattr(args, change["axis"]) else "Above"
-        assert f"{side} {number} {unit[1]} {change['axis']}: {change['method']}" in text
-    assert "because the iterates depend on the clock: asynchronous SGD." in text
-
-
 def test_a_file_defines_problem_optimizer_and_candidates(tmp_path, long):
     """Bits of a model that is a hundred times as large take a hundred times the seconds."""
     path = tmp_path / "mine.py"
@@ -98,13 +87,6 @@ def test_a_file_defines_problem_optimizer_and_candidates(tmp_path, long):
         assert one["loss"] == other["loss"]
 
 
-def test_flags_of_the_model_are_refused_with_a_file(tmp_path):
-    path = tmp_path / "mine.py"
-    args = dataclasses.replace(ARGS, problem=path, workers=8, out=tmp_path / "out")
-    with pytest.raises(ValueError, match="--workers 8: the file defines the problem; pass only"):
-        command.main(args)
-
-
 def test_seconds_of_a_gradient_are_those_of_its_samples(tmp_path):
     """Of a problem in batches of 5, with the flags or with a measured cluster."""
     problem = problems.logistic_regression("digits", workers=4, batch_size=5)
@@ -120,17 +102,6 @@ def test_seconds_of_a_gradient_are_those_of_its_samples(tmp_path):
     clock = dsgd.run(method, problem, cluster=cluster, **run).history["clock"]
     exchange = network.cost(network.ring_all_reduce, 4, 1e-3, 32 * 650 / 5e6)
     assert clock[-1] == pytest.approx(0.3 + exchange, rel=1e-4)
-
-
-def test_settings_replace_those_of_the_candidates(capsys):
-    args = dataclasses.replace(
-        ARGS, methods=("LED", "LEAD", "EC-SGD"), periods=(3,), compressors=("sign", "natural")
-    )
-    found = {str(each): each for each in command.make_task(args).candidates}
-    assert set(found) == {"LED, ring", "LEAD, ring, natural", "EC-SGD, sign", "EC-SGD, natural"}
-    assert found["LED, ring"].grids == {"H": (3,)}
-    said = joined(capsys.readouterr().out.splitlines())
-    assert "Left out: LEAD, ring, sign (lead: the compressor" in said
 
 
 def test_registered_methods_are_candidates_with_their_default_settings():
@@ -157,10 +128,3 @@ def test_registered_methods_are_candidates_with_their_default_settings():
 def test_unknown_names_are_refused(flags, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         command.main(dataclasses.replace(ARGS, out=tmp_path, **flags))
-
-
-def test_a_file_without_a_problem_is_refused(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("problem = 3")
-    with pytest.raises(ValueError, match="problem = 3; expected a file that defines `problem`"):
-        command.main(dataclasses.replace(ARGS, workers=16, problem=path, out=tmp_path / "out"))

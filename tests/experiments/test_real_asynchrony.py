@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import scripts
 
-from algorithms import on_ray
 from experiments import real_asynchrony
 
 METHODS = ("synchronous", "bounded", "AD-PSGD")
@@ -78,34 +77,7 @@ def test_staleness_is_measured_and_predicted(ran):
         assert predicted == pytest.approx(1, abs=0.5)
 
 
-def test_its_table_has_every_method(ran):
-    rows = scripts.rows(ran.out / "methods.csv")
-    assert [row["method"] for row in rows] == list(METHODS)
-    assert all(float(row["updates/s"]) > 0 for row in rows)
-
-
 def test_an_invalid_address_is_refused(tmp_path):
     require_ray()
     with pytest.raises(ValueError, match="Ray cannot be reached at address = 'nonsense'"):
         real_asynchrony.main(real_asynchrony.Args(address="nonsense", out=tmp_path, progress=False))
-
-
-def test_any_number_of_servers_goes_with_all_methods():
-    assert "3 servers" in real_asynchrony.methods(real_asynchrony.Args(servers=3))
-
-
-def test_simulations_for_the_clock_do_not_diverge():
-    """With the largest step sizes for which the real problem converges."""
-    args = real_asynchrony.Args(workers=3, learning_rate=2.0)
-    worker = np.arange(300) % 3
-    updates = {
-        "worker": worker,
-        "computed": 0.01 * (1 + worker),
-        "trip": np.full(300, 1e-3),
-        "busy": np.full(300, 1e-3),
-    }
-    trained = on_ray.Trained((), {}, updates, 3, 64)
-    method = real_asynchrony.methods(args)["asynchronous"].simulated
-    assert np.nanmean(
-        real_asynchrony.simulate(args, method, trained, 600)["staleness"]
-    ) == pytest.approx(2, abs=0.1)

@@ -75,7 +75,6 @@ REFUSED = {
     ],
     "cannikin_optperf": [
         ({"ratios": (0.5, 2.0)}, "--ratios (0.5, 2.0): expected finite numbers, at least 1"),
-        ({"totals": 1}, "--totals 1: expected whole numbers, at least 2"),
         ({"iterations": 2}, "--iterations 2: expected at least 3"),
     ],
     "cannikin_processes": [
@@ -98,9 +97,6 @@ REFUSED = {
         ),
         ({"target": float("nan")}, "--target nan: expected finite numbers above 0"),
         ({"learning_rates": (0.1, float("inf"))}, "--learning-rates (0.1, inf): expected finite"),
-        ({"bandwidth": 0.0}, "--bandwidth 0.0: expected finite numbers above 0"),
-        ({"latency": -1.0}, "--latency -1.0: expected finite numbers, at least 0"),
-        ({"seed": -1}, "--seed -1: expected finite numbers, at least 0"),
     ],
     "complexity_table": [
         ({"epsilons": epsilons}, "expected at least 2 decreasing positive numbers")
@@ -109,7 +105,6 @@ REFUSED = {
     "compression": [
         ({"compressors": ("sgn",)}, "--compressors sgn: expected some of identity,"),
         ({"partitions": ("random",)}, "logistic_regression: partition = 'random'"),
-        ({"workers": 1}, "--workers 1: expected whole numbers, at least 2"),
     ],
     "convergence_rates": [
         ({"steps": (4, 8)}, "expected at least 4 increasing numbers, at least 1"),
@@ -119,17 +114,12 @@ REFUSED = {
             {"fixed_steps": 100},
             "fixed-steps = 100 with a staleness of 255: expected more than twice",
         ),
-        ({"seeds": 1}, "--seeds 1: expected whole numbers, at least 2"),
     ],
     "dropcompute_processes": [
         ({"slow": 2}, "--slow 2 of 2 processes: expected one from 0 to 1, or None"),
-        ({"factor": 0.5}, "--factor 0.5: expected finite numbers, at least 1"),
         ({"rounds": 149}, "--rounds 149 of 150 steps: expected at least two more steps"),
     ],
-    "dropcompute_speedup": [
-        ({"worker_counts": (1, 8)}, "--worker-counts (1, 8): expected whole numbers, at least 2"),
-        ({"run_workers": 1}, "--run-workers 1: expected whole numbers, at least 2"),
-    ],
+    "dropcompute_speedup": [],
     "dropcompute_training": [
         ({"drop_rates": (0.1,)}, "--drop-rates (0.1,): must contain 0"),
         (
@@ -149,16 +139,12 @@ REFUSED = {
     "kimad_quadratic": [
         ({"small": (3.0, 1.0)}, "--small 3 1: expected 0 < least <= most"),
         ({"high": (0.0, 1.0)}, "--high 0 1: expected 0 < least <= most"),
-        ({"compute": 0.0}, "--compute 0.0: expected finite numbers above 0"),
     ],
     "kimad_variability": [
         ({"round_times": (2.0, 1.0)}, "--round-times 1 with --compute 1: expected longer rounds"),
-        ({"condition": 0.5}, "--condition 0.5: expected finite numbers, at least 1"),
-        ({"ratios": (2.0, 0.5)}, "--ratios (2.0, 0.5): expected finite numbers, at least 1"),
     ],
     "real_asynchrony": [
         ({"slow": 4}, "--slow 4 of 4 workers"),
-        ({"factor": 0.5}, "--factor 0.5: expected finite numbers, at least 1"),
         (
             {"bound": 2},
             "--bound 2 of 4 workers: expected at least 3, since all read the first model",
@@ -170,8 +156,6 @@ REFUSED = {
         ({"straggling": 0.5}, "--straggling 0.5 of 16 workers with --server 4"),
     ],
     "switch_timelines": [
-        ({"workers": 1}, "--workers 1: expected whole numbers, at least 2"),
-        ({"slow": 0.5}, "--slow 0.5: expected finite numbers, at least 1"),
         ({"latency": 0.0, "transfer": 0.0}, "--latency 0 --transfer 0: expected one above 0"),
     ],
     "worst_case": [
@@ -180,7 +164,6 @@ REFUSED = {
         ({"strong_convexity": 1.0}, "--strong-convexity 1.0: expected numbers above 0, below 1"),
     ],
     "topology": [
-        ({"workers": (16, 0)}, "--workers (16, 0): expected whole numbers, at least 1"),
         ({"workers": ()}, "--workers: expected at least one value"),
     ],
 }

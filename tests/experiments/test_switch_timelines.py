@@ -30,10 +30,6 @@ def written(tmp_path_factory):
     return args, scripts.ran(switch_timelines.main, args)
 
 
-def by_figure(args: Args) -> dict[str, switch_timelines.Panel]:
-    return {panel.figure: panel for panel in switch_timelines.panels(args)}
-
-
 def test_its_timeline_has_every_passage(written):
     args, _ = written
     passages: dict[str, list[tuple[str, ...]]] = {}
@@ -98,47 +94,8 @@ def test_blocks_are_the_passages_and_no_lane_has_two_at_once(args):
         )
 
 
-def test_in_the_example_only_the_third_message_waits():
-    waits = [
-        span
-        for span in switch_charts.spans(by_figure(Args())["1.3"].passages)
-        if span.kind == "wait"
-    ]
-    assert [(span.worker, span.lane, span.begin, span.end) for span in waits] == [
-        (2, "send", 6, 12.5)
-    ]
-
-
-@pytest.mark.parametrize("convention", ["blocking", "pipelined"])
-def test_asynchrony_makes_more_updates_with_a_slow_worker(convention):
-    """In the time of two rounds, which are 2 updates with 6 gradients."""
-    panels = by_figure(Args(convention=convention))
-    end = panels["4.2"].end
-    assert end == panels["4.1"].end
-    ages = switch_timelines.staleness(panels["4.2"].passages, server=3, end=end)
-    assert len(ages) > 6
-    assert (
-        panels["4.2"].title
-        == f"asynchronous server: {len(ages)} updates, staleness up to {max(ages)}"
-    )
-
-
 def test_staleness_by_hand():
     """Messages take no time, workers 2 and 5: updates at 2, 4, 5, 6, 8, 10, 10."""
     messages = network.asynchronous_server_messages([[2] * 5, [5] * 2])
     passages = network.simulate(messages, 0, 0).passages
     assert switch_timelines.staleness(passages, server=2, end=Fraction(9)) == [0, 0, 2, 1, 0]
-
-
-def test_the_next_round_begins_when_all_have_the_model():
-    passages = by_figure(Args())["4.1"].passages
-    first, second = passages[:6], passages[6:]
-    assert {passage.computing for passage in second[:3]} == {
-        max(passage.arrived for passage in first)
-    }
-
-
-def test_a_round_with_computation_is_computation_and_then_messages():
-    panels = by_figure(Args(compute=7.0))
-    assert panels["3.4"].end == 7 + 2 * 3 * (Fraction(3, 2) + Fraction(5, 4))
-    assert panels["5.3"].end == 7 + 13

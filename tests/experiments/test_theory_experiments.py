@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 
-import jax
 import numpy as np
 import pytest
 import scripts
@@ -88,20 +87,6 @@ def test_averages_fall_with_the_power_of_the_theorem(slopes, panel, method, slop
         assert float(row["low"]) <= float(row["exact"]) <= float(row["high"])
 
 
-def test_rates_are_written(slopes):
-    args, rows = slopes
-    points = scripts.rows(args.out / "rates.csv")
-    assert (
-        {row["panel"] for row in points}
-        == set(convergence_rates.PANELS)
-        == {panel for panel, _ in rows}
-    )
-    assert all(
-        float(row["measured"]) <= float(row["bound"]) * (1 + 1e-9) for row in points if row["x"]
-    )
-    assert [row["method"] for row in scripts.rows(args.out / "fits.csv")].count("mb-SGD") == 2
-
-
 def test_an_interval_covers_the_slope_that_seeds_have():
     rng, x = np.random.default_rng(0), np.array([1.0, 2.0, 4.0, 8.0])
     values = x**-0.5 * np.exp(0.05 * rng.normal(size=(40, 4)))
@@ -111,25 +96,6 @@ def test_an_interval_covers_the_slope_that_seeds_have():
     # The mean of log y over 40 seeds has standard deviation 0.05 / sqrt(40), the slope this over
     # |log x - mean| = 1.55.
     assert high - low == pytest.approx(2 * 1.96 * 0.05 / math.sqrt(40) / 1.55, rel=0.4)
-
-
-def test_runs_with_a_dithered_grid_have_the_computed_moments(key):
-    problem = bowl(2, 1.0)
-    compressor = theorems.dithered(problem, 2.0)
-    x = np.linspace(-3, 3, 4000, dtype=np.float32)
-    error = np.asarray(jax.jit(lambda x: compressors.encode(compressor, key, x).decoded)(x)) - x
-    # four standard errors; sigma'^2 is that of four elements
-    assert np.mean(error**2) * 4 == pytest.approx(4.0, rel=0.06)
-    method = theorems.compressed_sgd(problem, 2.0)
-    sampled = method.sampled([64], 64, 0)[:, 0]
-    assert sampled.mean() == pytest.approx(method.averages([64])[0], abs=4 * sampled.std() / 8)
-
-
-def test_methods_without_exact_moments_raise():
-    with pytest.raises(
-        ValueError, match="EF21 has no exact moments: its round is not affine; expected runs"
-    ):
-        theorems.ef21(bowl(1, 0.0), compressors.top_k(0.25)).averages([4])
 
 
 @pytest.fixture(scope="module")
@@ -165,13 +131,6 @@ def test_fewer_iterations_are_needed_than_predicted(table):
     assert float(rows["CSGD", 0.05]["ratio"]) < 1.5, "the bound is nearly reached"
 
 
-def test_iterations_are_the_least(table):
-    method = next(method for method in complexity_table.on_one_problem() if method.name == "CSGD")
-    (least,) = complexity_table.least_steps(method, [0.1])
-    before, there = method.averages([least - 1, least])
-    assert there <= 0.1 < before
-
-
 def test_communication_is_the_cost_of_the_patterns(table):
     args = table
     rows = {row["method"]: row for row in scripts.rows(args.out / "communication.csv")}
@@ -186,15 +145,7 @@ def test_communication_is_the_cost_of_the_patterns(table):
     assert float(rows["CSGD"]["bits"]) < float(rows["GD"]["bits"]) / 4
 
 
-def test_tables_have_the_same_methods(table):
-    orders, steps, messages = (
-        {row["method"]: row for row in scripts.rows(table.out / f"{name}.csv")}
-        for name in ("orders", "steps", "messages")
-    )
-    assert orders.keys() == steps.keys() == messages.keys() == {"GD", "CSGD", "DSGD"}
-    assert orders["DSGD"]["misprint"] == "…/ε^(2/3)"
-
-
+@pytest.mark.long
 def test_worst_cases_are_drawn_next_to_the_theorems(tmp_path):
     args = worst_case.Args(
         workers=3, steps=2, rates=(0.2, 1.0), rounds=(1, 2), out=tmp_path, progress=False
@@ -205,3 +156,10 @@ def test_worst_cases_are_drawn_next_to_the_theorems(tmp_path):
     rounds = np.genfromtxt(tmp_path / "rounds.csv", delimiter=",", names=True)
     assert (rounds["worst"] <= rounds["bound"] * (1 + 1e-6)).all()
     assert (tmp_path / "figure.png").exists()
+
+
+def test_iterations_are_the_least(table):
+    method = next(method for method in complexity_table.on_one_problem() if method.name == "CSGD")
+    (least,) = complexity_table.least_steps(method, [0.1])
+    before, there = method.averages([least - 1, least])
+    assert there <= 0.1 < before
