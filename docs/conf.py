@@ -55,7 +55,6 @@ autosummary_filename_map = {
     name: f"{name}-function"
     for name in (
         "algorithms.cannikin.learner",
-        "algorithms.dropcompute.simulated",
         "algorithms.kimad.budget",
         "dsgd.plan",
         "dsgd.sweep",

@@ -197,11 +197,12 @@ def of_plan(history: History, steps: slice, tau: float) -> dict[str, float]:
     """Returns the planner's predictions from steps without drops."""
     latencies, communication = history["latencies"][steps], history["communication"][steps]
     serial = communication.mean()
+    effect = dropcompute.measured_effect(latencies, tau, communication, "between")
     numbers = {
-        "without": dropcompute.step_time(latencies, math.inf, stop="between") + serial,
-        "with": dropcompute.step_time(latencies, tau, stop="between") + serial,
-        "dropped": dropcompute.drop_rate(latencies, tau, stop="between"),
-        "speedup": dropcompute.effective_speedup(latencies, communication, tau, stop="between"),
+        "without": effect.without + serial,
+        "with": effect.step_time + serial,
+        "dropped": effect.drop_rate,
+        "speedup": effect.speedup,
     }
     return {name: float(value) for name, value in numbers.items()}
 

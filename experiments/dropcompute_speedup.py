@@ -18,14 +18,15 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from algorithms import dropcompute
+from algorithms.dropcompute import Effect
 from algorithms.dropcompute.stopping import Stop
 from dsgd import records
 from experiments.dropcompute import exact, noises, simulated
 from experiments.dropcompute import speedup_results as results
 from experiments.dropcompute.noises import Noise
-from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting
+from experiments.dropcompute.simulated import Sampled, Setting
 from experiments.shared import commands, tables
+from theory_checks.statements.dropcompute_speedup import equation_11
 
 MICRO_BATCHES = 12  # of B.1 and C.3
 FURTHER = (512, 1024, 2048)  # numbers of workers for theory only
@@ -104,7 +105,7 @@ def main(args: Args) -> None:
             )
             draw = noises.drawing(noise.seconds, 2 * args.iterations, counts[-1], MICRO_BATCHES)
             outcomes[name] = Sampled(
-                noise, exactly, draw, simulated.measured(setting, draw, counts)
+                noise, exactly, draw, simulated.choose_and_apply(setting, draw, counts)
             )
     clock, plan, best = run(setting, outcomes[B1], args.run_workers)
     natural, gained = natural_cluster(setting)
@@ -138,38 +139,35 @@ def write(path: Path, outcomes: Outcomes) -> None:
         for N, found in of.found.items()
         for run in range(len(found.speedup))
     )
-    records.write_rows(path, ("panel", "noise", "workers", "run", *Measured._fields), rows)
+    records.write_rows(path, ("panel", "noise", "workers", "run", *Effect._fields), rows)
 
 
-def run(setting: Setting, of: Sampled, workers: int) -> tuple[Measured, Measured, exact.Best]:
+def run(setting: Setting, of: Sampled, workers: int) -> tuple[Effect, Effect, Effect]:
     """Returns the speedups at one number of workers: by the clock of runs, as planned from
     independently drawn latencies, and exact.
     """
     tau = float(of.found[workers].threshold.mean())
-    plan = simulated.of_seeds(
-        [simulated.used(setting, of.draw(seed)[:, :workers], tau) for seed in setting.seeds]
+    plan = simulated.stack_seeds(
+        [simulated.apply(setting, of.draw(seed)[:, :workers], tau) for seed in setting.seeds]
     )
-    clock = simulated.by_clock(setting, of.noise.seconds, workers, tau)
+    clock = simulated.measure_runs(setting, of.noise.seconds, workers, tau)
     return clock, plan, of.sums.best(workers, setting.communication, setting.stop)
 
 
 def figure_3(setting: Setting, outcomes: Outcomes, workers: int) -> Figure:
     """Draws figure 3 for normal micro-batches and for those of B.1."""
-    lines: dict[str, tuple[Curves, np.ndarray, np.ndarray]] = {}
+    lines: dict[str, tuple[Effect, np.ndarray, np.ndarray]] = {}
     for name, of in {
         "(a) normal micro-batches": outcomes["13b"],
         "(b) B.1's delays": outcomes[B1],
     }.items():
         thresholds = np.linspace(0.5, 1.5, 101) * of.sums.mean
-        curves = simulated.over_thresholds(setting, of.draw, workers, thresholds)
-        like = (of.noise.mean, of.noise.std, setting.micro_batches, workers, setting.communication)
-        analytical = dropcompute.expected_speedup(
-            thresholds, *like, stop=setting.stop, approximate=True
-        )
-        given = dropcompute.expected_speedup(
-            thresholds, *like, stop=setting.stop, step_time=float(curves.without.mean())
-        )
-        lines[name] = (curves, analytical, given)
+        effect = simulated.sweep_thresholds(setting, of.draw, workers, thresholds)
+        model = (of.noise.mean, of.noise.std, setting.micro_batches, workers)
+        options = (thresholds, setting.communication, setting.stop)
+        analytical = equation_11(*model, *options)
+        given = equation_11(*model, *options, step_time=float(effect.without.mean()))
+        lines[name] = (effect, analytical, given)
     return results.figure_3(setting, lines, outcomes[B1].found[workers], workers)
 
 
@@ -186,18 +184,18 @@ def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]],
 
     def by_micro_batches(draw):
         return {
-            f"{m} accumulations": simulated.over_drop_rates(setting, draw, N, m, SHARES)
+            f"{m} accumulations": simulated.sweep_drop_rates(setting, draw, N, m, SHARES)
             for m in micro_batches
         }
 
     lines = {
         f"{M} accumulations": {
-            f"{n} workers": simulated.over_drop_rates(setting, own, n, M, SHARES) for n in workers
+            f"{n} workers": simulated.sweep_drop_rates(setting, own, n, M, SHARES) for n in workers
         },
         f"{N} workers": by_micro_batches(own),
         f"{N} workers of one mean": by_micro_batches(alike),
     }
-    few = simulated.measured(
+    few = simulated.choose_and_apply(
         setting, lambda seed: own(seed)[..., : setting.micro_batches], [results.CLUSTER]
     )
     return lines, few[results.CLUSTER].speedup

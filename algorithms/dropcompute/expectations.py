@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
-import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from algorithms.dropcompute.speedups import Effect, Thresholds
 from algorithms.dropcompute.stopping import Stop, require_seconds, require_stop
 from dsgd import checks
 
-Thresholds = Annotated[ArrayLike | jax.Array, "seconds, at least 0"]
 _MOST = 10**5  # largest number of micro-batches in the search for a threshold
 _APART = 1 / 8  # distance of grid points in the search, in standard deviations
 _REACH = 10.0  # standard deviations beyond which a probability is 0 or 1 in float64
@@ -35,27 +34,27 @@ Workers = Annotated[ArrayLike, "an integer, at least 1, or an array of them"]
 
 
 @checks.arguments
-def expected_step_time(
+def expected_effect(
     mean: float,
     std: float,
     micro_batches: int,
     workers: Workers,
-    *,
-    threshold: Thresholds = np.inf,
+    thresholds: Thresholds,
+    communication: float = 0.0,
     stop: Stop = "preempt",
-    approximate: bool = False,
-) -> Any:
-    r"""Returns the expected seconds for which the slowest of N workers computes, by quadrature or
-    by the paper's approximation.
+) -> Effect:
+    r"""Returns the expected effect of thresholds, with the expectations of the terms of equation 6.
+
+    $$ \frac{\mathbb E \tilde M(\tau)}{M} \cdot \frac{\mathbb E T + T^c}{\mathbb E R(\tau) + T^c},
+    \qquad \mathbb E \tilde M(\tau) = \sum_{m=1}^M \Phi\Big(\frac{\tau - m \mu}{\sqrt{m}
+    \sigma}\Big) \quad (5) $$
+
+    Without a threshold the slowest worker computes for
 
     $$ \mathbb E T = M \mu + \sqrt M \sigma\, e_N, \qquad e_N = \int_0^\infty 1 - \Phi(z)^N dz -
     \int_{-\infty}^0 \Phi(z)^N dz $$
 
-    $$ e_N \approx (1 - \gamma) \Phi^{-1}\Big(1 - \frac1N\Big) + \gamma\, \Phi^{-1}\Big(1 -
-    \frac1{eN}\Big) \quad (4) $$
-
-    with Euler's $\gamma$. The approximation is 8% below $e_N$ at N = 2, 2.5% above at N = 5 to 8,
-    and within 1% for N >= 81. With a threshold and stop="preempt":
+    seconds, by quadrature. With stop="preempt" it computes for $R(\tau) = \min(\tau, T)$:
 
     $$ \mathbb E \min(\tau, T) = \tau - \int_{-\infty}^\tau P(T \le x)\, dx $$
 
@@ -65,138 +64,42 @@ def expected_step_time(
     $$ \int_\tau^\infty 1 - P(S_n \le x)^N dx, \qquad P(S_n > x) = \sum_{m=1}^M P(T_n^{(m-1)} \le
     \tau,\ T_n^{(m)} > x) $$
 
+    and a worker computes one micro-batch more than of M - 1 with "preempt", because all
+    micro-batches that start at tau or before are counted.
+
     Args:
         mean: mu, seconds of a micro-batch, above 0.
         std: sigma, seconds, above 0.
         micro_batches: M.
         workers: N, an integer or an array.
-        threshold: tau, seconds, a number or an array whose shape broadcasts with that of N.
+        thresholds: tau, seconds, a number or an array whose shape broadcasts with that of N; at
+            least $M \mu / 2$ (assumption C.3), below which the model is not accurate. Infinity
+            drops nothing.
+        communication: T^c, seconds, at least 0.
         stop: "preempt" or "between", see `stopping.stopped`.
-        approximate: whether to use equation 4, for at least 2 workers and without a threshold.
 
     Returns:
-        Seconds without communication, with the broadcast shape of N and tau.
+        The effect, with the broadcast shape of N and tau. The speedup is 0 if a step takes no time.
 
     Raises:
         ValueError: if mean or std is not finite and positive, M or N is less than 1, thresholds are
-            negative or NaN, `stop` is unknown, `approximate` is used with a threshold or with N = 1
-            (where it is infinite), or the shapes do not broadcast.
+            negative or NaN, communication is negative or not finite, `stop` is unknown, or the
+            shapes do not broadcast.
 
-    Source: Giladi et al., "DropCompute", section 4.2 and appendix C.2, whose equation 7 includes
-    communication.
+    Source: Giladi et al., "DropCompute", sections 4.2 and 4.3 and appendix C.2. Departure: the
+    paper's equations 4 and 11 approximate E T and E R; see `theory_checks`.
     """
-    where = "dropcompute.expected_step_time"
-    model = _model(where, mean, std, micro_batches, stop)
-    tau, N = _together(where, threshold, workers)
-    if not approximate:
-        return _step_time(model, tau, N)[()]
-    if np.isfinite(tau).any():
-        raise ValueError(
-            f"{where}: thresholds contain {tau[np.isfinite(tau)][0]:g}; expected infinity with "
-            "approximate=True, because equation 4 has no threshold"
-        )
-    return _approximate(where, model, N)[()]
-
-
-@checks.arguments
-def expected_micro_batches(
-    thresholds: Thresholds, mean: float, std: float, micro_batches: int, *, stop: Stop = "preempt"
-) -> Any:
-    r"""Returns the expected number of micro-batches that a worker computes.
-
-    $$ \mathbb E \tilde M(\tau) = \sum_{m=1}^M \Phi\Big(\frac{\tau - m \mu}{\sqrt{m} \sigma}\Big)
-    \quad (5) $$
-
-    With stop="between" it is one more than the number for M - 1 micro-batches with "preempt",
-    because all micro-batches that start at tau or before are counted.
-
-    Args:
-        thresholds: tau, seconds, any shape.
-        mean, std, micro_batches: see `expected_step_time`.
-        stop: "preempt" or "between", see `stopping.stopped`.
-
-    Returns:
-        Number of micro-batches, 0 to M, at each threshold, with the shape of `thresholds`.
-
-    Raises:
-        ValueError: see `expected_step_time`.
-
-    Source: Giladi et al., "DropCompute", section 4.3.
-    """
-    where = "dropcompute.expected_micro_batches"
-    require_seconds(where, "thresholds", thresholds, finite=False)
-    return _micro_batches(
-        _model(where, mean, std, micro_batches, stop), np.asarray(thresholds, float)
-    )[()]
-
-
-@checks.arguments
-def expected_speedup(
-    thresholds: Thresholds,
-    mean: float,
-    std: float,
-    micro_batches: int,
-    workers: Workers,
-    communication: float = 0.0,
-    *,
-    stop: Stop = "preempt",
-    step_time: float | None = None,
-    approximate: bool = False,
-) -> Any:
-    r"""Returns the expected effective speedup, with the expectations of the terms of equation 6.
-
-    $$ \frac{\mathbb E \tilde M(\tau)}{M} \cdot \frac{\mathbb E T + T^c}{\mathbb E R(\tau) + T^c} $$
-
-    where R is the slowest worker's seconds: $\min(\tau, T)$ with "preempt", plus the time above tau
-    with "between", both by quadrature. If $\mathbb E T$ is approximate or given, the distribution
-    of T is unknown, and equation 11 is used:
-
-    $$ \frac{\mathbb E \tilde M(\tau)}{M} \cdot \frac{\mathbb E T + T^c}{\min(\tau, \mathbb E T) +
-    T^c} \quad (11) $$
-
-    and with "between" $\min(\tau + \dots, \mathbb E T)$ with the same addition.
-
-    Args:
-        thresholds: tau, seconds, a number or an array; at least $M \mu / 2$ (assumption C.3), below
-            which the model is not accurate.
-        mean, std, micro_batches, workers: see `expected_step_time`; the shapes of N and tau
-            broadcast.
-        communication: T^c, seconds, at least 0.
-        stop: "preempt" or "between", see `stopping.stopped`.
-        step_time: E T, seconds without communication, for example measured.
-        approximate: whether E T is computed with equation 4.
-
-    Returns:
-        The speedup at each threshold; 0 if a step takes no time.
-
-    Raises:
-        ValueError: see `expected_step_time`; also if communication is negative or not finite, the
-            step time is not finite and positive, or both `step_time` and `approximate` are given.
-
-    Source: Giladi et al., "DropCompute", appendix C.2. Departure: the paper prints E T instead of E
-    T + T^c in the numerator, with communication included in E T (equation 12), which min() then
-    counts twice: without a threshold the speedup would be below 1.
-    """
-    where = "dropcompute.expected_speedup"
-    if approximate and step_time is not None:
-        raise ValueError(
-            f"{where}: step_time = {step_time} and approximate = True; expected one of the two, "
-            "because both set E T"
-        )
+    where = "dropcompute.expected_effect"
     require_seconds(where, "communication", communication)
     model = _model(where, mean, std, micro_batches, stop)
-    tau, N = _together(where, thresholds, workers)
-    if step_time is not None:
-        require_seconds(where, "step_time", step_time, positive=True)
-    if approximate or step_time is not None:
-        whole = _approximate(where, model, N) if step_time is None else step_time
-        step = np.minimum(tau + _added(model, tau, N), whole)
-    else:
-        whole = _step_time(model._replace(stop="preempt"), np.full(N.shape, np.inf), N)
-        step = _step_time(model, tau, N)
+    tau, N = _broadcast(where, thresholds, workers)
+    computed = _micro_batches(model, np.asarray(thresholds, float)) / micro_batches
+    share = np.broadcast_to(computed, tau.shape)
+    whole = _step_time(model._replace(stop="preempt"), np.full(N.shape, np.inf), N)
+    step = _step_time(model, tau, N)
     seconds = step + communication
     gain = np.where(seconds > 0, (whole + communication) / np.where(seconds > 0, seconds, 1), 0)
-    return (_micro_batches(model, tau) / micro_batches * gain)[()]
+    return Effect(*(each[()] for each in (tau, share * gain, 1 - share, step, whole)))
 
 
 @checks.arguments
@@ -213,14 +116,14 @@ def expected_threshold(
     of them ends. Below $M \mu / 2$ (assumption C.3) the model is not accurate.
 
     Args:
-        mean, std, micro_batches: see `expected_step_time`.
+        mean, std, micro_batches: see `expected_effect`.
         communication: T^c, seconds, at least 0.
 
     Returns:
         tau, seconds.
 
     Raises:
-        ValueError: see `expected_step_time`; also if there are more than 10^5 micro-batches, or
+        ValueError: see `expected_effect`; also if there are more than 10^5 micro-batches, or
             communication is negative or not finite.
 
     Source: Giladi et al., "DropCompute", the last equation of appendix C.2.
@@ -239,7 +142,7 @@ def expected_threshold(
     def rate(tau: Any) -> Any:
         return _micro_batches(model, np.asarray(tau)) / (tau + communication)
 
-    grid = _where_ready(model)
+    grid = _grid_of_ends(model)
     best = int(np.argmax(rate(grid)))
     around = np.array([grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)]])
     # Searches relative to the best grid point, because the accuracy of the search is relative to
@@ -253,7 +156,7 @@ def expected_threshold(
     return float(max(grid[best], grid[best] + moved, key=rate))
 
 
-def _where_ready(model: _Model) -> np.ndarray:
+def _grid_of_ends(model: _Model) -> np.ndarray:
     """Returns a sorted grid of seconds from M mu / 2 on, a fraction of a standard deviation apart,
     which covers the times at which micro-batches may end.
 
@@ -298,26 +201,12 @@ class _Model(NamedTuple):
 
 def _step_time(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
     mean, std = model.whole
-    return mean + std * _capped((tau - mean) / std, N) + _added(model, tau, N)
+    return mean + std * _mean_capped((tau - mean) / std, N) + _added(model, tau, N)
 
 
 def _added(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
     """Returns the seconds for which the last worker continues after tau."""
     return _overshoot(tau, *model[:3], N) if model.stop == "between" else 0.0
-
-
-def _approximate(where: str, model: _Model, N: np.ndarray) -> Any:
-    from scipy.special import ndtri  # noqa: PLC0415 (training is spared its import)
-
-    if (N < 2).any():
-        raise ValueError(
-            f"{where}: workers = {N[N < 2][0]}; expected at least 2 with approximate=True, because "
-            "equation 4 is infinite for 1"
-        )
-    mean, std = model.whole
-    return mean - std * (
-        (1 - np.euler_gamma) * ndtri(1 / N) + np.euler_gamma * ndtri(1 / (np.e * N))
-    )
 
 
 def _micro_batches(model: _Model, tau: np.ndarray) -> Any:
@@ -359,7 +248,7 @@ def _model(where: str, mean: float, std: float, micro_batches: int, stop: Stop) 
     )
 
 
-def _together(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np.ndarray]:
+def _broadcast(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns thresholds and workers as arrays of the same shape."""
     require_seconds(where, "thresholds", thresholds, finite=False)
     N = np.asarray(workers)
@@ -382,7 +271,7 @@ def _together(where: str, thresholds: Any, workers: Any) -> tuple[np.ndarray, np
 # --- The seconds of the slowest worker, by adaptive quadrature.
 
 
-def _capped(cap: Any, N: np.ndarray) -> Any:
+def _mean_capped(cap: Any, N: np.ndarray) -> Any:
     r"""Returns $\mathbb E \min(z, \max_n Z_n)$ of N independent standard normal Z,
     $z - \int_{-\infty}^z \Phi(x)^N dx$.
 
@@ -443,13 +332,13 @@ def _overshoot(tau: np.ndarray, mean: float, std: float, micro_batches: int, N: 
             )
     started *= np.tile(_WEIGHTS / 2 * width, pieces)
 
-    def some_beyond(share: float) -> Any:
+    def chance_beyond(share: float) -> Any:
         x = share * longest
         beyond = ndtr((mean - tau - x) / std) + started @ ndtr((mean - before - x) / std)
         with np.errstate(divide="ignore"):  # log(0) if a worker is beyond x with certainty
             return -np.expm1(N * np.log1p(-np.minimum(beyond, 1)))
 
-    return _integral(some_beyond, np.full(tau.shape, longest / std)) * std
+    return _integral(chance_beyond, np.full(tau.shape, longest / std)) * std
 
 
 def _integral(function: Callable[[float], Any], length: Any) -> Any:

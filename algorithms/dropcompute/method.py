@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from algorithms.dropcompute import thresholds
-from algorithms.dropcompute.simulation import of_round
+from algorithms.dropcompute.simulation import draw_round
 from algorithms.dropcompute.stopping import Stop, Stopped, require_one_by_one, require_stop, stopped
 from algorithms.dropcompute.thresholds import AutoThreshold, Measuring
 from dsgd import checks
@@ -79,7 +79,7 @@ class Rule(NamedTuple):
     def computed(self, server: Server, round: Round) -> Stopped:
         """Returns which micro-batches all workers compute in a round, and in how many seconds."""
         return stopped(
-            of_round(round, self.micro_batches),
+            draw_round(round, self.micro_batches),
             self.until(server),
             self.stop,
             server.spent if self.periodic else 0.0,

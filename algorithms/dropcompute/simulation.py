@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from algorithms.dropcompute.speedups import Iteration, Thresholds, speedup
+from algorithms.dropcompute.speedups import Effect, Iteration, Thresholds, speedup
 from algorithms.dropcompute.stopping import (
     Stop,
     require_one_by_one,
@@ -65,11 +65,11 @@ def latencies(
         checks.positive_int(f"dropcompute.latencies: {name}", number)
     cluster.require_workers(workers)
     require_one_by_one("dropcompute.latencies", cluster)
-    return np.asarray(_drawn(cluster, workers, micro_batches, batch_size, iterations, key), float)
+    return np.asarray(_draw(cluster, workers, micro_batches, batch_size, iterations, key), float)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _drawn(
+def _draw(
     cluster: Cluster, N: int, M: int, batch_size: int, iterations: int, key: jax.Array
 ) -> jax.Array:
     return jax.lax.map(
@@ -85,7 +85,7 @@ def iteration(cluster: Cluster, N: int, M: int, batch_size: int, key: jax.Array)
     return _seconds(Round(jnp.int32(0), N, key, Now(cluster)), M, batch_size)
 
 
-def of_round(round: Round, M: int) -> jax.Array:
+def draw_round(round: Round, M: int) -> jax.Array:
     """Returns the seconds of M full micro-batches of every worker in a round, on its cluster,
     `[N, M]`.
     """
@@ -100,46 +100,32 @@ def _seconds(round: Round, M: int, batch_size: int) -> jax.Array:
 
 
 class Estimate(NamedTuple):
-    """A mean over simulated rounds.
+    """Means over simulated rounds.
 
     Args:
-        mean: with the shape of the thresholds.
-        error: its standard error.
+        mean: the effect of each threshold.
+        error: standard errors of its numbers; 0 for the thresholds, which are given.
     """
 
-    mean: np.ndarray
-    error: np.ndarray
-
-
-class Simulated(NamedTuple):
-    """Means at each threshold.
-
-    Args:
-        step_time: seconds of the slowest worker, without communication.
-        micro_batches: micro-batches that a worker computes in a round.
-        speedup: equation 6.
-    """
-
-    step_time: Estimate
-    micro_batches: Estimate
-    speedup: Estimate
+    mean: Effect
+    error: Effect
 
 
 @checks.arguments
-def simulated(
+def simulated_effect(
     cluster: Cluster,
     workers: int,
     micro_batches: int,
     thresholds: Thresholds,
+    communication: Seconds = 0.0,
+    stop: Stop = "preempt",
     *,
     rounds: int,
     key: Key,
-    communication: Seconds = 0.0,
-    stop: Stop = "preempt",
     chunk: int = 256,
-) -> Simulated:
-    """Returns the means of `step_time`, `drop_rate` and `effective_speedup` on
-    `latencies(..., iterations=rounds, key=key)` without storing these.
+) -> Estimate:
+    """Returns the `measured_effect` of thresholds on `latencies(..., iterations=rounds, key=key)`
+    without storing these.
 
     Rounds are drawn and evaluated one after the other in a compiled loop. For each chunk of rounds
     it returns two numbers per round and threshold, which are summed in float64, so that the memory
@@ -152,10 +138,10 @@ def simulated(
         micro_batches: M, each of one sample.
         thresholds: tau, seconds, any shape; infinity drops nothing and gives the mean step without
             DropCompute.
-        rounds: at least 2, each with its own random draws.
-        key: JAX key of the draws.
         communication: T^c, seconds of each round.
         stop: "preempt" or "between", see `stopping.stopped`.
+        rounds: at least 2, each with its own random draws.
+        key: JAX key of the draws.
         chunk: rounds between two sums.
 
     Returns:
@@ -169,7 +155,7 @@ def simulated(
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via
     compute variance reduction", equation 6 and appendix B.1.
     """
-    where = "dropcompute.simulated"
+    where = "dropcompute.simulated_effect"
     numbers = {"workers": workers, "micro_batches": micro_batches, "rounds": rounds, "chunk": chunk}
     for name, number in numbers.items():
         checks.positive_int(f"{where}: {name}", number)
@@ -183,7 +169,7 @@ def simulated(
     # A threshold above float32's range becomes infinity: nothing is dropped.
     with np.errstate(over="ignore"):
         taus = np.asarray(thresholds, np.float32)
-    shift = total = squares = np.zeros((3, taus.size))
+    shift = total = squares = np.zeros((4, taus.size))
     for first in range(0, rounds, chunk):
         values = _chunk(
             cluster, workers, micro_batches, stop, min(chunk, rounds), key, first, taus.ravel()
@@ -191,7 +177,8 @@ def simulated(
         count, step, whole = (np.asarray(each, float)[: rounds - first] for each in values)
         share = count / (workers * micro_batches)
         gained = speedup(Iteration(share, step, whole[:, None], float(communication)))
-        each = np.stack([step, share * micro_batches, gained], axis=1)
+        all_computed = np.broadcast_to(whole[:, None], step.shape)
+        each = np.stack([gained, 1 - share, step, all_computed], axis=1)
         if not first:
             shift = each.mean(axis=0)  # avoids cancellation in the sums of squares
         total, squares = (
@@ -202,11 +189,9 @@ def simulated(
         shift + total / rounds,
         np.sqrt(np.maximum(squares - total**2 / rounds, 0) / (rounds - 1) / rounds),
     )
-    return Simulated(
-        *(
-            Estimate(mean.reshape(taus.shape), error.reshape(taus.shape))
-            for mean, error in zip(means, errors, strict=True)
-        )
+    return Estimate(
+        Effect(taus, *means.reshape(4, *taus.shape)),
+        Effect(np.zeros_like(taus), *errors.reshape(4, *taus.shape)),
     )
 
 
@@ -229,11 +214,11 @@ def _chunk(
     def one_round(i):
         times = iteration(cluster, N, M, 1, jax.random.fold_in(key, i))
 
-        def at(threshold):
+        def stop_all(threshold):
             done, seconds = stopped(times, threshold, stop)
             return jnp.sum(done), jnp.max(seconds)
 
-        count, step = lax.map(at, jnp.append(thresholds, jnp.inf))
+        count, step = lax.map(stop_all, jnp.append(thresholds, jnp.inf))
         return count[:-1], step[:-1], step[-1]
 
     return lax.map(one_round, first + jnp.arange(size))

@@ -2,8 +2,8 @@ r"""DropCompute's gain on measured times: Algorithm 2, by exact search.
 
     # tau in seconds, from latencies [I, N, M] and communication [I], both in seconds
     dropcompute.threshold(latencies, communication)
-    # equation 6 at each of the thresholds
-    dropcompute.effective_speedup(latencies, communication, thresholds)
+    # equation 6, drop rate and seconds at each of the thresholds
+    dropcompute.measured_effect(latencies, thresholds, communication)
 
 Concrete numbers are computed with NumPy in float64; if any argument is traced, everything is
 computed with jax.numpy in the latencies' own precision.
@@ -39,15 +39,34 @@ Communication = Annotated[ArrayLike | jax.Array, "seconds [iterations]"]
 Thresholds = Annotated[ArrayLike | jax.Array, "seconds, at least 0"]
 
 
+class Effect(NamedTuple):
+    """The effect of thresholds, measured, simulated or expected; each with the shape of the
+    thresholds.
+
+    Args:
+        threshold: tau, seconds.
+        speedup: effective speedup, micro-batches per second relative to training without
+            DropCompute.
+        drop_rate: share of dropped micro-batches.
+        step_time: seconds for which the slowest worker computes, without communication.
+        without: the same without a threshold.
+    """
+
+    threshold: Any
+    speedup: Any
+    drop_rate: Any
+    step_time: Any
+    without: Any
+
+
 @checks.arguments
-def effective_speedup(
+def measured_effect(
     latencies: Latencies,
-    communication: Communication,
     thresholds: Thresholds,
+    communication: Communication = 0.0,
     stop: Stop = "preempt",
-) -> Any:
-    r"""Returns the effective speedup: micro-batches per second relative to training without
-    DropCompute, averaged over iterations.
+) -> Effect:
+    r"""Returns the effect of thresholds on measured times, averaged over iterations.
 
     $$ S_{\mathrm{eff}}(\tau) = \frac{1}{I} \sum_i \frac{\tilde M_i(\tau)}{M} \cdot \frac{T_i +
     T_i^c}{R_i(\tau) + T_i^c} \quad (6) $$
@@ -55,16 +74,13 @@ def effective_speedup(
     where $\tilde M_i$ is the mean number of micro-batches that a worker computes, $T_i$ the seconds
     of the slowest worker without a threshold, and $R_i$ the same with a threshold:
     $\min(\tau, T_i)$ with "preempt", and the time at which the last worker stops with "between".
-    The time ratio of a step that takes no time is 1.
+    The time ratio of a step that takes no time is 1. The drop rate is $1 - \tilde M(\tau) / M$.
 
     Args:
         latencies: t, seconds of each micro-batch, `[I, N, M]`, finite, at least 0.
+        thresholds: tau, seconds, any shape; infinity drops nothing, and its speedup is 1.
         communication: T^c, seconds of each iteration, `[I]`, or one number for all.
-        thresholds: tau, seconds, any shape; infinity drops nothing and gives 1.
         stop: "preempt" or "between", see `stopping.stopped`.
-
-    Returns:
-        The speedup at each threshold, with the shape of `thresholds`.
 
     Raises:
         ValueError: if latencies are not `[I, N, M]` with at least one of each, I differs from that
@@ -74,7 +90,12 @@ def effective_speedup(
     Source: Giladi et al., "DropCompute: simple and more robust distributed synchronous training via
     compute variance reduction", section 4.4 and algorithm 2.
     """
-    return _at("effective_speedup", speedup, latencies, communication, thresholds, stop)
+    where = "measured_effect"
+    measured = _measured(where, latencies, communication, stop, thresholds)
+    require_seconds(f"dropcompute.{where}", "thresholds", thresholds, finite=False)
+    tau = measured.xp.asarray(thresholds, measured.whole.dtype)
+    means = _mean(lambda one: (speedup(one), 1 - one.share, one.step), measured, tau)
+    return Effect(tau, *means, measured.xp.broadcast_to(measured.whole.mean(), tau.shape))
 
 
 @checks.arguments
@@ -91,8 +112,8 @@ def threshold(latencies: Latencies, communication: Communication, stop: Stop = "
     except that with "between" the first of two v that are this close is not evaluated.
 
     Args:
-        latencies: t, see `effective_speedup`.
-        communication: T^c, see `effective_speedup`.
+        latencies: t, see `measured_effect`.
+        communication: T^c, see `measured_effect`.
         stop: "preempt" or "between", see `stopping.stopped`.
 
     Returns:
@@ -100,7 +121,7 @@ def threshold(latencies: Latencies, communication: Communication, stop: Stop = "
         micro-batches of a step take no time.
 
     Raises:
-        ValueError: see `effective_speedup`.
+        ValueError: see `measured_effect`.
 
     Source: Giladi et al., "DropCompute", algorithm 2, which evaluates only given thresholds.
     """
@@ -110,44 +131,6 @@ def threshold(latencies: Latencies, communication: Communication, stop: Stop = "
     candidates = jnp.append(measured.events.ravel() * SLACK, jnp.inf)
     speedups = _mean(speedup, measured, candidates)
     return jnp.max(jnp.where(speedups * SLACK >= jnp.max(speedups), candidates, 0))
-
-
-@checks.arguments
-def drop_rate(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preempt") -> Any:
-    r"""Returns the share of dropped micro-batches, $1 - \tilde M(\tau) / M$, averaged over
-    iterations.
-
-    Args:
-        latencies: t, see `effective_speedup`.
-        thresholds: tau, see `effective_speedup`.
-        stop: "preempt" or "between", see `stopping.stopped`.
-
-    Returns:
-        The share in [0, 1] at each threshold, with the shape of `thresholds`.
-
-    Raises:
-        ValueError: see `effective_speedup`.
-    """
-    return _at("drop_rate", lambda iteration: 1 - iteration.share, latencies, 0.0, thresholds, stop)
-
-
-@checks.arguments
-def step_time(latencies: Latencies, thresholds: Thresholds, stop: Stop = "preempt") -> Any:
-    r"""Returns the seconds for which the slowest worker computes, $\min(\tau, T)$ with "preempt",
-    averaged over iterations.
-
-    Args:
-        latencies: t, see `effective_speedup`.
-        thresholds: tau, see `effective_speedup`.
-        stop: "preempt" or "between", see `stopping.stopped`.
-
-    Returns:
-        Seconds at each threshold, with the shape of `thresholds`, without communication.
-
-    Raises:
-        ValueError: see `effective_speedup`.
-    """
-    return _at("step_time", lambda iteration: iteration.step, latencies, 0.0, thresholds, stop)
 
 
 @checks.arguments
@@ -267,21 +250,22 @@ def _iteration(measured: _Measured, i: Any, thresholds: Any) -> Iteration:
 
 
 def _mean(value: Callable[[Iteration], Any], measured: _Measured, thresholds: Any) -> Any:
-    """Returns the mean over iterations, evaluated one after the other so that the memory is that of
-    one iteration.
+    """Returns the means over iterations of arrays, evaluated one after the other so that the
+    memory is that of one iteration.
     """
-    iterations = len(measured.events)
+    first, others = value(_iteration(measured, 0, thresholds)), range(1, len(measured.events))
+
+    def add(i: Any, total: Any) -> Any:
+        new = value(_iteration(measured, i, thresholds))
+        return jax.tree.map(lambda a, b: a + b, total, new)
+
     if measured.xp is np:
-        return (
-            sum(value(_iteration(measured, i, thresholds)) for i in range(iterations)) / iterations
-        )
-    total = lax.fori_loop(
-        0,
-        iterations,
-        lambda i, total: total + value(_iteration(measured, i, thresholds)),
-        jnp.zeros_like(thresholds),
-    )
-    return total / iterations
+        total = first
+        for i in others:
+            total = add(i, total)
+    else:
+        total = lax.fori_loop(others.start, others.stop, add, first)
+    return jax.tree.map(lambda leaf: leaf / len(measured.events), total)
 
 
 def _search(measured: _Measured) -> float:
@@ -363,19 +347,3 @@ def _measured(
     events, ends = (xp.take_along_axis(times, order, axis=1) for times in (starts, ends))
     until = np.maximum.accumulate(ends, axis=1) if xp is np else lax.cummax(ends, axis=1)
     return _Measured(events, until, whole, communication, stop, xp)
-
-
-def _at(
-    name: str,
-    value: Callable[[Iteration], Any],
-    latencies: Any,
-    communication: Any,
-    thresholds: Any,
-    stop: Stop,
-) -> Any:
-    """Returns a mean over iterations at each threshold, with thresholds in the precision of the
-    times.
-    """
-    measured = _measured(name, latencies, communication, stop, thresholds)
-    require_seconds(f"dropcompute.{name}", "thresholds", thresholds, finite=False)
-    return _mean(value, measured, measured.xp.asarray(thresholds, measured.whole.dtype))

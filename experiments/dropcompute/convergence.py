@@ -196,7 +196,9 @@ def planned(setting: Setting, history: dict[str, np.ndarray], way: Way) -> float
     N = setting.workers
     times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
     chosen = history["threshold"][:, -1].astype(float)
-    return float(np.mean(dropcompute.effective_speedup(times, way.communication, chosen, way.stop)))
+    return float(
+        dropcompute.measured_effect(times, chosen, way.communication, way.stop).speedup.mean()
+    )
 
 
 def needed_communication(setting: Setting) -> float:
@@ -205,11 +207,11 @@ def needed_communication(setting: Setting) -> float:
     """
     N = setting.workers
     times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
-    all_computed, (low, high) = float(dropcompute.step_time(times, math.inf)), (0.0, 1e3)
+    low, high = 0.0, 1e3
     while high - low > 1e-2:
         middle = (low + high) / 2
-        tau = dropcompute.threshold(times, middle)
-        ratio = (float(dropcompute.step_time(times, tau)) + middle) / (all_computed + middle)
+        effect = dropcompute.measured_effect(times, dropcompute.threshold(times, middle))
+        ratio = float((effect.step_time + middle) / (effect.without + middle))
         low, high = (middle, high) if ratio < RATIO else (low, middle)
     return (low + high) / 2
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import fft, optimize, signal
 
+from algorithms.dropcompute import Effect
 from algorithms.dropcompute.stopping import Stop
 from experiments.dropcompute.noises import ACCUMULATION, Noise
 
@@ -27,24 +28,6 @@ from experiments.dropcompute.noises import ACCUMULATION, Noise
 CELL = ACCUMULATION / 50
 BETWEEN = 120  # number of thresholds that are tried if the clock is read between micro-batches
 MISSED = 1e-4  # maximal probability that any micro-batch is beyond half of the grid
-
-
-class Best(NamedTuple):
-    """The best threshold.
-
-    Args:
-        threshold: tau, seconds.
-        speedup: S.
-        drop_rate: share of dropped micro-batches.
-        step_time: time of the slowest worker, seconds.
-        without: E T, seconds.
-    """
-
-    threshold: float
-    speedup: float
-    drop_rate: float
-    step_time: float
-    without: float
 
 
 class Sums(NamedTuple):
@@ -82,37 +65,44 @@ class Sums(NamedTuple):
         """Returns E T / E T_i."""
         return self.without(workers) / self.mean
 
-    def best(self, workers: float, communication: float, stop: Stop = "preempt") -> Best:
-        """Returns the best threshold of N workers; if the clock is read between micro-batches, of a
-        coarser grid of thresholds.
-        """
+    def effect(
+        self, workers: float, cells: np.ndarray, communication: float, stop: Stop = "preempt"
+    ) -> Effect:
+        """Returns the effect of the thresholds of the given cells, `[K]`, on N workers."""
         whole = self.without(workers)
         if stop == "preempt":
-            at = np.arange(1, len(self.after))
-            shares, steps = self.share[1:], CELL * np.cumsum(slowest(self.after, workers))[:-1]
+            steps = CELL * np.append(0, np.cumsum(slowest(self.after, workers)))[cells]
+            shares = self.share[cells]
         else:
-            at = np.unique(
-                np.linspace(1, min(len(self.after) - 1, 1.5 * self.mean / CELL), BETWEEN).astype(
-                    int
-                )
-            )
-            shares = (1 + self.ready[:-1].sum(axis=0)[at]) / len(self.ready)
-            steps = np.array([CELL * slowest(self.between(cell), workers).sum() for cell in at])
+            steps = np.array([CELL * slowest(self.between(cell), workers).sum() for cell in cells])
+            shares = (1 + self.ready[:-1].sum(axis=0)[cells]) / len(self.ready)
         speedups = shares * (whole + communication) / (steps + communication)
-        i = int(np.argmax(speedups))
-        if not speedups[i] > 1:
-            return Best(math.inf, 1.0, 0.0, whole, whole)
-        return Best(
-            CELL * float(at[i]), float(speedups[i]), float(1 - shares[i]), float(steps[i]), whole
+        return Effect(CELL * cells, speedups, 1 - shares, steps, np.full(cells.shape, whole))
+
+    def best(self, workers: float, communication: float, stop: Stop = "preempt") -> Effect:
+        """Returns the effect of the best threshold on N workers; if the clock is read between
+        micro-batches, of a coarser grid of thresholds. The threshold is infinite if none helps.
+        """
+        last = len(self.after) - 1
+        cells = (
+            np.arange(1, last + 1)
+            if stop == "preempt"
+            else np.unique(np.linspace(1, min(last, 1.5 * self.mean / CELL), BETWEEN).astype(int))
         )
+        effect = self.effect(workers, cells, communication, stop)
+        i = int(np.argmax(effect.speedup))
+        if not effect.speedup[i] > 1:
+            whole = self.without(workers)
+            return Effect(math.inf, 1.0, 0.0, whole, whole)
+        return Effect(*(float(each[i]) for each in effect))
 
     def shorter(self, drop_rate: float, workers: float, communication: float) -> float:
         """Returns the share by which a step of N workers is shorter at the threshold with the given
         drop rate, with preemption.
         """
-        at = int(np.searchsorted(self.share, 1 - drop_rate))
-        step = CELL * float(slowest(self.after, workers)[:at].sum())
-        return 1 - (step + communication) / (self.without(workers) + communication)
+        cell = np.searchsorted(self.share, [1 - drop_rate])
+        (step,), (whole,) = self.effect(workers, cell, communication)[-2:]
+        return float(1 - (step + communication) / (whole + communication))
 
     def between(self, cell: int) -> np.ndarray:
         r"""Returns P(S_n > x) of one worker that reads its clock between micro-batches, `[G]`:
@@ -157,7 +147,7 @@ def sums(noise: Noise, micro_batches: int, most_workers: float) -> Sums:
     ends = [
         np.asarray(fft.irfft(transform**m, length))[:cells] for m in range(1, micro_batches + 1)
     ]
-    later = np.array([from_here(each) for each in ends])
+    later = np.array([sum_from(each) for each in ends])
     beyond = np.append(later[:, 1:], np.zeros((micro_batches, 1)), axis=1)
     # the first micro-batch starts at 0, the others at the end of their predecessors
     starts = sum(ends[:-1], np.eye(1, cells)[0])
@@ -166,7 +156,7 @@ def sums(noise: Noise, micro_batches: int, most_workers: float) -> Sums:
     return Sums(ready, starts, beyond[0], beyond[-1])
 
 
-def from_here(chances: np.ndarray) -> np.ndarray:
+def sum_from(chances: np.ndarray) -> np.ndarray:
     """Returns the sum from each cell on."""
     return np.clip(np.cumsum(chances[::-1])[::-1], 0, 1)
 

@@ -1,4 +1,4 @@
-"""Measured speedup of DropCompute: on latencies drawn as in a run, and by the clock of runs."""
+"""Effect speedup of DropCompute: on latencies drawn as in a run, and by the clock of runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import optax
 import algorithms
 import dsgd
 from algorithms import dropcompute
+from algorithms.dropcompute import Effect
 from algorithms.dropcompute.stopping import Stop
 from dsgd import clusters, network, problems
 from experiments.dropcompute.exact import Sums
 from experiments.dropcompute.noises import Noise
 from experiments.shared import resuming
+from theory_checks.statements.dropcompute_speedup import equation_4, equation_11
 
 NEVER = 1e6  # seconds: a threshold without drops, as a finite number for sweeps
 
@@ -44,72 +46,45 @@ class Setting:
     seeds: Sequence[int]
 
 
-class Measured(NamedTuple):
-    """Measurements of N workers, one number per seed, `[seeds]`.
-
-    Args:
-        threshold: seconds.
-        speedup: S_eff with the threshold.
-        drop_rate: share of dropped micro-batches.
-        step_time: time of the slowest worker, seconds.
-        without: the same without a threshold.
-    """
-
-    threshold: Any
-    speedup: Any
-    drop_rate: Any
-    step_time: Any
-    without: Any
-
-
 class Sampled(NamedTuple):
     """Simulated results of a noise, with its exact sums."""
 
     noise: Noise
     sums: Sums
     draw: Draw
-    found: Mapping[int, Measured]
+    found: Mapping[int, Effect]
 
 
-def measured(setting: Setting, draw: Draw, counts: Sequence[int]) -> dict[int, Measured]:
-    """Returns measurements by number of workers, with thresholds chosen by Algorithm 2 from other
-    iterations; the first N of the drawn workers are used.
+def choose_and_apply(setting: Setting, draw: Draw, counts: Sequence[int]) -> dict[int, Effect]:
+    """Returns effects `[seeds]` by number of workers, with thresholds chosen by Algorithm 2 from
+    other iterations; the first N of the drawn workers are used.
 
     Args:
         setting: the settings.
         draw: draws at least 2 I iterations of at least as many workers as the largest of `counts`.
         counts: values of N.
     """
-    rows: dict[int, list[Measured]] = {N: [] for N in counts}
+    rows: dict[int, list[Effect]] = {N: [] for N in counts}
     for seed in setting.seeds:
         both = draw(seed)
         for N in counts:
             known, fresh = both[: setting.iterations, :N], both[setting.iterations :, :N]
-            rows[N].append(
-                used(
-                    setting,
-                    fresh,
-                    dropcompute.threshold(known, setting.communication, setting.stop),
-                )
-            )
-    return {N: of_seeds(found) for N, found in rows.items()}
+            tau = dropcompute.threshold(known, setting.communication, setting.stop)
+            rows[N].append(apply(setting, fresh, tau))
+    return {N: stack_seeds(found) for N, found in rows.items()}
 
 
-def used(setting: Setting, latencies: np.ndarray, threshold: float) -> Measured:
-    """Returns the effect of a threshold on latencies `[I, N, M]`."""
-    step, without = dropcompute.step_time(latencies, [threshold, np.inf], setting.stop)
-    gain = dropcompute.effective_speedup(latencies, setting.communication, threshold, setting.stop)
-    return Measured(
-        threshold, gain, dropcompute.drop_rate(latencies, threshold, setting.stop), step, without
-    )
+def apply(setting: Setting, latencies: np.ndarray, thresholds: Any) -> Effect:
+    """Returns the effect of thresholds on latencies `[I, N, M]`."""
+    return dropcompute.measured_effect(latencies, thresholds, setting.communication, setting.stop)
 
 
-def of_seeds(found: Sequence[Measured]) -> Measured:
-    """Stacks the results of all seeds."""
-    return Measured(*(np.array(each, float) for each in zip(*found, strict=True)))
+def stack_seeds(found: Sequence[Effect]) -> Effect:
+    """Stacks the results of all seeds, `[seeds, ...]`."""
+    return Effect(*(np.array(each, float) for each in zip(*found, strict=True)))
 
 
-def rates(setting: Setting, found: Mapping[int, Measured]) -> tuple[np.ndarray, np.ndarray]:
+def rates(setting: Setting, found: Mapping[int, Effect]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the micro-batches per second of all workers, without and with a threshold, `[seeds,
     counts]` each.
     """
@@ -122,38 +97,14 @@ def rates(setting: Setting, found: Mapping[int, Measured]) -> tuple[np.ndarray, 
     return np.stack(without, axis=-1), np.stack(with_it, axis=-1)
 
 
-class Curves(NamedTuple):
-    """Curves over thresholds, seconds `[K]`: the speedup, the share of computed micro-batches, and
-    T + T^c over the seconds of a step, each `[seeds, K]`; and E T, seconds, `[seeds]`.
-    """
-
-    thresholds: np.ndarray
-    speedup: np.ndarray
-    completed: np.ndarray
-    faster: np.ndarray
-    without: np.ndarray
+def sweep_thresholds(setting: Setting, draw: Draw, workers: int, thresholds: np.ndarray) -> Effect:
+    """Returns the simulated effects of thresholds `[K]` on the first N workers, `[seeds, K]`."""
+    return stack_seeds(
+        [apply(setting, draw(seed)[:, :workers], thresholds) for seed in setting.seeds]
+    )
 
 
-def over_thresholds(setting: Setting, draw: Draw, workers: int, thresholds: np.ndarray) -> Curves:
-    """Returns the simulated curves of the first N workers."""
-    rows = []
-    for seed in setting.seeds:
-        latencies, T_c = draw(seed)[:, :workers], setting.communication
-        step = dropcompute.step_time(latencies, thresholds, setting.stop) + T_c
-        without = dropcompute.step_time(latencies, np.inf, setting.stop)
-        speedup = dropcompute.effective_speedup(latencies, T_c, thresholds, setting.stop)
-        rows.append(
-            (
-                speedup,
-                1 - dropcompute.drop_rate(latencies, thresholds, setting.stop),
-                (without + T_c) / step,
-                without,
-            )
-        )
-    return Curves(thresholds, *(np.array(each) for each in zip(*rows, strict=True)))
-
-
-def over_drop_rates(
+def sweep_drop_rates(
     setting: Setting, draw: Draw, workers: int, micro_batches: int, shares: np.ndarray
 ) -> np.ndarray:
     """Returns S_eff at thresholds with the given drop rates, `[seeds, K]`.
@@ -168,17 +119,16 @@ def over_drop_rates(
     for seed in setting.seeds:
         latencies = draw(seed)[:, :workers, :micro_batches]
         ends = np.quantile(np.cumsum(latencies, axis=-1), np.linspace(1, 0.5, 201))
-        dropped = dropcompute.drop_rate(latencies, ends, setting.stop)
-        gained = dropcompute.effective_speedup(latencies, setting.communication, ends, setting.stop)
+        effect = apply(setting, latencies, ends)
         # If whole steps are cut off at once, no threshold has a drop rate in between.
-        rows.append(np.interp(shares, np.append(0, dropped), np.append(1, gained)))
+        rows.append(np.interp(shares, np.append(0, effect.drop_rate), np.append(1, effect.speedup)))
     return np.array(rows)
 
 
-def by_clock(
+def measure_runs(
     setting: Setting, seconds: clusters.Quantity, workers: int, threshold: float
-) -> Measured:
-    """Returns the same measurements from the clock and history of runs with and without the
+) -> Effect:
+    """Returns the effects `[seeds]` from the clock and history of runs with and without the
     threshold. The method is mini-batch SGD on a quadratic; the clock does not depend on it.
 
     Args:
@@ -209,12 +159,12 @@ def by_clock(
     computed = 1 - np.asarray(history["dropped"], float)[..., 1:]
     speedup = (computed[0] * rounds[1] / rounds[0]).mean(axis=-1)
     step, without = (each.mean(axis=-1) - T_c for each in rounds)
-    return Measured(
+    return Effect(
         np.full(len(speedup), threshold), speedup, 1 - computed[0].mean(axis=-1), step, without
     )
 
 
-class Predicted(NamedTuple):
+class Prediction(NamedTuple):
     """Predictions of the normal model, `[counts]`: S_eff at the best threshold, and E T in
     seconds.
     """
@@ -223,17 +173,13 @@ class Predicted(NamedTuple):
     without: np.ndarray
 
 
-def predicted(
+def predict(
     setting: Setting, mean: float, std: float, counts: Sequence[int] | np.ndarray
-) -> Predicted:
+) -> Prediction:
     """Returns the predictions of equations 4, 5 and 11, for the best threshold of at least M mu / 2
     (assumption C.3).
     """
-    M, N, T_c = setting.micro_batches, np.asarray(counts), setting.communication
+    M, N = setting.micro_batches, np.asarray(counts)
     thresholds = np.linspace(M * mean / 2, M * mean + 5 * np.sqrt(M) * std, 301)[:, None]
-    speedups = dropcompute.expected_speedup(
-        thresholds, mean, std, M, N, T_c, stop=setting.stop, approximate=True
-    )
-    return Predicted(
-        speedups.max(axis=0), dropcompute.expected_step_time(mean, std, M, N, approximate=True)
-    )
+    speedups = equation_11(mean, std, M, N, thresholds, setting.communication, setting.stop)
+    return Prediction(speedups.max(axis=0), equation_4(mean, std, M, N))

@@ -12,11 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from algorithms.dropcompute import Effect
 from algorithms.dropcompute.stopping import Stop
 from dsgd import plots
-from experiments.dropcompute.exact import Best, Common
+from experiments.dropcompute.exact import Common
 from experiments.dropcompute.noises import ACCUMULATION, MEAN, Noise
-from experiments.dropcompute.simulated import Curves, Measured, Sampled, Setting, predicted, rates
+from experiments.dropcompute.simulated import Sampled, Setting, predict, rates
 from experiments.shared import figures, statistics, tables
 
 FIGURE_5, CLUSTER = 64, 196  # workers of the paper's figure 5, and of A.2
@@ -28,14 +29,14 @@ NORMAL = {"color": "#009E73", "linestyle": ":", "linewidth": 2.2}
 OTHER = {"color": "#CC79A7", "linestyle": (0, (5, 1)), "linewidth": 1.4}
 
 
-def with_points(
+def draw_points(
     axes: Axes, x: Sequence[float], values: np.ndarray, look: Mapping[str, Any], **others: Any
 ) -> None:
     """Draws means of `[seeds, x]` as points in the colour of a line, with 95 % intervals."""
     figures.points(axes, x, list(values.T), color=look["color"], markersize=4, **others)
 
 
-def with_band(axes: Axes, x: np.ndarray, values: np.ndarray, **look: Any) -> None:
+def draw_band(axes: Axes, x: np.ndarray, values: np.ndarray, **look: Any) -> None:
     """Draws a line of means of `[seeds, x]` in a band of 95 % intervals."""
     middle = values.mean(axis=0)
     (line,) = axes.plot(x, middle, **look)
@@ -66,16 +67,16 @@ def scale(axes: Axes, setting: Setting, of: Sampled, most: int) -> None:
     axes.plot(N, without, label="synchronous, exact", **BASELINE)
     shown = {n: each for n, each in of.found.items() if n <= most}
     baseline, dropping = rates(setting, shown)
-    with_points(axes, list(shown), dropping, DROPPING, label="DropCompute, simulated")
-    with_points(axes, list(shown), baseline, BASELINE, marker="s", label="synchronous, simulated")
+    draw_points(axes, list(shown), dropping, DROPPING, label="DropCompute, simulated")
+    draw_points(axes, list(shown), baseline, BASELINE, marker="s", label="synchronous, simulated")
 
 
-def by_the_normal_model(axes: Axes, setting: Setting, noise: Noise, most: int) -> None:
+def draw_normal_model(axes: Axes, setting: Setting, noise: Noise, most: int) -> None:
     """Draws a scale graph, micro-batches per second against workers, from equations 4, 5 and 11
     only.
     """
     N = np.unique(np.linspace(2, most, 50).astype(int))
-    found = predicted(setting, noise.mean, noise.std, N)
+    found = predict(setting, noise.mean, noise.std, N)
     without = N * setting.micro_batches / (found.without + setting.communication)
     axes.plot(N, without * found.speedup, label="DropCompute, eqs. 4, 5, 11", **NORMAL)
     axes.plot(N, without, label="synchronous, eq. 4", **OTHER)
@@ -90,15 +91,15 @@ def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) ->
     left, right, gains, free = panels
     for axes, last in ((left, max(of.found)), (right, most)):
         scale(axes, setting, of, last)
-        by_the_normal_model(axes, setting, of.noise, last)
+        draw_normal_model(axes, setting, of.noise, last)
         axes.set(xlabel="workers N", ylabel="micro-batches a second", title=f"to {last:,} workers")
     for (stop, words), look in zip(STOPS.items(), (DROPPING, BASELINE), strict=True):
         exact = [of.sums.best(n, setting.communication, stop).speedup for n in counts]
         gains.plot(counts, exact, label=f"{words}, exact", **look)
-    analytical, stop = predicted(setting, of.noise.mean, of.noise.std, counts), STOPS[setting.stop]
+    analytical, stop = predict(setting, of.noise.mean, of.noise.std, counts), STOPS[setting.stop]
     gains.plot(counts, analytical.speedup, label=f"{stop}, eqs. 4, 5, 11", **NORMAL)
     speedups = np.stack([each.speedup for each in of.found.values()], axis=-1)
-    with_points(gains, list(of.found), speedups, LINEAR, label=f"{stop}, simulated")
+    draw_points(gains, list(of.found), speedups, LINEAR, label=f"{stop}, simulated")
     figures.describe(
         gains, "workers N", "effective speedup", "at the best threshold", log="x", legend=True
     )
@@ -110,16 +111,16 @@ def figure_1(setting: Setting, of: Sampled, most: int, counts: Sequence[int]) ->
 
 def figure_3(
     setting: Setting,
-    simulated: Mapping[str, tuple[Curves, np.ndarray, np.ndarray]],
-    best: Measured,
+    simulated: Mapping[str, tuple[Effect, np.ndarray, np.ndarray]],
+    best: Effect,
     workers: int,
 ) -> Figure:
     """Draws speedups against thresholds.
 
     Args:
         setting: the settings.
-        simulated: by panel, the curves, and equation 11 with E T of equation 4 and with the
-            simulated E T.
+        simulated: by panel, the effects `[seeds, K]`, and equation 11 with E T of equation 4 and
+            with the simulated E T.
         best: the result of Algorithm 2 in the last panel's setting.
         workers: N.
     """
@@ -127,19 +128,20 @@ def figure_3(
     above, below = sheet.subfigures(2, 1, squeeze=False)[:, 0]
     axes, (last,) = plots.panels(above, 2, sharey=False), plots.panels(below, 1)
     dashed, x = {**BASELINE, "linestyle": "--"}, "threshold τ, seconds"
-    for panel, (name, (curves, analytical, given)) in zip(axes, simulated.items(), strict=True):
-        with_band(panel, curves.thresholds, curves.speedup, label="simulation", **DROPPING)
-        panel.plot(curves.thresholds, analytical, label="analytical", **dashed)
-        panel.plot(curves.thresholds, given, label="analytical, given E[T]", **NORMAL)
+    for panel, (name, (effect, analytical, given)) in zip(axes, simulated.items(), strict=True):
+        thresholds = effect.threshold[0]
+        draw_band(panel, thresholds, effect.speedup, label="simulation", **DROPPING)
+        panel.plot(thresholds, analytical, label="analytical", **dashed)
+        panel.plot(thresholds, given, label="analytical, given E[T]", **NORMAL)
         figures.describe(panel, x, "effective speedup", name, legend=True)
-    curves = list(simulated.values())[-1][0]
+    effect, T_c = list(simulated.values())[-1][0], setting.communication
     last.axhline(1, color="black", linewidth=0.8)
     for values, label, look in (
-        (curves.speedup, "effective speedup", DROPPING),
-        (curves.completed, "micro-batches completed", dashed),
-        (curves.faster, "step speedup", NORMAL),
+        (effect.speedup, "effective speedup", DROPPING),
+        (1 - effect.drop_rate, "micro-batches completed", dashed),
+        ((effect.without + T_c) / (effect.step_time + T_c), "step speedup", NORMAL),
     ):
-        with_band(last, curves.thresholds, values, label=label, **look)
+        draw_band(last, effect.threshold[0], values, label=label, **look)
     tau, colour = best.threshold.mean(), OTHER["color"]
     last.axvline(tau, color=colour, linewidth=1.2)
     label = f"τ* = {tau:.2f} s"
@@ -160,7 +162,7 @@ def figure_4(
     for panel, (name, lines) in zip(axes, panels.items(), strict=True):
         panel.axhline(1, color="black", linewidth=0.8)
         for i, (label, values) in enumerate(lines.items()):
-            with_band(panel, 100 * shares, values, **figures.look(i, label=label))
+            draw_band(panel, 100 * shares, values, **figures.look(i, label=label))
         figures.describe(panel, "drop rate, %", title=name)
         panel.legend(frameon=False, fontsize=9, loc="lower left")
     axes[0].set_ylabel("effective speedup")
@@ -185,7 +187,7 @@ def scale_graphs(
     if approximated is not None:
         first, last = next(iter(panels.values())), axes[-1]
         linear(last, setting, first, np.array([1, most]), None)
-        by_the_normal_model(last, setting, first.noise, most)
+        draw_normal_model(last, setting, first.noise, most)
         last.set_title(approximated, fontsize=10)
         last.legend(frameon=False, fontsize=9)
     for panel in axes[-2:]:
@@ -299,7 +301,7 @@ def summary(
 
 
 def compare_runs(
-    setting: Setting, clock: Measured, planned: Measured, exact: Best, workers: int
+    setting: Setting, clock: Effect, planned: Effect, exact: Effect, workers: int
 ) -> Table:
     """Tabulates the measurements of runs, next to the plan."""
     table = tables.table(
@@ -343,7 +345,7 @@ def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
     )
     for N in (*of.found, *further):
         exact = of.sums.best(N, setting.communication, setting.stop)
-        normal = predicted(setting, of.noise.mean, of.noise.std, [N])
+        normal = predict(setting, of.noise.mean, of.noise.std, [N])
         found = of.found.get(N)
         T, S = (
             (statistics.within(found.without), statistics.within(found.speedup, 3))

@@ -160,15 +160,16 @@ def test_any_number_of_servers_compiles_once():
 def test_micro_batches_are_counted_over_all_terms_of_the_sum():
     tau, M = np.linspace(0.0, 70.0, 300), 60
     terms = [ndtr((tau - m) / (np.sqrt(m) * 0.3)) for m in range(1, M + 1)]
-    found = dropcompute.expected_micro_batches(tau, 1.0, 0.3, M)
-    np.testing.assert_allclose(found, sum(terms), rtol=1e-12, atol=1e-12)
+    found = dropcompute.expected_effect(1.0, 0.3, M, 1, tau).drop_rate
+    np.testing.assert_allclose(found, 1 - sum(terms) / M, rtol=1e-12, atol=1e-14)
 
 
 def test_the_threshold_of_many_micro_batches_is_found_in_seconds():
     std, M = 0.1, 10**5
     tau = dropcompute.expected_threshold(1.0, std, M)
     near = np.array([tau - 5.0, tau, tau + 5.0])
-    assert np.argmax(dropcompute.expected_micro_batches(near, 1.0, std, M) / near) == 1
+    share = 1 - dropcompute.expected_effect(1.0, std, M, 1, near).drop_rate
+    assert np.argmax(share / near) == 1
     assert M / 2 < tau < M
 
 

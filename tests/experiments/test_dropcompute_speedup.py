@@ -73,10 +73,10 @@ def test_tables_have_the_papers_figures_and_the_clock_of_runs_agrees_with_the_pl
     noise, tau = noises.delays(), 7.5
     draw = noises.drawing(noise.seconds, 2 * SETTING.iterations, 8, 12)
     for setting in (SETTING, Setting(12, 1.5, "between", SETTING.iterations, SETTING.seeds)):
-        plan = simulated.of_seeds(
-            [simulated.used(setting, draw(100 + seed), tau) for seed in range(20)]
+        plan = simulated.stack_seeds(
+            [simulated.apply(setting, draw(100 + seed), tau) for seed in range(20)]
         )
-        found = simulated.by_clock(setting, noise.seconds, 8, tau)
+        found = simulated.measure_runs(setting, noise.seconds, 8, tau)
         for name in ("speedup", "drop_rate", "step_time", "without"):
             mine, theirs = getattr(found, name), getattr(plan, name)
             # A run has half as many rounds as a plan has iterations.
@@ -101,7 +101,7 @@ def test_thresholds_are_evaluated_on_other_iterations():
     early, late = np.full((2, 3, 2), 0.5), np.full((2, 3, 2), 2.0)
     early[:, 0] = 5.0  # without this worker it is five times as fast
     setting = Setting(2, 0.0, "preempt", 2, range(1))
-    found = simulated.measured(setting, lambda seed: np.concatenate([early, late]), [3, 2])
+    found = simulated.choose_and_apply(setting, lambda seed: np.concatenate([early, late]), [3, 2])
     assert list(found) == [3, 2]
     assert found[3].threshold == pytest.approx(1, abs=1e-5)
     assert found[3].drop_rate == 1
@@ -130,21 +130,21 @@ def test_exact_speedups_of_normal_times_are_those_of_quadrature(normal):
     """With preemption and between micro-batches, with and without communication."""
     for N in (1, 64, 5_000):
         assert normal.without(N) == pytest.approx(
-            dropcompute.expected_step_time(*LIKE, N), rel=1e-5
+            dropcompute.expected_effect(*LIKE, N, np.inf).without, rel=1e-5
         )
         for stop, rel in (("preempt", 2e-4), ("between", 1e-3)):
             for T_c in (0.0, 1.0):
                 best = normal.best(N, T_c, stop)
                 tau = best.threshold if math.isfinite(best.threshold) else 100.0
-                at = dropcompute.expected_speedup(tau, *LIKE, N, T_c, stop=stop)
-                assert best.speedup == pytest.approx(at, rel=rel)
-                assert best.step_time == pytest.approx(
-                    dropcompute.expected_step_time(*LIKE, N, threshold=tau, stop=stop), rel=rel
+                taus = np.append(tau, np.linspace(4.05, 11, 300))
+                effect = dropcompute.expected_effect(*LIKE, N, taus, T_c, stop)
+                assert best.speedup == pytest.approx(effect.speedup[0], rel=rel)
+                assert best.step_time == pytest.approx(effect.step_time[0], rel=rel)
+                assert best.without == pytest.approx(effect.without[0], rel=1e-5)
+                assert best.drop_rate == pytest.approx(
+                    effect.drop_rate[0] if tau < 100 else 0, abs=1e-3
                 )
-                around = dropcompute.expected_speedup(
-                    np.linspace(4.05, 11, 300), *LIKE, N, T_c, stop=stop
-                )
-                assert best.speedup > around.max() * (1 - rel)
+                assert best.speedup > effect.speedup.max() * (1 - rel)
 
 
 def test_noises_are_drawn_from_their_distributions():
@@ -181,11 +181,12 @@ def test_noises_are_drawn_from_their_distributions():
 def test_speedups_over_drop_rates_are_those_of_thresholds():
     latencies = np.random.default_rng(0).gamma(400.0, size=(10, 6, 4)) / 900
     shares = np.array([0.0, 0.05, 0.1])
-    (gains,) = simulated.over_drop_rates(
+    (gains,) = simulated.sweep_drop_rates(
         Setting(4, 0.5, "preempt", 10, range(1)), lambda seed: latencies, 6, 4, shares
     )
     assert gains[0] == 1
     ends = np.sort(np.cumsum(latencies, axis=-1).ravel())
     for share, gain in zip(shares[1:], gains[1:], strict=True):
         tau = ends[round((1 - share) * ends.size)]  # this share of the ends is not before it
-        assert gain == pytest.approx(dropcompute.effective_speedup(latencies, 0.5, tau), rel=5e-3)
+        effect = dropcompute.measured_effect(latencies, tau, 0.5)
+        assert gain == pytest.approx(effect.speedup, rel=5e-3)

@@ -26,6 +26,7 @@ from theory_checks.statements import (
     asynchronous_sgd,
     decentralized_sgd,
     dropcompute_misprints,
+    dropcompute_speedup,
     error_compensated_sgd,
     gradient_descent,
     sgd,
@@ -601,4 +602,5 @@ MISPRINTS = [
         decentralized_condition,
     ),
     *dropcompute_misprints.MISPRINTS,
+    *dropcompute_speedup.MISPRINTS,
 ]

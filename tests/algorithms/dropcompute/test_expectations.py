@@ -9,15 +9,16 @@ import pytest
 from scipy.special import log_ndtr, ndtr
 
 from algorithms import dropcompute
+from theory_checks.statements.dropcompute_speedup import equation_4, equation_11
 
 STOPS = pytest.mark.parametrize("stop", ["preempt", "between"])
 MEAN, STD, M, N = 1.0, 0.25, 5, 6
 TAUS = np.array([0.5, 1.0, 2.6, 4.0, 4.5, 5.0, 5.5, 6.5])
 
 
-def largest(workers, **arguments):
+def largest(workers):
     """Returns the mean of the maximum of N standard normal variables."""
-    return dropcompute.expected_step_time(1.0, 1.0, 1, workers, **arguments) - 1
+    return dropcompute.expected_effect(1.0, 1.0, 1, workers, np.inf).without - 1
 
 
 @pytest.fixture(scope="module")
@@ -63,22 +64,20 @@ def test_the_largest_of_very_many():
 
 def test_equation_4_has_the_stated_error():
     workers = np.array([2, 5, 6, 7, 8, 80, 81, 112, 10**6])
-    off = largest(workers, approximate=True) / largest(workers) - 1
+    off = (equation_4(1.0, 1.0, 1, workers) - 1) / largest(workers) - 1
     np.testing.assert_allclose(off[:5], [-0.079, 0.025, 0.026, 0.026, 0.025], atol=5e-4)
     assert off[5] > 0.01 > off[6] > off[7] > 0.008 > off[8] > 0
     quantile, share = NormalDist().inv_cdf, np.euler_gamma
     by_hand = 24 + np.sqrt(12) * 0.5 * (
         (1 - share) * quantile(1 - 1 / 112) + share * quantile(1 - 1 / (112 * np.e))
     )
-    assert dropcompute.expected_step_time(2.0, 0.5, 12, 112, approximate=True) == pytest.approx(
-        by_hand, rel=1e-12
-    )
+    assert equation_4(2.0, 0.5, 12, 112) == pytest.approx(by_hand, rel=1e-12)
 
 
 @STOPS
 def test_step_times_agree_with_draws(drawn, stop):
-    expected = dropcompute.expected_step_time(MEAN, STD, M, N, threshold=TAUS, stop=stop)
-    micro_batches = dropcompute.expected_micro_batches(TAUS, MEAN, STD, M, stop=stop)
+    effect = dropcompute.expected_effect(MEAN, STD, M, N, TAUS, stop=stop)
+    expected, micro_batches = effect.step_time, M * (1 - effect.drop_rate)
     for i, tau in enumerate(TAUS):
         count, seconds = stopped(drawn, stop, tau)
         for draws, mean in (
@@ -99,9 +98,9 @@ def test_ends_of_the_scale(stop):
     """
 
     def step(micro_batches, tau):
-        return dropcompute.expected_step_time(
-            2.0, 0.1, micro_batches, [1, 50], threshold=tau, stop=stop
-        )
+        return dropcompute.expected_effect(
+            2.0, 0.1, micro_batches, [1, 50], tau, stop=stop
+        ).step_time
 
     np.testing.assert_allclose(
         step(12, np.inf), 24 + np.sqrt(12) * 0.1 * largest([1, 50]), rtol=1e-12
@@ -121,22 +120,20 @@ def test_ends_of_the_scale(stop):
 @STOPS
 def test_equation_11_uses_the_given_step_time(stop):
     taus = np.array([9.0, 11.0, 13.0, 20.0, np.inf])
-    share = dropcompute.expected_micro_batches(taus, 1.0, 0.3, 12, stop=stop) / 12
-    approximate = dropcompute.expected_step_time(1.0, 0.3, 12, 64, approximate=True)
-    for given, arguments in ((approximate, {"approximate": True}), (12.7, {"step_time": 12.7})):
-        found = dropcompute.expected_speedup(taus, 1.0, 0.3, 12, 64, 0.5, stop=stop, **arguments)
-        longer = 0.0
-        if stop == "between":
-            between, preempted = (
-                dropcompute.expected_step_time(1.0, 0.3, 12, 64, threshold=taus, stop=how)
-                for how in ("between", "preempt")
-            )
-            longer = between - preempted
+    model = (1.0, 0.3, 12, 64)
+    between, preempted = (
+        dropcompute.expected_effect(*model, taus, stop=how) for how in ("between", "preempt")
+    )
+    share = 1 - (between if stop == "between" else preempted).drop_rate
+    longer = between.step_time - preempted.step_time if stop == "between" else 0.0
+    approximate = equation_4(1.0, 0.3, 12, 64)
+    for given, arguments in ((approximate, {}), (12.7, {"step_time": 12.7})):
+        found = equation_11(1.0, 0.3, 12, 64, taus, 0.5, stop, **arguments)
         np.testing.assert_allclose(
             found, share * (given + 0.5) / (np.minimum(taus + longer, given) + 0.5), rtol=1e-10
         )
         assert found[-1] == 1
-    assert dropcompute.expected_speedup(0.0, 1.0, 0.1, 12, 64, stop="preempt") == 0
+    assert dropcompute.expected_effect(1.0, 0.1, 12, 64, 0.0).speedup == 0
 
 
 @pytest.mark.parametrize(
@@ -189,9 +186,8 @@ def test_the_speedup_of_bounded_latencies_is_bounded(stop):
     bound = (M * b + T_c) / (M * a + T_c)
 
     def reached(latencies):
-        return dropcompute.effective_speedup(
-            latencies, T_c, dropcompute.threshold(latencies, T_c, stop), stop
-        )
+        tau = dropcompute.threshold(latencies, T_c, stop)
+        return dropcompute.measured_effect(latencies, tau, T_c, stop).speedup
 
     single = np.full((1, 512, M), a)
     single[0, 0] = b
@@ -211,9 +207,6 @@ REFUSED = [
     ({"thresholds": [1.0, np.nan]}, "thresholds"),
     ({"thresholds": [1.0, 2.0], "workers": [2, 3, 4]}, "shapes that broadcast"),
     ({"communication": -1.0}, "communication"),
-    ({"step_time": 0.0}, "step_time"),
-    ({"step_time": 3.0, "approximate": True}, "step_time = 3.0 and approximate"),
-    ({"workers": 1, "approximate": True}, "workers = 1"),
     ({"stop": "between", "std": 1e-5, "micro_batches": 2000}, "takes minutes"),
 ]
 
@@ -221,6 +214,4 @@ REFUSED = [
 def test_arguments_outside_the_model_are_refused():
     for arguments, words in REFUSED:
         with pytest.raises(ValueError, match=words):
-            dropcompute.expected_speedup(**GIVEN | arguments)
-    with pytest.raises(ValueError, match="expected_step_time: threshold"):
-        dropcompute.expected_step_time(1.0, 0.3, 12, 4, threshold=[9.0, np.inf], approximate=True)
+            dropcompute.expected_effect(**GIVEN | arguments)

@@ -21,19 +21,21 @@ def test_means_and_their_errors_are_those_of_stored_rounds(stop):
     latencies = dropcompute.latencies(CLUSTER, N, M, iterations=ROUNDS, key=KEY)
     # the last chunk is shorter
     given = {"rounds": ROUNDS, "key": KEY, "communication": COMMUNICATION, "stop": stop, "chunk": 7}
-    found = dropcompute.simulated(CLUSTER, N, M, TAUS, **given)
-    functions = {
-        "step_time": lambda times: dropcompute.step_time(times, TAUS, stop),
-        "micro_batches": lambda times: M * (1 - dropcompute.drop_rate(times, TAUS, stop)),
-        "speedup": lambda times: dropcompute.effective_speedup(times, COMMUNICATION, TAUS, stop),
-    }
-    for name, function in functions.items():
-        each = np.stack([function(latencies[i : i + 1]) for i in range(ROUNDS)])
-        mean, error = getattr(found, name)
-        np.testing.assert_allclose(mean, function(latencies), rtol=1e-6, err_msg=name)
-        np.testing.assert_allclose(
-            error, each.std(axis=0, ddof=1) / np.sqrt(ROUNDS), rtol=1e-5, atol=1e-8, err_msg=name
-        )
+    found = dropcompute.simulated_effect(CLUSTER, N, M, TAUS, **given)
+
+    def measure(times):
+        return dropcompute.measured_effect(times, TAUS, COMMUNICATION, stop)
+
+    rounds = [measure(latencies[i : i + 1]) for i in range(ROUNDS)]
+    for name, mean, error, expected, *each in zip(
+        dropcompute.Effect._fields, *found, measure(latencies), *rounds, strict=True
+    ):
+        np.testing.assert_allclose(mean, expected, rtol=1e-6, atol=1e-8, err_msg=name)
+        if name == "threshold":
+            assert not error.any()
+            continue
+        of_the_mean = np.std(each, axis=0, ddof=1) / np.sqrt(ROUNDS)
+        np.testing.assert_allclose(error, of_the_mean, rtol=1e-5, atol=1e-8, err_msg=name)
         assert error[0, 2] > 0.001 or (name, stop) == ("step_time", "preempt"), (
             "there is something to estimate"
         )
@@ -43,7 +45,8 @@ def test_errors_are_of_means_that_are_far_from_zero():
     """In float32, the squared differences between rounds would be lost in the sums of squares."""
     cluster = clusters.Cluster(clusters.constant(1e3) + clusters.exponential(0.1))
     options = {"rounds": 600, "key": KEY, "chunk": 50}
-    mean, error = dropcompute.simulated(cluster, 1, 1, np.inf, **options).step_time
+    found = dropcompute.simulated_effect(cluster, 1, 1, np.inf, **options)
+    mean, error = found.mean.step_time, found.error.step_time
     assert mean == pytest.approx(1000.1, abs=5 * float(error))
     assert error == pytest.approx(0.1 / np.sqrt(600), rel=0.2)
 
@@ -59,5 +62,5 @@ def test_impossible_simulations_are_refused():
             "as one batch",
         ),
     ):
-        with pytest.raises(ValueError, match=f"simulated: .*{words}"):
-            dropcompute.simulated(key=KEY, **good | changed)
+        with pytest.raises(ValueError, match=f"simulated_effect: .*{words}"):
+            dropcompute.simulated_effect(key=KEY, **good | changed)

@@ -76,11 +76,12 @@ def test_the_speedup_is_that_of_algorithm_2(stop, times):
     latencies, communication = times
     taus = np.append(np.arange(0, 25, 0.5), np.inf)
     wanted = np.array([ORACLES[stop](latencies, communication, tau) for tau in taus]).T
-    np.testing.assert_allclose(
-        dropcompute.effective_speedup(latencies, communication, taus, stop), wanted[0], rtol=1e-13
-    )
-    np.testing.assert_allclose(dropcompute.drop_rate(latencies, taus, stop), wanted[1], atol=1e-15)
-    np.testing.assert_allclose(dropcompute.step_time(latencies, taus, stop), wanted[2], rtol=1e-15)
+    effect = dropcompute.measured_effect(latencies, taus, communication, stop)
+    np.testing.assert_allclose(effect.speedup, wanted[0], rtol=1e-13)
+    np.testing.assert_allclose(effect.drop_rate, wanted[1], atol=1e-15)
+    np.testing.assert_allclose(effect.step_time, wanted[2], rtol=1e-15)
+    np.testing.assert_allclose(effect.without, wanted[2][-1], rtol=1e-15)
+    np.testing.assert_array_equal(effect.threshold, taus)
 
 
 @STOPS
@@ -98,13 +99,13 @@ def test_no_threshold_is_better(stop, times):
             ends * (1 - 1e-6),
         ]
     )
-    speedups = dropcompute.effective_speedup(*times, others, stop)
-    reached = dropcompute.effective_speedup(*times, best, stop)
-    assert reached >= speedups.max() * (1 - 2e-6)
-    least = dropcompute.drop_rate(times[0], best, stop)
-    assert (dropcompute.drop_rate(times[0], others[speedups >= reached], stop) >= least).all(), (
-        "of equals it drops least"
+    latencies, communication = times
+    found, reached = (
+        dropcompute.measured_effect(latencies, taus, communication, stop) for taus in (others, best)
     )
+    assert reached.speedup >= found.speedup.max() * (1 - 2e-6)
+    equal = found.speedup >= reached.speedup
+    assert (found.drop_rate[equal] >= reached.drop_rate).all(), "of equals it drops least"
 
 
 @STOPS
@@ -121,18 +122,17 @@ def test_pruning_does_not_change_the_result(stop, shape):
         else np.concatenate([np.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1)
     )
     all_of_them = np.append(np.unique(events) * (1 + 1e-6), np.inf)
-    speedups = dropcompute.effective_speedup(latencies, communication, all_of_them, stop)
+    speedups = dropcompute.measured_effect(latencies, all_of_them, communication, stop).speedup
     best = all_of_them[speedups * (1 + 1e-6) >= speedups.max()].max()
     assert dropcompute.threshold(latencies, communication, stop) == best
     assert speedups.max() > 1.01, "there is something to gain"
 
 
 def planned(latencies, communication, taus, stop):
+    effect = dropcompute.measured_effect(latencies, taus, communication, stop)
     return {
-        "threshold": dropcompute.threshold(latencies, communication, stop),
-        "speedup": dropcompute.effective_speedup(latencies, communication, taus, stop),
-        "dropped": dropcompute.drop_rate(latencies, taus, stop),
-        "step": dropcompute.step_time(latencies, taus, stop),
+        "best": dropcompute.threshold(latencies, communication, stop),
+        **effect._asdict(),
     }
 
 
@@ -177,7 +177,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("name", ["effective_speedup", "threshold", "drop_rate", "step_time"])
+@pytest.mark.parametrize("name", ["measured_effect", "threshold"])
 def test_invalid_measurements_are_refused(name):
     good = {"latencies": ONES, "communication": [1.0, 1.0], "thresholds": [1.0]}
     function = getattr(dropcompute, name)
