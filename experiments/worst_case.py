@@ -148,7 +148,7 @@ def curve(args: Args, method: Method) -> Curve:
         "key": None,
     }
     # One program serves all step sizes.
-    analysis = Analysis.of(on_ring, functions, {"rate": args.rates[0]}, **measured)
+    analysis = Analysis.from_method(on_ring, functions, {"rate": args.rates[0]}, **measured)
 
     def worst(rate: float) -> float:
         try:

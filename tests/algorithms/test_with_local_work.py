@@ -21,7 +21,7 @@ from algorithms import delays, with_diagnostics, with_local_work
 from dsgd import LocalWork, compressors, problems, work, workers
 from dsgd.communication import communicate
 from tests.methods.files import form
-from theory_checks.machinery.rounds import on_one_device
+from theory_checks.machinery.rounds import place_on_one_device
 
 N, D, B, M, STEPS = 8, 6, 3, 4, 6
 SIZES = np.array([[12, 1, 0, 7, 5, 4, 9, 10], [3, 3, 12, 1, 0, 0, 2, 8]])  # used in turn
@@ -292,7 +292,7 @@ def one_round(
 
     gradients = jnp.asarray(draw.uniform(0.5, 1.5, (N, D)) * active[:, None], jnp.float32)
     before = jax.tree.map(drawn, method.init(jnp.ones(D), N))
-    return Ends(before, jax.jit(on_one_device(updated))(before))
+    return Ends(before, jax.jit(place_on_one_device(updated))(before))
 
 
 NO_MESSAGE = workers.Participation(

@@ -65,7 +65,7 @@ def small_program() -> Program:
     ],
 )
 def test_both_corrections_of_the_certificate(multipliers, known):
-    bound = solution.certified(small_program(), np.array(multipliers), 2.0, np.array([3.0]))
+    bound = solution.certify(small_program(), np.array(multipliers), 2.0, np.array([3.0]))
     assert 7 * known <= bound <= 7 * known * (1 + 1e-6)
 
 
@@ -80,8 +80,8 @@ def test_the_smallest_bound_of_all_attempts_counts():
 
 def test_a_run_above_the_bound_is_an_error(monkeypatch):
     """Every worst case is run on the functions that attain it."""
-    measured = analysis.WorstCase.measured
-    monkeypatch.setattr(analysis.WorstCase, "measured", lambda worst: 1.001 * measured(worst))
+    measured = analysis.WorstCase.run
+    monkeypatch.setattr(analysis.WorstCase, "run", lambda worst: 1.001 * measured(worst))
     with pytest.raises(ValueError, match=r"on the worst functions reaches .* above the bound 0\.1"):
         worst_case(descent(0.5), Smooth(2, distance=3), steps=26, workers=1, measure="gap")
 
@@ -245,7 +245,7 @@ def test_the_minimum_of_parabolas_is_zero():
     L, a = 3.0, np.array([0.3, -0.2, 0.9, 0.4])
     functions = Smooth(L, -L, gap=0.7, heterogeneity=0.6, where="path")
     options = {"measure": "gradient", "over": "mean", "workers": 4, "delta": None}
-    given = Analysis.of(on_ring, functions, {"rate": 0.4}, steps=1, key=None, **options)
+    given = Analysis.from_method(on_ring, functions, {"rate": 0.4}, steps=1, key=None, **options)
     points, vectors = lay_out(given.reader, given.reader({"rate": 0.4}), functions, {0})
     units = sizes.units(points, vectors)
     basis = symmetry.basis(points, "none", units)
@@ -275,6 +275,6 @@ def test_gradients_at_the_optimum_are_bounded_by_those_on_the_path(
 ):
     functions = Smooth(2, distance=distance, heterogeneity=heterogeneity, where="average")
     options = {"steps": 1, "measure": "gap", "over": "last", "workers": 4, "delta": None}
-    given = Analysis.of(on_ring, functions, {"rate": 0.4}, key=None, **options)
+    given = Analysis.from_method(on_ring, functions, {"rate": 0.4}, key=None, **options)
     points, vectors = lay_out(given.reader, given.reader({"rate": 0.4}), functions, {0, 1})
     assert (sizes.sizes(points, vectors, None).inputs[points.optimum] >= reached).all()

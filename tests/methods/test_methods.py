@@ -23,7 +23,7 @@ from dsgd.communication import communicate
 from dsgd.wire import counts
 from tests.methods import given
 from tests.methods.files import CASES, EQUALS, FILES, form
-from theory_checks.machinery.rounds import on_one_device
+from theory_checks.machinery.rounds import place_on_one_device
 
 PERIOD = 4  # of the registered instances
 
@@ -81,7 +81,7 @@ def one_round(name: str, N: int, d: int) -> Any:
         bits = communicate(method, state, gradients, this, jax.random.key(1))[1].statistics(N).bits
         return bits.up, bits.down
 
-    return jax.jit(on_one_device(bits))
+    return jax.jit(place_on_one_device(bits))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ BOUND = 1e-5  # relative difference of the bound from the value
 def require_attained(worst: WorstCase, known: float, accuracy: float = PRINTED) -> None:
     assert worst.value == pytest.approx(known, rel=accuracy)
     assert worst.value <= worst.bound <= worst.value * (1 + BOUND) + 1e-9
-    assert worst.measured() == pytest.approx(worst.value, rel=RUN)
+    assert worst.run() == pytest.approx(worst.value, rel=RUN)
 
 
 def gradient_descent(rate, **options):
@@ -280,13 +280,13 @@ def test_worst_cases_are_below_the_theorem_of_decentralized_sgd():
 def test_bounds_hold_for_inaccurate_multipliers():
     options: dict[str, Any] = {"measure": "gap", "over": "last", "workers": None, "delta": None}
     method = on_ring(algorithms.decentralized_sgd)
-    given = Analysis.of(method, MIXED, {"rate": 0.5}, steps=3, key=None, **options)
+    given = Analysis.from_method(method, MIXED, {"rate": 0.5}, steps=3, key=None, **options)
     solved = given.solve({"rate": 0.5})
     rng = np.random.default_rng(0)
     for size in (1e-6, 1e-3, 1e-1):
         noise = size * rng.normal(size=len(solved.solution.multipliers))
         multipliers = np.maximum(solved.solution.multipliers + noise, 0)
-        bound = solution.certified(solved.program, multipliers, *given.limits(solved))
+        bound = solution.certify(solved.program, multipliers, *given.limits(solved))
         assert bound >= solved.solution.value
 
 
@@ -296,7 +296,7 @@ def test_bounds_hold_for_inaccurate_multipliers():
 def test_slopes_are_those_of_differences():
     options: dict[str, Any] = {"over": "last", "workers": None, "delta": None, "key": None}
     method, values = on_ring(algorithms.extra, 8), {"rate": 0.6}
-    given = Analysis.of(method, MIXED, values, steps=10, measure="distance", **options)
+    given = Analysis.from_method(method, MIXED, values, steps=10, measure="distance", **options)
     slope = given.slope(given.solve(values), values, "rate")
     heights = [given.solve({"rate": 0.6 + step}).solution.value for step in (1e-3, -1e-3)]
     assert slope == pytest.approx((heights[0] - heights[1]) / 2e-3, rel=1e-4)

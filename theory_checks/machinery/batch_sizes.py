@@ -26,7 +26,7 @@ import dsgd
 from dsgd import clusters
 from dsgd.base import Algorithm, Now, Problem
 from theory_checks.machinery import moments
-from theory_checks.machinery.rounds import Build, Rounds, Timetable, on_one_device
+from theory_checks.machinery.rounds import Build, Rounds, Timetable, place_on_one_device
 from theory_checks.machinery.statement import Method
 
 _TABLES = 512  # number of tables in a program: one size, so that it is compiled once
@@ -217,13 +217,13 @@ def _rounds(of, seconds, *, build, gradient):
                 jax.random.key(0),
                 None,
             )
-            return rounds.after(
+            return rounds.next_state(
                 jnp.int32(0), point[:d], point[d:].reshape(N, M, d), rounds.silence(1)
             )
 
         return jax.vmap(jax.vmap(model_after, (None, 0)), (0, None))(seconds, points)
 
-    return on_one_device(everything)(of, seconds)
+    return place_on_one_device(everything)(of, seconds)
 
 
 class Path(NamedTuple):

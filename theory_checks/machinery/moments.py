@@ -34,7 +34,7 @@ from dsgd import checks
 from dsgd.base import Algorithm, Problem, State
 from dsgd.problems.quadratic import Quadratic
 from theory_checks.machinery import probes
-from theory_checks.machinery.rounds import Build, Instance, Rounds, on_one_device
+from theory_checks.machinery.rounds import Build, Instance, Rounds, place_on_one_device
 
 _SHORTEST = 9  # log2 of the smallest number of rounds for which a program is compiled
 
@@ -181,18 +181,20 @@ def _second_moments(of, key, *, build, gradient, length, varying, rows, quantiti
         def matrices(t):
             zero, z = jnp.zeros_like(first), jnp.zeros(rounds.shape)
             M, c = (
-                jax.jacfwd(lambda s: rounds.after(t, s, z, silence))(zero),
-                rounds.after(t, zero, z, silence),
+                jax.jacfwd(lambda s: rounds.next_state(t, s, z, silence))(zero),
+                rounds.next_state(t, zero, z, silence),
             )
-            B = jax.jacfwd(lambda z: rounds.after(t, zero, z, silence))(z).reshape(first.size, -1)
+            B = jax.jacfwd(lambda z: rounds.next_state(t, zero, z, silence))(z).reshape(
+                first.size, -1
+            )
             noise = B @ B.T
             if rows > 1:
-                C = jax.jacrev(lambda table: rounds.after(t, zero, z, table))(silence).reshape(
+                C = jax.jacrev(lambda table: rounds.next_state(t, zero, z, table))(silence).reshape(
                     first.size, -1
                 )
                 noise = noise + C @ C.T
-            seen = rounds.seen(t, zero)
-            jacobians = jax.jacfwd(lambda s: rounds.seen(t, s))(zero)
+            seen = rounds.quantities_at(t, zero)
+            jacobians = jax.jacfwd(lambda s: rounds.quantities_at(t, s))(zero)
             squares = {
                 name: (jacobians[name].reshape(-1, first.size), seen[name].ravel()) for name in seen
             }
@@ -213,4 +215,4 @@ def _second_moments(of, key, *, build, gradient, length, varying, rows, quantiti
         wrong = probes.wrong(rounds, first, silence, varying)
         return lax.scan(step, start, jnp.arange(length, dtype=jnp.int32))[1], wrong
 
-    return on_one_device(everything)(of, key)
+    return place_on_one_device(everything)(of, key)

@@ -13,7 +13,7 @@ from jax import lax
 from dsgd import checks
 from dsgd.base import Problem, State
 from theory_checks.machinery import moments
-from theory_checks.machinery.rounds import Build, Rounds, on_one_device, vector
+from theory_checks.machinery.rounds import Build, Rounds, place_on_one_device, vector
 from theory_checks.machinery.statement import Outcome
 
 _SHORTEST = 6  # log2 of the smallest number of rounds for which a program is compiled
@@ -66,11 +66,11 @@ def _follow(of, models, *, build, gradient, length):
         moved = start._replace(workers=start.workers._replace(params=models))
 
         def step(s, t):
-            return rounds.after(t, s, jnp.zeros(rounds.shape), silence), rounds.state(t, s)
+            return rounds.next_state(t, s, jnp.zeros(rounds.shape), silence), rounds.state(t, s)
 
         return lax.scan(step, vector(moved), jnp.arange(length, dtype=jnp.int32))[1]
 
-    return on_one_device(everything)(of, models)
+    return place_on_one_device(everything)(of, models)
 
 
 def gradients(problem: Problem, models: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from theory_checks.machinery.rounds import Build, Instance, Rounds, on_one_device
+from theory_checks.machinery.rounds import Build, Instance, Rounds, place_on_one_device
 
 _TIMES = (0, 1, 2, 3, 7, 64)  # rounds t that are probed
 _TURNS = (1.0, 2.5)  # phases of the waves that are the two directions
@@ -64,9 +64,9 @@ def wrong(
         z = jnp.broadcast_to(
             z, (N, d)
         )  # the same for all workers, since any of them may be queried
-        seen = probed.seen(t, s)
+        seen = probed.quantities_at(t, s)
         return jnp.concatenate(
-            [probed.after(t, s, z, silence), *(seen[name].ravel() for name in sorted(seen))]
+            [probed.next_state(t, s, z, silence), *(seen[name].ravel() for name in sorted(seen))]
         )
 
     points = jnp.meshgrid(
@@ -109,7 +109,7 @@ def _shares(of, key, *, build, gradient):
         chosen = jax.vmap(lambda key: rounds._replace(key=key).asks(rounds.first()))(keys)
         return jnp.mean(chosen[:, None] == jnp.arange(rounds.shape[0])[None], axis=0)
 
-    return on_one_device(count)(of, key)
+    return place_on_one_device(count)(of, key)
 
 
 def require_uniform(name: str, build: Build, of: Instance, gradient: Callable | None) -> None:
@@ -134,12 +134,12 @@ def _rows_hit(of, key, *, build, gradient, rows):
         rounds = Rounds(build, gradient, of, key, None)
         zero, z = rounds.first() * 0, jnp.zeros(rounds.shape)
         weights = jnp.cos(1.0 + jnp.arange(zero.size))
-        C = jax.grad(lambda table: weights @ rounds.after(jnp.int32(0), zero, z, table))(
+        C = jax.grad(lambda table: weights @ rounds.next_state(jnp.int32(0), zero, z, table))(
             rounds.silence(rows)
         )
         return jnp.sum(jnp.any(C != 0, axis=1))
 
-    return on_one_device(count)(of, key)
+    return place_on_one_device(count)(of, key)
 
 
 def rows_for(messages: int) -> int:

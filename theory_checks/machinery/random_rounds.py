@@ -29,7 +29,7 @@ import numpy as np
 
 from dsgd.base import Problem, State
 from theory_checks.machinery import moments
-from theory_checks.machinery.rounds import Build, Instance, Rounds, on_one_device
+from theory_checks.machinery.rounds import Build, Instance, Rounds, place_on_one_device
 
 _KEYS = 512
 _LATER = 1  # the first rounds of some methods differ
@@ -163,7 +163,7 @@ def _sample_rounds(of: Instance, *, build, gradient, quantities):
         t = jnp.int32(_LATER)
 
         def state_after(key, s, t=t, of=of):
-            return rounds._replace(key=key, of=of).after(t, s, z, silence)
+            return rounds._replace(key=key, of=of).next_state(t, s, z, silence)
 
         def change(key, start, b):
             moved = of._replace(start=start, b=b)
@@ -184,8 +184,8 @@ def _sample_rounds(of: Instance, *, build, gradient, quantities):
             return jnp.max(jnp.abs(both - a - b + none)) / jnp.max(jnp.abs(both))
 
         M, directions = jax.lax.map(linearize, keys)
-        values = jax.jacfwd(lambda s: rounds.seen(t, s))(first)
+        values = jax.jacfwd(lambda s: rounds.quantities_at(t, s))(first)
         values = {name: value.reshape(-1, first.size) for name, value in values.items()}
         return M, directions, values, jnp.max(jax.lax.map(bend, keys[:8]))
 
-    return on_one_device(everything)(of)
+    return place_on_one_device(everything)(of)

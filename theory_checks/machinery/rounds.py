@@ -119,7 +119,7 @@ class Rounds(NamedTuple):
         """Returns the initial state as a vector."""
         return vector(self.method(self.silence(1)).init(self.of.start))
 
-    def after(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> jax.Array:
+    def next_state(self, t: jax.Array, s: jax.Array, z: jax.Array, rows: jax.Array) -> jax.Array:
         """Returns the state after round t.
 
         Args:
@@ -166,13 +166,13 @@ class Rounds(NamedTuple):
             jnp.array([True, *(jnp.all(old == new) for old, new in pairs if not floating(old))])
         )
 
-    def seen(self, t: jax.Array, s: jax.Array) -> dict[str, jax.Array]:
+    def quantities_at(self, t: jax.Array, s: jax.Array) -> dict[str, jax.Array]:
         """Returns the quantities whose mean squares are computed."""
-        return _seen(self.of, self.key, t, s, build=self.build, quantities=self.quantities)
+        return _quantities_at(self.of, self.key, t, s, build=self.build, quantities=self.quantities)
 
 
-# The functions `_round` and `_seen` are called, differentiated and mapped in many places. As
-# inlined jitted functions they are traced once.
+# The functions `_round` and `_quantities_at` are called, differentiated and mapped in many places.
+# As inlined jitted functions they are traced once.
 
 
 @partial(jax.jit, static_argnames=("build", "gradient"), inline=True)
@@ -222,7 +222,7 @@ def _gradients(
 
 
 @partial(jax.jit, static_argnames=("build", "quantities"), inline=True)
-def _seen(
+def _quantities_at(
     of: Instance, key: jax.Array, t: jax.Array, s: jax.Array, *, build, quantities
 ) -> dict[str, jax.Array]:
     """Returns the quantities whose mean squares are computed."""
@@ -252,7 +252,7 @@ def _seen(
     }
 
 
-def on_one_device(f: Callable) -> Callable:
+def place_on_one_device(f: Callable) -> Callable:
     """Returns f on a mesh of one device that holds all workers, so that the collectives of
     `dsgd.workers` are defined.
     """

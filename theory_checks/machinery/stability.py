@@ -28,7 +28,7 @@ from jax import lax
 from dsgd import checks
 from dsgd.base import Algorithm, Problem
 from theory_checks.machinery import moments
-from theory_checks.machinery.rounds import Build, Instance, Rounds, on_one_device
+from theory_checks.machinery.rounds import Build, Instance, Rounds, place_on_one_device
 
 _LONGEST = 64  # the longest period that is found
 _SETTLED = 2048  # rounds after which push-sum's weights have converged
@@ -193,14 +193,14 @@ def _probe(of, *, build, gradient):
         def run(start, b, key, steps):
             moved = rounds._replace(of=of._replace(start=start, b=b), key=key)
             return lax.fori_loop(
-                0, steps, lambda t, s: moved.after(t, s, zero, silence), moved.first()
+                0, steps, lambda t, s: moved.next_state(t, s, zero, silence), moved.first()
             )
 
         settled = run(of.start, of.b, rounds.key, _SETTLED)
         turns = jnp.sin(1.0 + jnp.arange(settled.size))
 
         def derivative(t, key):
-            after = partial(rounds._replace(key=key).after, t, z=zero, rows=silence)
+            after = partial(rounds._replace(key=key).next_state, t, z=zero, rows=silence)
             return jax.jvp(after, (settled,), (turns,))[1]
 
         times = _SETTLED + jnp.arange(3 * _LONGEST, dtype=jnp.int32)
@@ -217,7 +217,7 @@ def _probe(of, *, build, gradient):
         }
         return settled, derivatives, wrong
 
-    return on_one_device(probe)(of)
+    return place_on_one_device(probe)(of)
 
 
 def _bend(run: Callable, of: Instance, size: jax.Array, key: jax.Array) -> jax.Array:
@@ -249,7 +249,7 @@ def _iteration(of, settled, *, build, gradient, period):
 
         def state_after(rounds, first, last, s):
             def body(s, t):
-                return rounds.after(t, s, zero, silence), None
+                return rounds.next_state(t, s, zero, silence), None
 
             return lax.scan(body, s, jnp.arange(first, last, dtype=jnp.int32))[0]
 
@@ -267,7 +267,7 @@ def _iteration(of, settled, *, build, gradient, period):
         columns = (of_start, then - before)
         return M, jnp.concatenate([leaf.reshape(settled.size, -1) for leaf in columns], axis=1)
 
-    return on_one_device(iteration)(of, settled)
+    return place_on_one_device(iteration)(of, settled)
 
 
 def _dependent(M: np.ndarray, directions: np.ndarray) -> np.ndarray:

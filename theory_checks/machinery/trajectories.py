@@ -24,7 +24,7 @@ from dsgd.engine import oracle, queries
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import AllAsked, Asked
 from dsgd.wire import counts
-from theory_checks.machinery.rounds import Instance, Timetable, on_one_device
+from theory_checks.machinery.rounds import Instance, Timetable, place_on_one_device
 from theory_checks.machinery.statement import Draws
 
 # Layer sizes for six servers: 7 has parts of 2 and leaves two servers without elements; 15 has
@@ -225,7 +225,7 @@ def _rounds(
             one_round, (first, jnp.float32(0)), jnp.arange(length, dtype=jnp.int32)
         )[1]
 
-    return on_one_device(everything)(of, key)
+    return place_on_one_device(everything)(of, key)
 
 
 def _stack(asked: AllAsked, answers: PyTree) -> Gradients:

@@ -61,7 +61,7 @@ from dsgd import clusters, problems, work
 from dsgd.base import Algorithm, Now, Round
 from dsgd.communication import communicate
 from theory_checks.machinery import batch_sizes, instances
-from theory_checks.machinery.rounds import on_one_device
+from theory_checks.machinery.rounds import place_on_one_device
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 from theory_checks.statements.dropcompute import pairs_of, problem_of
 
@@ -382,7 +382,7 @@ def _simulate_redrawn(keys, threshold):
 
         return jax.vmap(rounds)(keys)
 
-    return on_one_device(everything)(keys, threshold)
+    return place_on_one_device(everything)(keys, threshold)
 
 
 def redrawn(threshold: float, seed: int = 0) -> list[Outcome]:

@@ -28,7 +28,7 @@ import topologies
 from dsgd import workers
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import instances, mixing_matrices
-from theory_checks.machinery.rounds import on_one_device
+from theory_checks.machinery.rounds import place_on_one_device
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 
@@ -161,7 +161,7 @@ def _gossip(topology: Topology) -> Callable[..., Any]:
     def mix_rounds(x, rounds):
         return jax.lax.fori_loop(0, rounds, lambda t, x: workers.mix(x, topology, t), x)
 
-    return jax.jit(on_one_device(mix_rounds))
+    return jax.jit(place_on_one_device(mix_rounds))
 
 
 STATEMENTS = [

@@ -75,7 +75,7 @@ class WorstCase:
     gram: tuple[int, ...]
     certified: Literal["interval"] = "interval"
 
-    def measured(self) -> float:
+    def run(self) -> float:
         """Runs the method on the worst functions by `dsgd.run`, in float64, and returns the
         measure.
         """
@@ -83,7 +83,7 @@ class WorstCase:
             result = dsgd.run(self.method, self.problem, steps=self.steps, key=self.key, mesh=1)
         column = {"gap": "loss", "gradient": "grad_sqnorm"}.get(self.measure, self.measure)
         series = np.asarray(result.history[column], np.float64)
-        taken = series[measures.measured(self.over, self.steps)]
+        taken = series[measures.measured_rounds(self.over, self.steps)]
         return float(taken.min() if self.over == "best" else taken.mean())
 
 
@@ -138,7 +138,7 @@ def worst_case(
     a novel approach", 2014; Taylor, Hendrickx and Glineur, "Smooth strongly convex interpolation
     and exact worst-case performance of first-order methods", 2017.
     """
-    analysis = Analysis.of(
+    analysis = Analysis.from_method(
         method,
         functions,
         hyperparameters,
@@ -149,15 +149,15 @@ def worst_case(
         delta=delta,
         key=key,
     )
-    return _verified(analysis.attained(analysis.solve(hyperparameters), hyperparameters))
+    return _verify(analysis.attain(analysis.solve(hyperparameters), hyperparameters))
 
 
-def _verified(worst: WorstCase) -> WorstCase:
+def _verify(worst: WorstCase) -> WorstCase:
     """Runs the method on the worst functions; raises a ValueError if the run exceeds the bound by
     more than the error of the functions: their minimizer is the origin up to the accuracy of the
     solution.
     """
-    found, unit = worst.measured(), worst.functions.unit(worst.measure)
+    found, unit = worst.run(), worst.functions.unit(worst.measure)
     error = _RUN * (worst.bound + np.sqrt(abs(worst.bound) * unit)) + _RUN**2 * unit
     if not found <= worst.bound + error:
         raise ValueError(
@@ -214,7 +214,7 @@ class Analysis:
     key: jax.Array
 
     @classmethod
-    def of(
+    def from_method(
         cls,
         method: Algorithm | Callable[..., Algorithm],
         functions: Smooth,
@@ -262,7 +262,7 @@ class Analysis:
         return cls(build, functions, reader, measure, over, delta, key)
 
     @cached_property
-    def _evaluated(self) -> set[int]:
+    def _evaluated_rounds(self) -> set[int]:
         of = self.functions
         path = of.where != "optimum"
         return measures.rounds_of(
@@ -274,7 +274,9 @@ class Analysis:
         again in units of the solution.
         """
         coefficients = self.reader(values)
-        points, vectors = layout.lay_out(self.reader, coefficients, self.functions, self._evaluated)
+        points, vectors = layout.lay_out(
+            self.reader, coefficients, self.functions, self._evaluated_rounds
+        )
         units = sizes.units(points, vectors)
         basis = symmetries.basis(points, symmetries.find(points, vectors), units)
         _require_small(basis, self.reader.steps)
@@ -292,13 +294,13 @@ class Analysis:
                 return best
             if np.isfinite(found.y).all():
                 grams = solution.matrices(found.y[: stated.products], stated.sizes)
-                basis = basis.of_size(grams, _SMALLEST)
+                basis = basis.rescale(grams, _SMALLEST)
                 F = found.y[stated.products :][: assembly.values]
-                scales = scales.of_size(F, attempts[-1].objective, _SMALLEST)
-        raise solution.failed(_best(attempts).solution)
+                scales = scales.rescale(F, attempts[-1].objective, _SMALLEST)
+        raise solution.failure(_best(attempts).solution)
 
     def limits(self, solved: Solved) -> tuple[float, np.ndarray]:
-        """Returns a bound on the trace of G and bounds on |F|, for `solution.certified`."""
+        """Returns a bound on the trace of G and bounds on |F|, for `solution.certify`."""
         return self._limits(solved.assembly(self.delta, solved.vectors))
 
     def _limits(self, assembly: Assembly) -> tuple[float, np.ndarray]:
@@ -313,7 +315,7 @@ class Analysis:
 
         It is a subgradient if the multipliers are not unique.
         """
-        change = layout.stacked(self.reader.derivative(values, name)) @ solved.layout.merge
+        change = layout.stack(self.reader.derivative(values, name)) @ solved.layout.merge
         # c and A are quadratic in the coefficients, so central differences are exact.
         ahead, behind = (
             solved.assembly(self.delta, solved.vectors + sign * change).program(
@@ -326,7 +328,7 @@ class Analysis:
         of_constraints = multipliers @ ((ahead.A - behind.A) @ y)
         return float(of_objective - of_constraints) / 2 * solved.program.unit
 
-    def attained(self, solved: Solved, values: Values) -> WorstCase:
+    def attain(self, solved: Solved, values: Values) -> WorstCase:
         """Returns the worst case with the functions that attain it."""
         N, of = self.reader.N, self.functions
         vectors = solved.basis.inputs(
@@ -343,7 +345,8 @@ class Analysis:
         points = [_points(solved, n, vectors, values_at) for n in range(N)]
         most = max(len(f) for _, _, f in points)
         x, g, f = (
-            np.stack([_repeated(rows, most) for rows in each]) for each in zip(*points, strict=True)
+            np.stack([_repeat_last(rows, most) for rows in each])
+            for each in zip(*points, strict=True)
         )
         start = vectors[0] if of.convex else np.zeros(vectors.shape[1])
         method = self.build(values, self._compressor(solved, vectors))
@@ -398,7 +401,7 @@ def _points(
     )
 
 
-def _repeated(rows: np.ndarray, count: int) -> np.ndarray:
+def _repeat_last(rows: np.ndarray, count: int) -> np.ndarray:
     """Returns the rows with the last one repeated, so that there are `count`."""
     return np.concatenate([rows, np.repeat(rows[-1:], count - len(rows), axis=0)])
 
@@ -493,4 +496,4 @@ def _trace_round(build: Build, values: Values, N: int, delta: float | None) -> N
         return method.update(state, gradients, this_round._replace(work=work), update)[0]
 
     with jax.enable_x64(True):
-        jax.eval_shape(rounds.on_one_device(first_round), checks.default_key())
+        jax.eval_shape(rounds.place_on_one_device(first_round), checks.default_key())

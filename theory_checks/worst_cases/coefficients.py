@@ -39,7 +39,7 @@ from dsgd.engine import oracle, queries, randomness, run_keys
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import AllAsked, Asked
 from theory_checks.machinery import rounds
-from theory_checks.machinery.rounds import on_one_device
+from theory_checks.machinery.rounds import place_on_one_device
 from theory_checks.worst_cases import linearity, messages
 from theory_checks.worst_cases.classes import Smooth
 
@@ -71,7 +71,7 @@ class Coefficients(NamedTuple):
     messages: Any
 
 
-class _Seen(NamedTuple):
+class _Quantities(NamedTuple):
     """Quantities before a round: points `[Q, N, d]` (0 for workers that are not queried), model
     `[d]`, local models `[N, d]`.
     """
@@ -116,7 +116,7 @@ class Reader:
         self.ids: np.ndarray = (
             np.zeros((steps, 0), np.int32) if delta is None else self._find_ids(values)
         )
-        self._program = jax.jit(on_one_device(self._coefficients))
+        self._program = jax.jit(place_on_one_device(self._coefficients))
         self._require_linear(values)
 
     @property
@@ -136,19 +136,19 @@ class Reader:
         """Returns the coefficients for these hyperparameters, as NumPy arrays."""
         with jax.enable_x64(True):
             found = jax.tree.map(np.array, self._program(_floats(values)))
-        return found._replace(messages=_without_rounding(found.messages))
+        return found._replace(messages=_drop_rounding(found.messages))
 
     def derivative(self, values: Values, name: str) -> Coefficients:
         """Returns the derivative of the coefficients by one hyperparameter; `asked` is zeros."""
         with jax.enable_x64(True):
             values = _floats(values)
 
-            def by_name(value):
+            def coefficients_at(value):
                 found = self._program({**values, name: value})
                 return found._replace(asked=jnp.zeros(()))
 
             one = jnp.ones_like(values[name])
-            return jax.tree.map(np.array, jax.jvp(by_name, (values[name],), (one,))[1])
+            return jax.tree.map(np.array, jax.jvp(coefficients_at, (values[name],), (one,))[1])
 
     # --- One round, for d coordinates.
 
@@ -177,7 +177,7 @@ class Reader:
             )
         return asked
 
-    def _seen(self, method: Method, t: jax.Array, state: State) -> _Seen:
+    def _quantities(self, method: Method, t: jax.Array, state: State) -> _Quantities:
         N, asked = self.N, queries.each(self._query(method, t, state))
         model, local = method.models(state._replace(step=t))
         first = asked[0]
@@ -187,14 +187,14 @@ class Reader:
             local_models = jnp.broadcast_to(
                 first.params if first.axis == 0 else model, (N, model.shape[0])
             )
-        return _Seen(jnp.stack([_points(query, N) for query in asked]), model, local_models)
+        return _Quantities(jnp.stack([_points(query, N) for query in asked]), model, local_models)
 
-    def _asked(self, method: Method, t: jax.Array, state: State) -> jax.Array:
+    def _queried_workers(self, method: Method, t: jax.Array, state: State) -> jax.Array:
         """Returns which workers each query asks, bool `[Q, N]`."""
         everyone, asked = jnp.ones(self.N, bool), queries.each(self._query(method, t, state))
         return jnp.stack([_points(query, self.N, everyone[:, None])[:, 0] for query in asked])
 
-    def _after(self, method: Method, t: jax.Array, state: State, answers: jax.Array) -> State:
+    def _next_state(self, method: Method, t: jax.Array, state: State, answers: jax.Array) -> State:
         """Returns the state after a round in which worker n's answer to query q is
         `answers[q, n]`.
         """
@@ -219,7 +219,7 @@ class Reader:
             return x
 
         with jax.enable_x64(True):
-            jax.eval_shape(on_one_device(first), jnp.zeros(1))
+            jax.eval_shape(place_on_one_device(first), jnp.zeros(1))
         return counts[0]
 
     # --- Coefficients.
@@ -239,11 +239,11 @@ class Reader:
         ]
         zeros, none = jnp.zeros((Q, N, 1)), jnp.zeros((R, 1))
 
-        def seen(t, floats, rest, by_input):
+        def quantities(t, floats, rest, by_input):
             def of(floats):
-                return self._seen(exact, t, whole(floats, rest))
+                return self._quantities(exact, t, whole(floats, rest))
 
-            asked = self._asked(exact, t, whole(floats, rest))
+            asked = self._queried_workers(exact, t, whole(floats, rest))
             derivative = jax.vmap(lambda change: jax.jvp(of, (floats,), (change,))[1])(by_input)
             points, model, local_models = jax.tree.map(
                 lambda leaf: jnp.moveaxis(leaf[..., 0], 0, -1), derivative
@@ -253,32 +253,32 @@ class Reader:
         def turn(carry, round):
             (floats, rest, by_input), (t, ids) = carry, round
 
-            def after(floats, answers, errors, gains):
+            def next_state(floats, answers, errors, gains):
                 compressor = messages.with_errors(ids, errors, self._delta or 1.0, gains)
                 method = self._method(values, compressor, 1)
-                return self._after(method, t, whole(floats, rest), answers)
+                return self._next_state(method, t, whole(floats, rest), answers)
 
-            def moved(floats, answers, errors, gains=None):
-                return _floats_of(after(floats, answers, errors, gains))
+            def next_floats(floats, answers, errors, gains=None):
+                return _floats_of(next_state(floats, answers, errors, gains))
 
             inputs = (
                 by_input,
-                _selected(B, 1 + t * Q * N, Q * N).reshape(B, Q, N, 1),
-                _selected(B, 1 + T * Q * N + t * R, R)[..., None],
+                _selection(B, 1 + t * Q * N, Q * N).reshape(B, Q, N, 1),
+                _selection(B, 1 + T * Q * N + t * R, R)[..., None],
             )
             base = (floats, zeros, none)
-            changed = jax.vmap(lambda *change: jax.jvp(moved, base, change)[1])(*inputs)
-            compressed = _compressed(moved, base, inputs) if R else jnp.zeros((0, B))
-            following = after(*base, None)
+            changed = jax.vmap(lambda *change: jax.jvp(next_floats, base, change)[1])(*inputs)
+            compressed = _compressed_vectors(next_floats, base, inputs) if R else jnp.zeros((0, B))
+            following = next_state(*base, None)
             return (
                 (_floats_of(following), _rest(following)[0], changed),
-                (*seen(t, floats, rest, by_input), compressed),
+                (*quantities(t, floats, rest, by_input), compressed),
             )
 
         rounds = jnp.arange(T, dtype=jnp.int32), jnp.asarray(self.ids)
         carry, found = lax.scan(turn, (start, rest, by_input), rounds)
         asked, points, models, local_models, compressed = found
-        *_, model, local_model = seen(jnp.int32(T), *carry)
+        *_, model, local_model = quantities(jnp.int32(T), *carry)
         return Coefficients(
             asked,
             points,
@@ -294,7 +294,7 @@ class Reader:
         next state. Rounds with fewer messages have ids that no message has.
         """
         with jax.enable_x64(True):
-            effects = np.asarray(jax.jit(on_one_device(self._effects))(_floats(values)))
+            effects = np.asarray(jax.jit(place_on_one_device(self._effects))(_floats(values)))
         found = [np.flatnonzero(row) for row in effects]
         everything = np.concatenate(found)
         if len(np.unique(everything)) < len(everything):
@@ -315,7 +315,7 @@ class Reader:
         def turn(carry, t):
             def functional(errors):
                 method = self._method(values, messages.from_table(errors, self._delta or 1.0), 1)
-                after = self._after(method, t, whole(*carry), nothing)
+                after = self._next_state(method, t, whole(*carry), nothing)
                 floats = _floats_of(after)
                 generic = sum(jnp.sum(_generic(leaf.shape) * leaf) for leaf in floats)
                 return generic, (floats, _rest(after)[0])
@@ -350,7 +350,7 @@ class Reader:
         inputs = np.concatenate([start[None], answers.reshape(-1, d), of_messages.reshape(-1, d)])
         with jax.enable_x64(True):
             known, *given = _floats(values), *map(jnp.asarray, (start, answers, wrong))
-            traced = jax.jit(on_one_device(partial(self._run, d=d))).trace(known, *given)
+            traced = jax.jit(place_on_one_device(partial(self._run, d=d))).trace(known, *given)
             self._require_affine(values, traced.jaxpr.jaxpr)
             run = traced.lower().compile()
             for leaf in run(known, *map(jnp.zeros_like, given)):
@@ -384,7 +384,7 @@ class Reader:
             "and delays or compressors that depend on the iterates are not covered"
         )
 
-    def _run(self, values: Values, start, answers, errors, *, d: int) -> _Seen:
+    def _run(self, values: Values, start, answers, errors, *, d: int) -> _Quantities:
         """Returns the quantities of a run with given inputs, `[T + 1, ...]`; points of round T are
         where the next round would query.
         """
@@ -396,12 +396,12 @@ class Reader:
             compressor = messages.with_errors(ids, errors, self._delta or 1.0)
             method = self._method(values, compressor, d)
             state = whole(floats, rest)
-            after = self._after(method, t, state, answers)
-            return (_floats_of(after), _rest(after)[0]), self._seen(exact, t, state)
+            after = self._next_state(method, t, state, answers)
+            return (_floats_of(after), _rest(after)[0]), self._quantities(exact, t, state)
 
         inputs = jnp.arange(self.steps, dtype=jnp.int32), answers, errors, jnp.asarray(self.ids)
         carry, seen = lax.scan(turn, (_floats_of(self._init(exact, start)), rest), inputs)
-        last = self._seen(exact, jnp.int32(self.steps), whole(*carry))
+        last = self._quantities(exact, jnp.int32(self.steps), whole(*carry))
         return jax.tree.map(lambda some, one: jnp.concatenate([some, one[None]]), seen, last)
 
 
@@ -417,7 +417,7 @@ def _points(query: Asked, N: int, rows: jax.Array | None = None) -> jax.Array:
     return jnp.where(asked[:, None], rows, jnp.zeros_like(rows))
 
 
-def _compressed(moved: Callable, base: tuple, inputs: tuple) -> jax.Array:
+def _compressed_vectors(next_floats: Callable, base: tuple, inputs: tuple) -> jax.Array:
     r"""Returns the coefficients of the vectors that a round compresses, `[R, B]`.
 
     With $C(v) = (1 + a_r) v + b_r$, the state s after the round has $\partial s / \partial a_r =
@@ -429,22 +429,24 @@ def _compressed(moved: Callable, base: tuple, inputs: tuple) -> jax.Array:
     units = jnp.eye(R)
     nothing = jax.tree.map(jnp.zeros_like, base)
 
-    def by_error(unit):
-        return _flat(jax.jvp(moved, base, (*nothing[:2], unit[:, None]))[1])
+    def change_by_error(unit):
+        return _flat(jax.jvp(next_floats, base, (*nothing[:2], unit[:, None]))[1])
 
-    def by_gain(floats, answers, errors):
+    def change_by_gain(floats, answers, errors):
         def of(gains):
-            return _flat(moved(floats, answers, errors, gains))
+            return _flat(next_floats(floats, answers, errors, gains))
 
         return jax.vmap(lambda unit: jax.jvp(of, (jnp.zeros(R),), (unit,))[1])(units)
 
-    J = jax.vmap(by_error)(units)  # [R, S]
-    by_input = jax.vmap(lambda *change: jax.jvp(by_gain, base, change)[1])(*inputs)  # [B, R, S]
+    J = jax.vmap(change_by_error)(units)  # [R, S]
+    by_input = jax.vmap(lambda *change: jax.jvp(change_by_gain, base, change)[1])(
+        *inputs
+    )  # [B, R, S]
     squares = jnp.sum(J * J, axis=1)
     return jnp.einsum("brs,rs->rb", by_input, J) / jnp.where(squares > 0, squares, 1)[:, None]
 
 
-def _without_rounding(coefficients: np.ndarray) -> np.ndarray:
+def _drop_rounding(coefficients: np.ndarray) -> np.ndarray:
     """Sets vectors to 0 if all their coefficients are rounding errors."""
     largest = np.abs(coefficients).max(axis=-1, keepdims=True, initial=0)
     return np.where(largest > _NOTHING, coefficients, 0)
@@ -473,7 +475,7 @@ def _flat(floats: PyTree) -> jax.Array:
     return jnp.concatenate([jnp.ravel(leaf).astype(float) for leaf in floats])
 
 
-def _selected(B: int, first: jax.Array, count: int) -> jax.Array:
+def _selection(B: int, first: jax.Array, count: int) -> jax.Array:
     """Returns the rows of the identity of B rows that select the inputs from `first` on,
     `[B, count]`.
     """

@@ -22,7 +22,7 @@ _INVARIANT = 1e-13  # rounding errors of the start's coefficients
 
 
 class Rows(NamedTuple):
-    """Numbering of the coefficient vectors of a run as rows of one matrix, see `stacked`."""
+    """Numbering of the coefficient vectors of a run as rows of one matrix, see `stack`."""
 
     T: int
     Q: int
@@ -46,7 +46,7 @@ class Rows(NamedTuple):
         return self.local_model(self.T, self.N) + t * self.R + r
 
 
-def stacked(coefficients: Coefficients) -> np.ndarray:
+def stack(coefficients: Coefficients) -> np.ndarray:
     """Returns all coefficient vectors as rows of one matrix, `[K, B]`, numbered by `Rows`."""
     B = coefficients.models.shape[-1]
     parts = (
@@ -147,7 +147,7 @@ def lay_out(
     rounds = sorted(evaluated)
     at_model = {(t, n): B + i * N + n for i, t in enumerate(rounds) for n in range(N)}
     first_optimum = B + len(rounds) * N
-    vectors = np.pad(stacked(coefficients), ((0, 0), (0, len(rounds) * N + N)))
+    vectors = np.pad(stack(coefficients), ((0, 0), (0, len(rounds) * N + N)))
     onto = np.arange(vectors.shape[1])
     used_rows = _used_rows(rows, coefficients.asked)
     sent = [rows.message(t, r) for t in range(rows.T) for r in range(rows.R)]
@@ -155,7 +155,7 @@ def lay_out(
     if not of.convex:
         vectors[:, 0], onto[0] = 0, -1
     messages = _messages(reader, rows, vectors, onto)
-    points, queried = _queried(reader, rows, coefficients.asked, vectors, onto)
+    points, queried = _find_points(reader, rows, coefficients.asked, vectors, onto)
     evaluations = {}
     for (t, n), gradient in at_model.items():
         evaluations[t, n] = _find_or_add(points[n], vectors, onto, rows.model(t), gradient)
@@ -224,7 +224,7 @@ def _messages(reader: Reader, rows: Rows, vectors: np.ndarray, onto: np.ndarray)
     return found
 
 
-def _queried(
+def _find_points(
     reader: Reader, rows: Rows, asked: np.ndarray, vectors: np.ndarray, onto: np.ndarray
 ) -> tuple[list[list[Point]], dict[tuple[int, int, int], int]]:
     """Returns the points at which each worker is asked, and the number of the point of each

@@ -73,9 +73,9 @@ def _results(equation: Any, given: list[Kind], around: str) -> list[Kind]:
         (inner,) = jaxprs_in_params(params)
         return outputs(inner, given, place)
     if name == "scan":
-        return _of_scan(params, given, place)
+        return _scan_results(params, given, place)
     if name == "while":
-        return _of_while(params, given, place)
+        return _while_results(params, given, place)
     if name == "cond":
         index, *operands = given
         # All platforms compute the same; the default form is the simplest.
@@ -90,13 +90,13 @@ def _results(equation: Any, given: list[Kind], around: str) -> list[Kind]:
         ]
         branches = [outputs(branch.jaxpr, operands, place) for branch in chosen]
         results = [_join(each) for each in zip(*branches, strict=True)]
-        return results if index is False else [_described(index, name, place)] * count
+        return results if index is False else [_describe(index, name, place)] * count
     if kind is True and not _is_linear(equation, given):
-        kind = _described(kind, name, place)
+        kind = _describe(kind, name, place)
     return [kind] * count
 
 
-def _of_scan(params: dict[str, Any], given: list[Kind], place: str) -> list[Kind]:
+def _scan_results(params: dict[str, Any], given: list[Kind], place: str) -> list[Kind]:
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
 
     def body(carry):
@@ -106,7 +106,7 @@ def _of_scan(params: dict[str, Any], given: list[Kind], place: str) -> list[Kind
     return [*carry, *body(carry)[last - first :]]
 
 
-def _of_while(params: dict[str, Any], given: list[Kind], place: str) -> list[Kind]:
+def _while_results(params: dict[str, Any], given: list[Kind], place: str) -> list[Kind]:
     of_condition = params["cond_nconsts"]
     first = of_condition + params["body_nconsts"]
     constants = given[of_condition:first]
@@ -115,7 +115,7 @@ def _of_while(params: dict[str, Any], given: list[Kind], place: str) -> list[Kin
         given[first:],
     )
     (goes_on,) = outputs(params["cond_jaxpr"].jaxpr, [*given[:of_condition], *carry], place)
-    return carry if goes_on is False else [_described(goes_on, "while", place)] * len(carry)
+    return carry if goes_on is False else [_describe(goes_on, "while", place)] * len(carry)
 
 
 def _fixed_point(body: Any, carry: list[Kind]) -> list[Kind]:
@@ -150,7 +150,7 @@ def _is_linear(equation: Any, given: list[Kind]) -> bool:
     return not any(chosen)
 
 
-def _described(kind: Kind, name: str, place: str) -> str:
+def _describe(kind: Kind, name: str, place: str) -> str:
     return kind if isinstance(kind, str) else f"{name} {place}".rstrip()
 
 

@@ -18,10 +18,10 @@ def rounds_of(measure: Measure, over: Over, steps: int, gap: bool, path: bool) -
         gap: whether the start is bounded by its gap.
         path: whether the heterogeneity along the path is bounded.
     """
-    rounds = measured(over, steps) if measure in ("gap", "gradient") else []
+    rounds = measured_rounds(over, steps) if measure in ("gap", "gradient") else []
     return {*rounds, *([0] if gap else []), *(range(steps) if path else [])}
 
 
-def measured(over: Over, steps: int) -> list[int]:
+def measured_rounds(over: Over, steps: int) -> list[int]:
     """Returns the rounds before which the measure is taken."""
     return {"last": [steps], "mean": list(range(steps)), "best": list(range(steps + 1))}[over]

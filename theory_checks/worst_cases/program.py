@@ -30,7 +30,7 @@ import numpy as np
 import scipy.sparse
 
 from theory_checks.worst_cases.layout import Layout, Message
-from theory_checks.worst_cases.measures import Measure, Over, measured
+from theory_checks.worst_cases.measures import Measure, Over, measured_rounds
 from theory_checks.worst_cases.sizes import Sizes
 from theory_checks.worst_cases.symmetry import Basis
 
@@ -70,7 +70,7 @@ class Scales(NamedTuple):
     values: Any
     measure: float
 
-    def of_size(self, y: np.ndarray, objective: float, smallest: float) -> Scales:
+    def rescale(self, y: np.ndarray, objective: float, smallest: float) -> Scales:
         """Returns the units in which these variables and this objective are 1, but for a factor
         below `smallest` or above its inverse.
         """
@@ -130,11 +130,11 @@ class Assembly:
         for message in self.layout.messages:
             if self.basis.symmetry == "none" or not message.owner:
                 self._contract(message)
-        unit, products, values = self._measures(measure, measured(over, self.layout.rows.T))
+        unit, products, values = self._measures(measure, measured_rounds(over, self.layout.rows.T))
         if over == "best":
             return self._smallest(unit, products, values)
         c = np.concatenate([products.mean(axis=0), values.mean(axis=0)]) / unit
-        return self._stacked(c, unit)
+        return self._stack(c, unit)
 
     # --- Inner products and values as linear functions of the variables.
 
@@ -324,9 +324,9 @@ class Assembly:
             self._constraints[i] = scipy.sparse.hstack([A, column], format="csr"), b
         rows = scipy.sparse.csr_matrix(epigraph / unit)
         self._constraints.append((rows, np.zeros(len(epigraph))))
-        return self._stacked(c, unit)
+        return self._stack(c, unit)
 
-    def _stacked(self, c: np.ndarray, unit: float) -> Program:
+    def _stack(self, c: np.ndarray, unit: float) -> Program:
         A, b = zip(*self._constraints, strict=True)
         stacked = scipy.sparse.vstack(A, format="csc")
         return Program(c, stacked, np.concatenate(b), self.basis.sizes, unit)

@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
         if of.convex:
             gradient = self.inputs[self.layout.optimum[n]] if self.layout.optimum else 0.0
             return gradient * x + of.L / 2 * x**2
-        return (of.gap or 0.0) + _at_start(self.layout) * x + of.L / 2 * x**2
+        return (of.gap or 0.0) + _gradient_at_start(self.layout) * x + of.L / 2 * x**2
 
     def measure(self, measure: Measure, t: int) -> float:
         """Returns a bound on a measure of the model of round t."""
@@ -80,11 +80,11 @@ def sizes(layout: Layout, vectors: np.ndarray, delta: float | None) -> Sizes:
     bounds, known = np.zeros(vectors.shape[1]), np.zeros(vectors.shape[1], bool)
     if of.convex:
         bounds[0], known[0] = of.radius, True
-        bounds[layout.optimum], known[layout.optimum] = _at_optimum(layout), True
+        bounds[layout.optimum], known[layout.optimum] = _gradient_at_optimum(layout), True
     waiting = []
     for n, points in enumerate(layout.points):
         offset = bounds[layout.optimum[n]] if layout.optimum else 0.0
-        offset = offset if of.convex else _at_start(layout)
+        offset = offset if of.convex else _gradient_at_start(layout)
         waiting += [(point.gradient, point.row, of.L, offset) for point in points]
     contraction = np.sqrt(1 - (1.0 if delta is None else delta))
     waiting += [(message.error, message.row, contraction, 0.0) for message in layout.messages]
@@ -117,7 +117,7 @@ def units(layout: Layout, vectors: np.ndarray) -> np.ndarray:
     return found
 
 
-def _at_optimum(layout: Layout) -> float:
+def _gradient_at_optimum(layout: Layout) -> float:
     """Returns a bound on each worker's gradient at the optimum."""
     of, (T, _, N, _) = layout.of, layout.rows
     if of.where == "average":  # from the gradients at the start
@@ -125,7 +125,7 @@ def _at_optimum(layout: Layout) -> float:
     return np.sqrt(N) * of.heterogeneity
 
 
-def _at_start(layout: Layout) -> float:
+def _gradient_at_start(layout: Layout) -> float:
     """Returns a bound on each worker's gradient at the start, for functions that are not convex."""
     of, (T, _, N, _) = layout.of, layout.rows
     assert of.gap is not None

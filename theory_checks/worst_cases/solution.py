@@ -72,7 +72,7 @@ def solve(program: Program, margin: float, trace: float, values: np.ndarray) -> 
         ImportError: if Clarabel or python-flint is not installed.
     """
     status, multipliers, y = _solve_dual(program, margin)
-    bound = certified(program, multipliers, trace, values)
+    bound = certify(program, multipliers, trace, values)
     return Solution(float(program.c @ y) * program.unit, bound, status, y, multipliers)
 
 
@@ -83,7 +83,7 @@ def is_accurate(found: Solution, least: float) -> bool:
     return abs(found.bound - found.value) <= _ACCURATE * abs(found.bound) + least
 
 
-def failed(found: Solution) -> ValueError:
+def failure(found: Solution) -> ValueError:
     """Returns the error for a solution that is not accurate."""
     digits = -np.log10(np.clip(abs(1 - found.value / found.bound), 1e-16, 1))
     return ValueError(
@@ -145,13 +145,13 @@ def _identity(n: int) -> np.ndarray:
     return (i == j).astype(float)
 
 
-def certified(program: Program, multipliers: np.ndarray, trace: float, values: np.ndarray) -> float:
+def certify(program: Program, multipliers: np.ndarray, trace: float, values: np.ndarray) -> float:
     """Returns the bound of the multipliers, which are at least 0; see `solve`. It is rounded up."""
     flint = _flint()
     if not np.isfinite(multipliers).all():
         return np.inf
     with flint.ctx.workprec(_BITS):
-        exact = _corrected(flint, program, multipliers)
+        exact = _correct(flint, program, multipliers)
         residual = _residual(flint, program, exact)
         trace, values = (1 + _FLOATS) * trace, (1 + _FLOATS) * values
         correction = sum(
@@ -164,7 +164,7 @@ def certified(program: Program, multipliers: np.ndarray, trace: float, values: n
         return _above(total * flint.arb(program.unit))
 
 
-def _corrected(flint: Any, program: Program, multipliers: np.ndarray) -> list[Any]:
+def _correct(flint: Any, program: Program, multipliers: np.ndarray) -> list[Any]:
     """Returns multipliers for which $A_F^T l = c_F$ holds to the precision of the balls: each is
     changed in proportion to its size, so that all stay at least 0.
     """

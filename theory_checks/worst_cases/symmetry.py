@@ -56,7 +56,7 @@ class Basis(NamedTuple):
         """Returns the coordinates of vectors `[..., inputs]` in each block, `[..., modes, n]`."""
         return [np.einsum("...b,mbn->...mn", vectors, block) for block in self.blocks]
 
-    def of_size(self, grams: list[np.ndarray], smallest: float) -> Basis:
+    def rescale(self, grams: list[np.ndarray], smallest: float) -> Basis:
         """Returns coordinates in which the Gram matrices `grams` of these coordinates are the
         identity, but for eigenvalues below `smallest` or above its inverse.
         """
@@ -114,16 +114,16 @@ def basis(layout: Layout, symmetry: Symmetry, units: np.ndarray) -> Basis:
     slots = [*without_optimum, *optimum]
     if symmetry == "none":
         columns = [*_units(shared, units), *(c for s in without_optimum for c in _units(s, units))]
-        columns += [c for s in optimum for c in _combined(s, _means(N)[:, 1:], units).T]
+        columns += [c for s in optimum for c in _combine(s, _means(N)[:, 1:], units).T]
         return Basis(symmetry, [np.stack(columns, axis=1)[None]], range(N))
     U, frequencies = _fourier(N) if symmetry == "ring" else (_means(N), np.arange(N).clip(max=1))
     first = [
         *_units(shared, units),
-        *(_combined(s, U[:, :1], units)[:, 0] for s in without_optimum),
+        *(_combine(s, U[:, :1], units)[:, 0] for s in without_optimum),
     ]
     blocks = [np.stack(first, axis=1)[None]]
     for k in range(1, frequencies.max() + 1):
-        modes = np.stack([_combined(s, U[:, frequencies == k], units) for s in slots], axis=-1)
+        modes = np.stack([_combine(s, U[:, frequencies == k], units) for s in slots], axis=-1)
         blocks.append(np.moveaxis(modes, 1, 0))
     return Basis(symmetry, blocks, range(1))
 
@@ -133,7 +133,7 @@ def _units(inputs, units: np.ndarray) -> np.ndarray:
     return (np.eye(len(units)) * units)[np.asarray(inputs, int)]
 
 
-def _combined(slot: np.ndarray, U: np.ndarray, units: np.ndarray) -> np.ndarray:
+def _combine(slot: np.ndarray, U: np.ndarray, units: np.ndarray) -> np.ndarray:
     """Returns the columns of U, `[N, m]`, on the inputs of a slot, `[inputs, m]`."""
     combined = np.zeros((len(units), U.shape[1]))
     combined[slot] = U * units[slot][:, None]

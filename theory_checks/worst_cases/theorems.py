@@ -73,7 +73,7 @@ def _decentralized_sgd() -> Comparison:
         gap=_GAP, steps=steps, rho=ring.rho, learning_rate=gamma, **given
     )
     method = algorithms.decentralized_sgd(optax.sgd(gamma), ring)
-    return _on_path(method, theorem, steps, gamma, "average", ring.n)
+    return _path_comparison(method, theorem, steps, gamma, "average", ring.n)
 
 
 def _consensus() -> Comparison:
@@ -87,7 +87,7 @@ def _consensus() -> Comparison:
         rho=ring.rho,
     )
     method = algorithms.decentralized_sgd(optax.sgd(gamma), ring)
-    return _on_path(method, theorem, steps, gamma, "average", ring.n, "consensus")
+    return _path_comparison(method, theorem, steps, gamma, "average", ring.n, "consensus")
 
 
 def _local_sgd(measure: Measure = "gradient") -> Comparison:
@@ -107,10 +107,10 @@ def _local_sgd(measure: Measure = "gradient") -> Comparison:
         else local_sgd.consensus(**given)
     )
     method = algorithms.local_sgd(optax.sgd(gamma), period)
-    return _on_path(method, theorem, steps, gamma, "path", N, measure)
+    return _path_comparison(method, theorem, steps, gamma, "path", N, measure)
 
 
-def _on_path(
+def _path_comparison(
     method: Algorithm,
     theorem: float,
     steps: int,

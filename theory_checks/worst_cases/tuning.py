@@ -73,7 +73,7 @@ def best_step(
         raise ValueError("best_step: no hyperparameter; expected a range, such as rate=(0.01, 2.0)")
     scales = {name: _scale(name, bounds) for name, bounds in ranges.items()}
     middle = {name: scale.value(0.5) for name, scale in scales.items()}
-    analysis = Analysis.of(
+    analysis = Analysis.from_method(
         method,
         functions,
         middle,
@@ -97,7 +97,7 @@ def best_step(
     values = search.values(search.best[0])
     return BestStep(
         values,
-        analysis.attained(analysis.solve(values), values),
+        analysis.attain(analysis.solve(values), values),
         [(search.values(np.array(point)), one.height) for point, one in search.tried.items()],
     )
 
