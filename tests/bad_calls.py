@@ -177,7 +177,10 @@ MUTABLE = (
     np.arange(4) < 3,
 )
 
-_UPDATES = {"worker": np.zeros(3, int), **dict.fromkeys(("computed", "trip", "busy"), np.ones(3))}
+_UPDATES = {
+    "worker": np.zeros(3, int),
+    **dict.fromkeys(("computed", "round_trip", "busy"), np.ones(3)),
+}
 _LEARNER = cannikin.learner(2, 0.1)
 _CANNIKIN = cannikin.ClusterModel([0.1, 0.2], [0.5, 0.5], [0.3, 0.4], [0.1, 0.2], 0.2, 1.0, 0.1)
 _SEEN = {name: np.ones((2, 2)) for name in ("compute", "backward", "first", "communication")}

@@ -330,7 +330,7 @@ def rules(**options) -> server.Rules:
 @pytest.fixture
 def alone(monkeypatch):
     """Returns a factory of servers that are not actors."""
-    monkeypatch.setattr(server, "reconstructed", lambda: False)
+    monkeypatch.setattr(server, "is_replacement", lambda: False)
     return lambda workers=2, **options: server.Server(PART, rules(**options), workers)
 
 
@@ -339,12 +339,15 @@ def gradient(value: float) -> dict[str, np.ndarray]:
 
 
 async def pushed(
-    to: server.Server, worker: int, reply, life: int = 0, value: float = 1.0
+    to: server.Server, worker: int, reply, incarnation: int = 0, value: float = 1.0
 ) -> server.Reply:
     """Pushes a gradient at the model of that reply; None: the first gradient."""
-    version, era = (0, 0) if reply is None else (reply.version, reply.era)
+    version, server_incarnation = (
+        (0, 0) if reply is None else (reply.version, reply.server_incarnation)
+    )
     return await to.push(
-        gradient(value), Pushed(worker, life, version, (version,), era, 0, 0.0, math.nan)
+        gradient(value),
+        Pushed(worker, incarnation, version, (version,), server_incarnation, 0, 0.0, math.nan),
     )
 
 
@@ -382,7 +385,7 @@ async def test_a_bounded_server_delays_a_gradient_that_would_make_another_too_ol
     fast = await pushed(to, 0, await pushed(to, 0, await third))
     stuck = asyncio.ensure_future(pushed(to, 0, fast))
     assert await held(stuck)
-    await to.news({0: 0, 1: 1})
+    await to.progress({0: 0, 1: 1})
     assert (await stuck).version == 7, "worker 1 has died, and is not waited for"
 
 
@@ -392,12 +395,12 @@ async def test_only_gradients_of_the_last_model_read_by_the_current_process_are_
     one = await pushed(to, 0, None)
     assert (await pushed(to, 0, None)).version == 1, "of the version before"
     assert (await pushed(to, 0, one._replace(version=2))).version == 1
-    await to.news({0: 0, 1: 1})
+    await to.progress({0: 0, 1: 1})
     assert (await pushed(to, 1, None)).version == 1, "of a worker that has died"
     back = await to.pull(1, 1)
     assert (back.version, back.draw) == (1, 0)
-    assert (await pushed(to, 1, back, life=1)).version == 2
-    assert (await pushed(to, 1, back)).version == 2, "its first life again"
+    assert (await pushed(to, 1, back, incarnation=1)).version == 2
+    assert (await pushed(to, 1, back)).version == 2, "its first incarnation again"
     assert (await to.pull(1, 1)).draw == 1, "batches that it has drawn are not drawn again"
 
 
@@ -413,13 +416,13 @@ async def test_a_synchronous_server_averages_all_live_workers(alone):
     np.testing.assert_allclose(reply.part["w"], PART["w"] - GAMMA * 1.0)
     two = [asyncio.ensure_future(pushed(to, worker, reply, value=3.0)) for worker in (0, 2)]
     assert await held(two[0])
-    await to.news({0: 0, 1: 1, 2: 0})
+    await to.progress({0: 0, 1: 1, 2: 0})
     np.testing.assert_allclose((await two[0]).part["w"], PART["w"] - GAMMA * 4.0, rtol=1e-6)
     back, reply = await to.pull(1, 1), await two[0]
-    await to.news({0: 0, 1: 1, 2: 1})
+    await to.progress({0: 0, 1: 1, 2: 1})
     waiting = asyncio.ensure_future(pushed(to, 0, reply))
     assert await held(waiting), "worker 1 is there again, though another has died"
-    assert (await pushed(to, 1, back, life=1)).version == (await waiting).version == 3
+    assert (await pushed(to, 1, back, incarnation=1)).version == (await waiting).version == 3
 
 
 @story
@@ -437,22 +440,22 @@ async def test_a_server_resumes_from_its_checkpoint_and_refuses_earlier_gradient
     await second.begin()
     np.testing.assert_array_equal(second.model.params["w"], reply.part["w"])
     jax.tree.map(np.testing.assert_array_equal, second.updates, first.updates)
-    assert (await pushed(second, 1, reply)).version == 2, "of the era before"
+    assert (await pushed(second, 1, reply)).version == 2, "of the incarnation before"
     back = await second.pull(1, 0)
-    assert (back.version, back.era, back.draw) == (2, 1, 1), (
+    assert (back.version, back.server_incarnation, back.draw) == (2, 1, 1), (
         "batches that were drawn before are not drawn again"
     )
     assert (await pushed(second, 1, reply)).version == 2, (
-        "of the era before, though its version has been read again"
+        "of the incarnation before, though its version has been read again"
     )
     assert (await pushed(second, 1, back)).version == 3
     assert second.updates[-1].at > second.updates[-2].at
     assert len((await second.history())[1]) == 4
     second.checkpoint.__exit__()
-    monkeypatch.setattr(server, "reconstructed", lambda: True)
-    for era in (2, 3):  # it is killed again before it has made an update
+    monkeypatch.setattr(server, "is_replacement", lambda: True)
+    for incarnation in (2, 3):  # it is killed again before it has made an update
         again = server.Server(PART, first.rules, 2)
-        assert (await again.news({})).era == era
+        assert (await again.progress({})).server_incarnation == incarnation
         again.checkpoint.__exit__()
 
 
@@ -472,7 +475,7 @@ async def test_a_server_keeps_records_until_it_is_done_or_not_finite(alone):
     reply = await pushed(broken, 0, None, value=math.nan)
     assert not reply.done
     assert (await pushed(broken, 0, reply)).done
-    assert not (await broken.news({})).finite
+    assert not (await broken.progress({})).finite
 
 
 # --- A worker of AD-PSGD by itself, in this process.
@@ -519,7 +522,7 @@ NO_RAY = SimpleNamespace(
 @pytest.fixture
 def lonely(monkeypatch):
     """Returns a factory of workers that are not actors, with gradient 1 everywhere."""
-    monkeypatch.setattr(peer, "reconstructed", lambda: False)
+    monkeypatch.setattr(peer, "is_replacement", lambda: False)
     monkeypatch.setattr(peer, "require_ray", lambda: NO_RAY)
     first = jax.tree.map(np.asarray, params())
     task = with_servers.tasks(problem(), KEY, first, None)
@@ -613,8 +616,8 @@ async def test_a_partner_averages_with_a_stamp_above_both_once_it_has_begun(lone
         mean, found = await one.average(theirs, other, ABOUT)
         assert one.stamp == found == stamp
     np.testing.assert_allclose(flat(mean), flat(model) + 2 - 0.25, rtol=1e-5)
-    assert [each.stamp for each in (await one.news()).exchanges] == [1, 8, 10]
-    assert (await one.news()).exchanges == []
+    assert [each.stamp for each in (await one.report()).exchanges] == [1, 8, 10]
+    assert (await one.report()).exchanges == []
     assert (await one.look())[1] == 10
 
 
@@ -646,8 +649,8 @@ async def test_peers_average_in_one_global_order(lonely, dead):
     while sum(len(one.exchanges) for one in peers) < 45:
         await asyncio.sleep(0.01)
     await asyncio.gather(*(peers[n].stop() for n in there), *running)
-    news = [await one.news() for one in peers]
-    order = sorted((e for each in news for e in each.exchanges), key=lambda each: each.stamp)
+    reports = [await one.report() for one in peers]
+    order = sorted((e for each in reports for e in each.exchanges), key=lambda each: each.stamp)
     updates = {
         name: np.array([getattr(each, name) for each in order])
         for name in ("stamp", "worker", "partner", "draw", "computed", "at")
@@ -656,10 +659,10 @@ async def test_peers_average_in_one_global_order(lonely, dead):
         np.testing.assert_allclose(flat(peers[n].model.params), each, rtol=1e-4, atol=1e-6)
         draws = updates["draw"][updates["worker"] == n]
         np.testing.assert_array_equal(draws, np.arange(3, 3 + len(draws)))
-        for stamp, model in news[n].records:
+        for stamp, model in reports[n].records:
             before = by_pairs(updates, np.sum(updates["stamp"] <= stamp))
             np.testing.assert_allclose(flat(model), before[n], rtol=1e-4, atol=1e-6)
-    assert [stamp for stamp, _ in news[0].records][:2] == [10, 20]
+    assert [stamp for stamp, _ in reports[0].records][:2] == [10, 20]
     assert ((updates["at"] >= 1000) & (updates["at"] < 1030) & (updates["computed"] > 0)).all()
     assert len(asked) <= len(there) * len(dead), "each asks each of them once"
     for n in dead:
@@ -680,17 +683,17 @@ def test_the_last_message_is_not_lost():
             peer.Exchange(stamp, number, 1 - number, 0, 0.0, 0.0, 0.0)
             for stamp in (1 + number, 3 + number)
         ]
-        nothing = dict.fromkeys(("rehearse", "stop"), Answer)
+        nothing = dict.fromkeys(("compile", "stop"), Answer)
         run, look = lambda *_: Answer(late=True), lambda: Answer((number, 4))
         return Named(
             **nothing,
             run=run,
             look=look,
-            news=lambda: Answer(peer.News([exchanges.pop(0)], [], True), late=number == 1),
+            report=lambda: Answer(peer.Report([exchanges.pop(0)], [], True), late=number == 1),
         )
 
     run = gossip._Run(NO_RAY, "gossip", [worker(0), worker(1)], topologies.ring(2), 1, 5.0)
-    assert run.until_done() == {0: (0, 4), 1: (1, 4)}
+    assert run.wait_for_updates() == {0: (0, 4), 1: (1, 4)}
     assert sorted(each.stamp for each in run.exchanges) == [1, 2, 3, 4]
 
 
@@ -726,7 +729,7 @@ def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
     updates = {
         "worker": worker,
         "computed": (1 + worker) * np.random.default_rng(0).uniform(0.9, 1.1, 300),
-        "trip": np.where(np.arange(300) < 3, np.nan, 0.25),
+        "round_trip": np.where(np.arange(300) < 3, np.nan, 0.25),
         "busy": 0.125 * ones,
     }
     trained = on_ray.Trained((), {}, updates, 3, 64)
@@ -754,7 +757,7 @@ def update(
 
 
 def put_together(P: int, parts, **given) -> on_ray.Trained:
-    return with_servers._trained("a method", problem(), rules(**given), params(), parts)
+    return with_servers._combine("a method", problem(), rules(**given), params(), parts)
 
 
 def test_bits_count_gradients_and_not_steps():
@@ -820,7 +823,7 @@ def test_gossip_is_put_in_the_order_of_stamps():
     run.exchanges = [peer.Exchange(*three, 7, 0.5, 0.25, at) for *three, at in exchanges]
     run.records = {2: {0: moved(1), 1: moved(2), 2: moved(6)}, 4: {1: moved(3), 2: moved(5)}}
     last = {0: (moved(4), 4), 1: (moved(2), 5), 2: (moved(0), 5)}
-    found = gossip._trained("gossip", problem(), params(), run, last, 2)
+    found = gossip._combine("gossip", problem(), params(), run, last, 2)
     assert_columns(
         found.updates,
         worker=[0, 1, 0, 2, 1],
@@ -845,28 +848,30 @@ def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
     Only updates known to both servers count for a message.
     """
     monkeypatch.setattr(on_worker, "require_ray", lambda: NO_RAY)
-    asked, parts = {0: [], 1: []}, on_worker.parted(params(), 2)
+    asked, parts = {0: [], 1: []}, on_worker.split(params(), 2)
 
-    def served(p: int, draw: int, version: int, era: int, seconds: float, last: int) -> Named:
+    def served(
+        p: int, draw: int, version: int, server_incarnation: int, seconds: float, last: int
+    ) -> Named:
         def reply(seconds=0.0, drawn=0):
             now, done = version + len(asked[p]), len(asked[p]) >= last
-            return server.Reply(parts[p], now, era, drawn, seconds, done)
+            return server.Reply(parts[p], now, server_incarnation, drawn, seconds, done)
 
         def push(part, about):
             asked[p].append((part, about))
             return reply(seconds)
 
-        return Named(pull=lambda worker, life: reply(drawn=draw), push=push)
+        return Named(pull=lambda worker, incarnation: reply(drawn=draw), push=push)
 
     one = on_worker.Worker(1, with_servers.tasks(problem(), KEY, params(), None)(1))
     assert one.run([served(0, 4, 10, 2, -5.0, 2), served(1, 6, 20, 3, -7.0, 3)], 8) == 3
     slope, _ = one.gradients(params(), 6)
-    for p, part in enumerate(on_worker.parted(slope, 2)):
+    for p, part in enumerate(on_worker.split(slope, 2)):
         np.testing.assert_array_equal(asked[p][0][0], part)
         abouts = [about for _, about in asked[p]]
-        trips = [about.trip for about in abouts]
-        assert math.isnan(trips[0])
-        assert all(5.0 < trip < 6.0 for trip in trips[1:])
+        round_trips = [about.round_trip for about in abouts]
+        assert math.isnan(round_trips[0])
+        assert all(5.0 < round_trip < 6.0 for round_trip in round_trips[1:])
         for i, about in enumerate(abouts):
             versions = 10 + i, 20 + i
             assert about[:6] == (1, 8, versions[p], versions, 2 + p, 6 + i)

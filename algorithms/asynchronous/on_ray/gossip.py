@@ -11,9 +11,9 @@ import numpy as np
 import optax
 
 from algorithms import gossip
-from algorithms.asynchronous.on_ray.peer import Exchange, News, Peer
-from algorithms.asynchronous.on_ray.session import actor, ended, session
-from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params, of_records
+from algorithms.asynchronous.on_ray.peer import Exchange, Peer, Report
+from algorithms.asynchronous.on_ray.session import actor, kill, session
+from algorithms.asynchronous.on_ray.trained import Trained, evaluate, first_params, select_records
 from algorithms.asynchronous.on_ray.with_servers import tasks, validate_numbers
 from algorithms.asynchronous.on_ray.worker import Delay
 from algorithms.asynchronous.on_ray.worker_pool import StallTimeout, WorkerPool
@@ -116,10 +116,10 @@ def _train(
                 for worker, each in enumerate(mine)
             )
             run = _Run(ray, name, peers, topology, steps, patience)
-            last = run.until_done()
+            last = run.wait_for_updates()
         finally:
-            ended(ray, peers)
-    return _trained(name, problem, params, run, last, every)
+            kill(ray, peers)
+    return _combine(name, problem, params, run, last, every)
 
 
 class _Run:
@@ -156,31 +156,33 @@ class _Run:
         }
         self.exchanges: list[Exchange] = []
         self.records: dict[int, dict[int, PyTree]] = {}  # by stamp and worker
-        self.asked: dict[Any, tuple[int, int]] = {}  # pending requests for news: (worker, life)
+        self.requests: dict[
+            Any, tuple[int, int]
+        ] = {}  # pending requests for reports: (worker, incarnation)
         self.ready: set[int] = set(range(len(peers)))  # workers that have a model
         self.began: float | None = None
 
-    def begin(self, worker: int, life: int) -> Any:
-        """Starts a worker's run; called by the crew."""
+    def begin(self, worker: int, incarnation: int) -> Any:
+        """Starts a worker's run; called by the pool."""
         self.began = self.began or time.monotonic()
         draw = 1 + max((each.draw for each in self.exchanges if each.worker == worker), default=-1)
         return self.peers[worker].run.remote(
             self.neighbours[worker], draw, time.monotonic() - self.began
         )
 
-    def until_done(self) -> dict[int, tuple[PyTree, int]]:
+    def wait_for_updates(self) -> dict[int, tuple[PyTree, int]]:
         """Waits for enough updates, and returns the workers' last models with their stamps."""
-        crew = WorkerPool(self.ray, self.peers, self.begin)
-        crew.start(self.patience)
+        pool = WorkerPool(self.ray, self.peers, self.begin)
+        pool.start(self.patience)
         waiting = StallTimeout(self.patience)
         while len(self.exchanges) < self.steps:
-            self.ready -= set(crew.look())
+            self.ready -= set(pool.look())
             if not self.ready:
                 raise ChildProcessError(
                     f"{self.name}: all workers have died, so that no model is left to continue "
                     "from; pass more restarts"
                 )
-            self._hear(crew)
+            self._collect(pool)
             waiting.need(len(self.exchanges), f"{self.name}: no update")
         there = {worker: self.peers[worker] for worker in sorted(self.ready)}
         self.ray.get([peer.stop.remote() for peer in there.values()], timeout=self.patience)
@@ -193,43 +195,45 @@ class _Run:
                 strict=True,
             )
         )
-        # A pending answer contains news that its worker does not send again.
+        # A pending answer contains a report that its worker does not send again.
         asked = [
             (worker, answer)
-            for answer, (worker, life) in self.asked.items()
-            if worker in there and life == crew.lives[worker]
+            for answer, (worker, incarnation) in self.requests.items()
+            if worker in there and incarnation == pool.incarnations[worker]
         ]
-        asked += [(worker, peer.news.remote()) for worker, peer in there.items()]
+        asked += [(worker, peer.report.remote()) for worker, peer in there.items()]
         for worker, answer in asked:
             self._keep(worker, self.ray.get(answer, timeout=self.patience))
         return last
 
-    def _hear(self, crew: WorkerPool) -> None:
+    def _collect(self, pool: WorkerPool) -> None:
         """Collects the reports that workers have sent. A worker is not asked again before it has
         answered.
         """
-        for worker in set(crew.runs.values()) - {
-            worker for worker, life in self.asked.values() if life == crew.lives[worker]
+        for worker in set(pool.runs.values()) - {
+            worker
+            for worker, incarnation in self.requests.values()
+            if incarnation == pool.incarnations[worker]
         }:
-            self.asked[self.peers[worker].news.remote()] = (worker, crew.lives[worker])
-        done, _ = self.ray.wait(list(self.asked), num_returns=len(self.asked), timeout=0.02)
+            self.requests[self.peers[worker].report.remote()] = (worker, pool.incarnations[worker])
+        done, _ = self.ray.wait(list(self.requests), num_returns=len(self.requests), timeout=0.02)
         for answer in done:
-            worker, life = self.asked.pop(answer)
+            worker, incarnation = self.requests.pop(answer)
             try:
-                news: News = self.ray.get(answer)
-            except self.ray.exceptions.RayActorError:  # the crew handles it
+                report: Report = self.ray.get(answer)
+            except self.ray.exceptions.RayActorError:  # the pool handles it
                 continue
-            self._keep(worker, news)
-            if news.ready and life == crew.lives[worker]:
+            self._keep(worker, report)
+            if report.ready and incarnation == pool.incarnations[worker]:
                 self.ready.add(worker)
 
-    def _keep(self, worker: int, news: News) -> None:
-        self.exchanges.extend(news.exchanges)
-        for stamp, model in news.records:
+    def _keep(self, worker: int, report: Report) -> None:
+        self.exchanges.extend(report.exchanges)
+        for stamp, model in report.records:
             self.records.setdefault(stamp, {})[worker] = model
 
 
-def _trained(
+def _combine(
     name: str,
     problem: Problem,
     params: Params,
@@ -247,7 +251,7 @@ def _trained(
         "staleness": _staleness(columns["worker"], columns["stamp"], columns["read"]),
         "clock": np.maximum.accumulate(columns["at"]),
     }
-    updates |= {"computed": columns["computed"], "trip": columns["trip"]}
+    updates |= {"computed": columns["computed"], "round_trip": columns["round_trip"]}
     stamps = np.arange(every, columns["stamp"][-1], every)
     step = np.concatenate(
         [[0], np.searchsorted(columns["stamp"], stamps, side="right"), [len(order)]]
@@ -266,12 +270,12 @@ def _trained(
         "step": step,
         "bits": 4.0 * bits * step / problem.workers,
         "consensus": np.array(
-            [_apart(rows, mean) for rows, mean in zip(stacked, means, strict=True)]
+            [_consensus(rows, mean) for rows, mean in zip(stacked, means, strict=True)]
         ),
-        **of_records(step, step - 1, updates["clock"], updates["staleness"], updates["worker"]),
+        **select_records(step, step - 1, updates["clock"], updates["staleness"], updates["worker"]),
     }
     return Trained(
-        means[-1], evaluated(name, problem, means, history), updates, problem.workers, int(bits)
+        means[-1], evaluate(name, problem, means, history), updates, problem.workers, int(bits)
     )
 
 
@@ -289,6 +293,6 @@ def _staleness(worker: np.ndarray, stamp: np.ndarray, read: np.ndarray) -> np.nd
     return found
 
 
-def _apart(rows: PyTree, mean: PyTree) -> float:
+def _consensus(rows: PyTree, mean: PyTree) -> float:
     each = jax.tree.map(lambda many, one: float(((many - one) ** 2).sum()) / len(many), rows, mean)
     return sum(jax.tree.leaves(each))

@@ -31,8 +31,8 @@ import numpy as np
 import optax
 
 from algorithms import gossip, optimizers
-from algorithms.asynchronous.on_ray.server import in_numpy
-from algorithms.asynchronous.on_ray.session import reconstructed, require_ray
+from algorithms.asynchronous.on_ray.server import to_numpy
+from algorithms.asynchronous.on_ray.session import is_replacement, require_ray
 from algorithms.asynchronous.on_ray.worker import Gradients, Task
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree
@@ -55,7 +55,7 @@ class Exchange(NamedTuple):
         partner: the worker that was asked; the worker itself if no neighbour was available.
         draw: the number of the gradient's batch in the worker's stream.
         computed: seconds of the gradient.
-        trip: seconds of the worker's last exchange; NaN before the first.
+        round_trip: seconds of the worker's last exchange; NaN before the first.
         at: seconds since the start of the run.
         read: if the gradient was computed at a model that a restarted worker took over, the stamp
             of that model; 0: it was computed at the model of the worker's last update.
@@ -66,12 +66,12 @@ class Exchange(NamedTuple):
     partner: int
     draw: int
     computed: float
-    trip: float
+    round_trip: float
     at: float
     read: int = 0
 
 
-class News(NamedTuple):
+class Report(NamedTuple):
     """Events since the last request: the exchanges in which the worker was the partner, and its
     models by stamp; and whether other workers may ask it.
     """
@@ -111,10 +111,10 @@ class Peer:
         self.model: Model = randomness.of_owner(
             optimizers.init(optimizer, params), key, np.uint32(worker)
         )
-        self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_stepped, optimizer))
+        self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_step, optimizer))
         self.peers: dict[int, Any] = {}
         self.there: set[int] = set()  # the neighbours that may be asked
-        self.restarted: bool = reconstructed()
+        self.restarted: bool = is_replacement()
         self.stamp: int = 0
         self.next: int = every
         self.read: int = 0  # stamp of a model that was taken over, until the worker's next update
@@ -125,12 +125,12 @@ class Peer:
         self.stopped: bool = False
         self.lock: asyncio.Lock = asyncio.Lock()
         self.zero: float = time.monotonic()
-        self.trip: float = float("nan")
+        self.round_trip: float = float("nan")
         self.chance: random.Random = random.Random(worker)
 
-    async def rehearse(self) -> None:
+    async def compile(self) -> None:
         """Compiles the worker's programs, while it can still answer requests."""
-        await asyncio.get_running_loop().run_in_executor(None, self._rehearse)
+        await asyncio.get_running_loop().run_in_executor(None, self._compile)
 
     async def run(self, peers: dict[int, Any], draw: int, elapsed: float) -> None:
         """Computes, averages with a neighbour, and makes a step, repeatedly, until it is stopped. A
@@ -144,7 +144,7 @@ class Peer:
         self.zero = time.monotonic() - elapsed
         self.peers, self.there = peers, set(peers)
         if self.restarted:
-            await self.rehearse()
+            await self.compile()
             await self._take_over()
         self.ready = True
         while not self.stopped:
@@ -171,8 +171,8 @@ class Peer:
         if not self.ready or (self.asking and about.worker > self.worker):
             return None
         async with self.lock:
-            stamp = self._at(max(self.stamp, stamp) + 1)
-            mean = jax.tree.map(gossip.midpoint, in_numpy(self.model.params), params)
+            stamp = self._advance_stamp(max(self.stamp, stamp) + 1)
+            mean = jax.tree.map(gossip.midpoint, to_numpy(self.model.params), params)
             self.model = self.model._replace(params=mean)
             self.exchanges.append(about._replace(stamp=stamp, at=time.monotonic() - self.zero))
             return mean, stamp
@@ -186,7 +186,7 @@ class Peer:
         if self.restarted and not self.ready:
             raise Restarted
         async with self.lock:
-            return in_numpy(self.model.params), self.stamp
+            return to_numpy(self.model.params), self.stamp
 
     async def stop(self) -> None:
         """Stops the worker after its current exchange."""
@@ -194,11 +194,11 @@ class Peer:
         async with self.lock:
             pass
 
-    async def news(self) -> News:
+    async def report(self) -> Report:
         """Returns the events since the last call."""
-        news = News(self.exchanges, self.records, self.ready)
+        report = Report(self.exchanges, self.records, self.ready)
         self.exchanges, self.records = [], []
-        return news
+        return report
 
     async def _take_over(self) -> None:
         """Takes over a neighbour's model. If no neighbour has one, it waits: starting again from
@@ -229,7 +229,7 @@ class Peer:
         """
         ray = require_ray()
 
-        partner = self._drawn()
+        partner = self._draw_partner()
         while not self.stopped:
             async with self._holding():
                 about = Exchange(
@@ -238,26 +238,26 @@ class Peer:
                     partner,
                     draw,
                     computed,
-                    self.trip,
+                    self.round_trip,
                     time.monotonic() - self.zero,
                     self.read,
                 )
                 began = time.monotonic()
                 try:
-                    answer = await self._asked(partner, about)
+                    answer = await self._ask(partner, about)
                 except (ray.exceptions.RayActorError, Restarted):
                     self.there.discard(partner)
-                    partner = self._drawn()
+                    partner = self._draw_partner()
                     continue
                 if answer is not None:
                     middle, stamp = answer
-                    self._at(stamp)
+                    self._advance_stamp(stamp)
                     self.model = jax.block_until_ready(self.step(self.model, middle, slope))
-                    self.trip, self.read = time.monotonic() - began, 0
+                    self.round_trip, self.read = time.monotonic() - began, 0
                     return
             await asyncio.sleep(_REFUSED * (0.5 + self.chance.random()))
 
-    def _drawn(self) -> int:
+    def _draw_partner(self) -> int:
         return self.chance.choice(sorted(self.there)) if self.there else self.worker
 
     @asynccontextmanager
@@ -273,12 +273,12 @@ class Peer:
         finally:
             self.asking = False
 
-    async def _asked(self, partner: int, about: Exchange) -> tuple[PyTree, int] | None:
+    async def _ask(self, partner: int, about: Exchange) -> tuple[PyTree, int] | None:
         """Returns the partner's answer."""
         if partner == self.worker:
             self.exchanges.append(about._replace(stamp=self.stamp + 1))
             return self.model.params, self.stamp + 1
-        asked = self.peers[partner].average.remote(self.stamp, in_numpy(self.model.params), about)
+        asked = self.peers[partner].average.remote(self.stamp, to_numpy(self.model.params), about)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked.future()), self.patience)
         except TimeoutError as error:
@@ -288,22 +288,22 @@ class Peer:
             )
             raise TimeoutError(why) from error
 
-    def _at(self, stamp: int) -> int:
+    def _advance_stamp(self, stamp: int) -> int:
         """Sets the stamp for an exchange, and first records the model at all record stamps before
         it.
         """
         while self.next < stamp:
-            self.records.append((self.next, in_numpy(self.model.params)))
+            self.records.append((self.next, to_numpy(self.model.params)))
             self.next += self.every
         self.stamp = stamp
         return stamp
 
-    def _rehearse(self) -> None:
-        self.gradients.rehearse()
+    def _compile(self) -> None:
+        self.gradients.compile()
         jax.block_until_ready(self.step(self.model, self.model.params, self.model.params))
 
 
-def _stepped(
+def _step(
     optimizer: optax.GradientTransformation, model: Model, middle: Params, slope: PyTree
 ) -> Model:
     """Makes the step as in `algorithms.asynchronous_gossip_sgd`: the optimizer receives its own

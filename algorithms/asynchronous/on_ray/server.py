@@ -17,7 +17,7 @@ import optax
 
 from algorithms import optimizers
 from algorithms.asynchronous.asynchronous_sgd import stale_step
-from algorithms.asynchronous.on_ray.session import reconstructed
+from algorithms.asynchronous.on_ray.session import is_replacement
 from algorithms.mechanisms import arrivals
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree, State
@@ -60,24 +60,24 @@ class Pushed(NamedTuple):
 
     Args:
         worker: its number.
-        life: the number of the worker's run.
+        incarnation: number of restarts of the worker.
         version: version of the shard at which the gradient was computed.
         read: versions of all shards at which it was computed.
-        era: how often the server had died when the shard was read.
+        server_incarnation: number of restarts of the server when the shard was read.
         draw: number of its batch in the worker's stream.
         computed: seconds of the gradient.
-        trip: seconds of the last exchange with the servers, without the time spent in the servers;
-            NaN before the first.
+        round_trip: seconds of the last exchange with the servers, without the time spent in the
+            servers; NaN before the first.
     """
 
     worker: int
-    life: int
+    incarnation: int
     version: int
     read: tuple[int, ...]
-    era: int
+    server_incarnation: int
     draw: int
     computed: float
-    trip: float
+    round_trip: float
 
 
 class Reply(NamedTuple):
@@ -86,7 +86,7 @@ class Reply(NamedTuple):
     Args:
         part: the shard, with NumPy leaves.
         version: number of updates made to it.
-        era: how often the server has died.
+        server_incarnation: number of restarts of the server.
         draw: number of batches that the worker is known to have drawn, for a worker that starts.
         served: seconds that the worker's message spent in the server.
         done: whether no more gradients are needed.
@@ -94,7 +94,7 @@ class Reply(NamedTuple):
 
     part: PyTree
     version: int
-    era: int
+    server_incarnation: int
     draw: int
     served: float
     done: bool
@@ -105,7 +105,7 @@ class Update(NamedTuple):
 
     Args:
         step: number of the update to which it belongs, from 0.
-        worker, version, read, draw, computed, trip: as in `Pushed`.
+        worker, version, read, draw, computed, round_trip: as in `Pushed`.
         at: seconds since the start of the run when the update had been made.
         busy: seconds that the server worked on it.
     """
@@ -116,22 +116,22 @@ class Update(NamedTuple):
     read: tuple[int, ...]
     draw: int
     computed: float
-    trip: float
+    round_trip: float
     at: float
     busy: float
 
 
-class News(NamedTuple):
+class Progress(NamedTuple):
     """Progress of a server.
 
     Args:
         version: number of updates made.
-        era: how often it has died.
+        server_incarnation: number of restarts of the server.
         finite: whether its shard is finite.
     """
 
     version: int
-    era: int
+    server_incarnation: int
     finite: bool
 
 
@@ -155,11 +155,11 @@ class Server:
         key = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
         self.model: Model = randomness.of_owner(optimizers.init(rules.optimizer, part), key)
         self.version: int = 0
-        self.era: int = 0
+        self.server_incarnation: int = 0
         self.updates: list[Update] = []
         self.records: list[PyTree] = [part]
-        # the latest known life of each worker
-        self.lives: dict[int, int] = dict.fromkeys(range(workers), 0)
+        # the latest known incarnation of each worker
+        self.incarnations: dict[int, int] = dict.fromkeys(range(workers), 0)
         # versions read by the workers whose gradients are expected
         self.reads: dict[int, int] = dict.fromkeys(range(workers), 0)
         self.waiting: dict[int, tuple[Pushed, PyTree, asyncio.Future[None]]] = {}
@@ -167,28 +167,28 @@ class Server:
         self.zero: float = time.monotonic()
         self.checkpoint: Checkpoint | None = None
         self.saved: float = -np.inf
-        self._rehearse(part)
-        if reconstructed():
+        self._compile(part)
+        if is_replacement():
             self._restore(after_death=True)
 
-    async def restore(self) -> News:
+    async def restore(self) -> Progress:
         """Restores the checkpoint, if there is one."""
         self._restore(after_death=False)
-        return self._news()
+        return self._progress()
 
     async def begin(self) -> None:
         """Starts the clock of the run."""
-        self.zero = time.monotonic() - self._elapsed()
+        self.zero = time.monotonic() - self._seconds()
         self._save()
 
-    async def pull(self, worker: int, life: int) -> Reply:
+    async def pull(self, worker: int, incarnation: int) -> Reply:
         """Returns the shard to a worker that starts, with the number of batches that the worker
-        drew before, in an earlier life or before a checkpoint.
+        drew before, in an earlier incarnation or before a checkpoint.
         """
         drawn = (
             max((update.draw for update in self.updates if update.worker == worker), default=-1) + 1
         )
-        return self._reply(worker, life, time.monotonic(), drawn)
+        return self._reply(worker, incarnation, time.monotonic(), drawn)
 
     async def push(self, gradient: PyTree, about: Pushed) -> Reply:
         """Applies a gradient as soon as it is allowed, and returns the current shard. A gradient
@@ -196,65 +196,66 @@ class Server:
         """
         arrived = time.monotonic()
         newest = (
-            about.life == self.lives[about.worker] and self.reads.get(about.worker) == about.version
+            about.incarnation == self.incarnations[about.worker]
+            and self.reads.get(about.worker) == about.version
         )
-        if about.era == self.era and newest and not self._done():
+        if about.server_incarnation == self.server_incarnation and newest and not self._done():
             taken = asyncio.get_running_loop().create_future()
             self.waiting[about.worker] = (about, gradient, taken)
             self._advance()
             await taken
-        return self._reply(about.worker, about.life, arrived)
+        return self._reply(about.worker, about.incarnation, arrived)
 
-    async def news(self, lives: Mapping[int, int]) -> News:
-        """Returns the progress to the driver, which sends the current life of each worker: the
-        server does not wait for a worker that died, and discards its pending gradients.
+    async def progress(self, incarnations: Mapping[int, int]) -> Progress:
+        """Returns the progress to the driver, which sends the current incarnation of each worker:
+        the server does not wait for a worker that died, and discards its pending gradients.
         """
-        for worker, life in lives.items():
-            self._enter(worker, life)
+        for worker, incarnation in incarnations.items():
+            self._enter(worker, incarnation)
         self._advance()
-        return self._news()
+        return self._progress()
 
     async def history(self) -> tuple[list[Update], list[PyTree], PyTree, float]:
         """Returns all updates, the models of the records, the last model, and the seconds of the
         run.
         """
-        return self.updates, self.records, in_numpy(self.model.params), self._elapsed()
+        return self.updates, self.records, to_numpy(self.model.params), self._seconds()
 
-    def _news(self) -> News:
-        return News(self.version, self.era, self.finite)
+    def _progress(self) -> Progress:
+        return Progress(self.version, self.server_incarnation, self.finite)
 
     def _done(self) -> bool:
         return self.version >= self.rules.steps or not self.finite
 
-    def _elapsed(self) -> float:
+    def _seconds(self) -> float:
         """Returns the seconds of the run at the last update."""
         return self.updates[-1].at if self.updates else 0.0
 
-    def _reply(self, worker: int, life: int, arrived: float, drawn: int = 0) -> Reply:
+    def _reply(self, worker: int, incarnation: int, arrived: float, drawn: int = 0) -> Reply:
         """Returns the shard, and waits for the gradient of the worker that receives it."""
-        self._enter(worker, life)
-        if life == self.lives[worker]:
+        self._enter(worker, incarnation)
+        if incarnation == self.incarnations[worker]:
             self.reads[worker] = self.version
         return Reply(
-            in_numpy(self.model.params),
+            to_numpy(self.model.params),
             self.version,
-            self.era,
+            self.server_incarnation,
             drawn,
             time.monotonic() - arrived,
             self._done(),
         )
 
-    def _enter(self, worker: int, life: int) -> None:
+    def _enter(self, worker: int, incarnation: int) -> None:
         """Leaves out a worker whose earlier run has ended, until it reads the shard again."""
-        if life > self.lives[worker]:
-            self.lives[worker] = life
+        if incarnation > self.incarnations[worker]:
+            self.incarnations[worker] = incarnation
             self.reads.pop(worker, None)
             if worker in self.waiting:
                 _resolve(self.waiting.pop(worker)[2])
 
     def _advance(self) -> None:
         """Makes all updates that can be made now."""
-        while not self._done() and (chosen := self._chosen()):
+        while not self._done() and (chosen := self._choose()):
             began = time.monotonic()
             taken = [self.waiting.pop(worker) for worker in chosen]
             self._update(
@@ -268,7 +269,7 @@ class Server:
                 _resolve(future)
             self.waiting.clear()
 
-    def _chosen(self) -> list[int]:
+    def _choose(self) -> list[int]:
         """Returns the workers whose gradients make the next update."""
         if not self.waiting:
             return []
@@ -301,16 +302,16 @@ class Server:
         now = time.monotonic()
         busy = (now - began) / len(about)
         for each in about:
-            row = (each.worker, each.version, each.read, each.draw, each.computed, each.trip)
+            row = (each.worker, each.version, each.read, each.draw, each.computed, each.round_trip)
             self.updates.append(Update(self.version, *row, at=now - self.zero, busy=busy))
         self.version += 1
         if self.version % self.rules.record_every == 0 or self.version == self.rules.steps:
-            self.records.append(in_numpy(self.model.params))
+            self.records.append(to_numpy(self.model.params))
             self.finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.records[-1]))
             if time.monotonic() - self.saved > self.rules.seconds or self._done():
                 self._save()
 
-    def _rehearse(self, part: PyTree) -> None:
+    def _compile(self, part: PyTree) -> None:
         """Compiles the server's programs before the first gradient arrives."""
         jax.block_until_ready(
             self.step(self.model, part, np.int32(0), aware=self.rules.staleness_aware)
@@ -327,7 +328,7 @@ class Server:
         if self.rules.folder is None:
             return
         self.checkpoint = Checkpoint(self.rules.folder, self.rules.about)
-        found = self.checkpoint.restore(jax.tree.map(_placed, self._carry()))
+        found = self.checkpoint.restore(jax.tree.map(_shape_of, self._carry()))
         if found is None:
             return
         carry, records = found
@@ -336,11 +337,11 @@ class Server:
         columns = {name: kept[name].tolist() for name in Update._fields}
         columns["read"] = [tuple(versions) for versions in columns["read"]]
         self.updates = [Update(*row) for row in zip(*columns.values(), strict=True)]
-        self.records = _unstacked(
+        self.records = _unstack(
             [kept[f"model{i}"] for i in range(len(jax.tree.leaves(self.model.params)))],
             self.model.params,
         )
-        self.era = int(kept["era"]) + 1
+        self.server_incarnation = int(kept["server_incarnation"]) + 1
         # the next reads are of this version or a later one
         self.reads = dict.fromkeys(self.reads, self.version)
         self.zero = time.monotonic() - (
@@ -348,7 +349,7 @@ class Server:
         )
         self.saved = time.monotonic()
         if after_death:
-            self._save()  # so that another death before the next checkpoint starts a new era
+            self._save()  # another death before the next checkpoint is another incarnation
 
     def _carry(self) -> Carry:
         return Carry(State(tuple(self.model), step=np.int32(self.version)), ())
@@ -362,7 +363,11 @@ class Server:
             )
             for name in Update._fields
         }
-        clock = {"elapsed": time.monotonic() - self.zero, "wall": time.time(), "era": self.era}
+        clock = {
+            "elapsed": time.monotonic() - self.zero,
+            "wall": time.time(),
+            "server_incarnation": self.server_incarnation,
+        }
         leaves = [jax.tree.leaves(record) for record in self.records]
         models = {f"model{i}": np.stack(each) for i, each in enumerate(zip(*leaves, strict=True))}
         self.checkpoint.save(
@@ -380,17 +385,17 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def in_numpy(tree: Params) -> PyTree:
+def to_numpy(tree: Params) -> PyTree:
     """Returns the tree with NumPy leaves, which can be sent."""
     return jax.tree.map(np.asarray, tree)
 
 
-def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
     leaf = jax.numpy.asarray(leaf)
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
-def _unstacked(leaves: list[np.ndarray], like: PyTree) -> list[PyTree]:
+def _unstack(leaves: list[np.ndarray], like: PyTree) -> list[PyTree]:
     """Returns leaves `[records, ...]` as a list of trees."""
     structure = jax.tree.structure(like)
     return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]

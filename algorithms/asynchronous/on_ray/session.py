@@ -118,12 +118,12 @@ def actor(ray: Any, made: type, *args: Any, restarts: int = 0, retries: int = 0)
     return ray.remote(made).options(**options, runtime_env=environment).remote(*args)
 
 
-def reconstructed() -> bool:
+def is_replacement() -> bool:
     """Returns whether this process replaces one that died."""
     return require_ray().get_runtime_context().was_current_actor_reconstructed
 
 
-def ended(ray: Any, actors: Sequence[Any]) -> None:
+def kill(ray: Any, actors: Sequence[Any]) -> None:
     """Kills these actors, including those that do not respond."""
     for each in actors:
         ray.kill(each)

@@ -30,8 +30,8 @@ class Trained(NamedTuple):
         updates: series over all applied gradients, NumPy arrays `[gradients]`, or with P servers
             `[gradients, P]`, in each server's own order: `worker`; `draw`, the number of its batch
             in the worker's stream; `staleness`; `clock`, real seconds; `computed`, seconds of the
-            gradient; `trip`, seconds of the worker's messages before it, without the time spent
-            waiting for other workers (NaN before the first); `busy`, seconds of the update itself.
+            gradient; `round_trip`, seconds of the worker's messages before it, without the time
+            spent waiting for other workers (NaN before the first); `busy`, seconds of the update.
             With several servers also `read` `[gradients, P, P]`: the number of updates of each
             shard when the worker read it. For gossip also `partner`.
         workers: N.
@@ -51,9 +51,9 @@ def measured_cluster(trained: Trained, bits: int | None = None) -> clusters.Clus
     method or others.
 
     Each worker's gradients take the measured seconds (drawn from the worker's own measurements,
-    `clusters.measured`). The latency is half of the median trip without the update; the server's
-    port is busy for the time of the median update. In gossip an exchange occupies both workers for
-    the median trip.
+    `clusters.measured`). The latency is half of the median round trip without the update; the
+    server's port is busy for the time of the median update. In gossip an exchange occupies both
+    workers for the median round trip.
 
     Args:
         trained: a real run in which every worker computed at least one gradient.
@@ -82,9 +82,11 @@ def measured_cluster(trained: Trained, bits: int | None = None) -> clusters.Clus
     most = min(_MOST, max(map(len, tables)))
     levels = (np.arange(most) + 0.5) / most
     compute = clusters.measured(np.stack([np.quantile(mine, levels) for mine in tables]))
-    trip = float(np.nanmedian(last["trip"])) if np.isfinite(last["trip"]).any() else 0.0
+    round_trip = (
+        float(np.nanmedian(last["round_trip"])) if np.isfinite(last["round_trip"]).any() else 0.0
+    )
     if "partner" in updates:
-        return clusters.Cluster(compute, latency=max(trip, 0.0))
+        return clusters.Cluster(compute, latency=max(round_trip, 0.0))
     busy = float(np.median(last["busy"])) * (
         updates["busy"].shape[1] if updates["busy"].ndim > 1 else 1
     )
@@ -93,12 +95,12 @@ def measured_cluster(trained: Trained, bits: int | None = None) -> clusters.Clus
         compute,
         up=port,
         down=clusters.constant(_FREE),
-        latency=max(trip, 0.0) / 2,
+        latency=max(round_trip, 0.0) / 2,
         convention="pipelined",
     )
 
 
-def of_records(
+def select_records(
     step: np.ndarray, last: np.ndarray, clock: np.ndarray, staleness: np.ndarray, worker: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Returns the history's series of each record's last update, `[records]`; the initial record
@@ -116,7 +118,7 @@ def of_records(
     }
 
 
-def evaluated(
+def evaluate(
     name: str, problem: Problem, models: Sequence[Params], history: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns the history with the problem's own scalars at these models, `[records]`.

@@ -12,10 +12,10 @@ import numpy as np
 import optax
 
 from algorithms import optimizers
-from algorithms.asynchronous.on_ray.server import News, Rules, Server, Update
-from algorithms.asynchronous.on_ray.session import actor, ended, session
-from algorithms.asynchronous.on_ray.trained import Trained, evaluated, first_params, of_records
-from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, joined, parted
+from algorithms.asynchronous.on_ray.server import Progress, Rules, Server, Update
+from algorithms.asynchronous.on_ray.session import actor, kill, session
+from algorithms.asynchronous.on_ray.trained import Trained, evaluate, first_params, select_records
+from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, join, split
 from algorithms.asynchronous.on_ray.worker_pool import StallTimeout, WorkerPool
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem
@@ -181,7 +181,7 @@ def tasks(
     problem: Problem, key: jax.Array, like: Params, delay: Delay | None
 ) -> Callable[[int], Task]:
     """Returns a function worker -> `Task`, with the worker's own data."""
-    sent = in_numbers(run_keys.stream(run_keys.split(key)[1]))
+    sent = key_to_numbers(run_keys.stream(run_keys.split(key)[1]))
     shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
 
     def task(worker: int) -> Task:
@@ -195,7 +195,7 @@ def tasks(
     return task
 
 
-def in_numbers(key: jax.Array) -> tuple[np.ndarray, str]:
+def key_to_numbers(key: jax.Array) -> tuple[np.ndarray, str]:
     """Returns a key as its data and its implementation's name, which can be sent to processes."""
     return np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key))
 
@@ -219,13 +219,15 @@ def _train(
         servers: list[Any] = []
         workers: list[Any] = []
         try:
-            parts = list(map(ray.put, parted(params, P)))
+            parts = list(map(ray.put, split(params, P)))
             given = [ray.put(task(worker)) for worker in range(N)]
             for p, part in enumerate(parts):
                 own = rules._replace(
                     folder=_folder(checkpoint, p), about=_about(name, problem, rules, key, p)
                 )
-                own = own._replace(key=in_numbers(jax.random.fold_in(run_keys.split(key)[0], p)))
+                own = own._replace(
+                    key=key_to_numbers(jax.random.fold_in(run_keys.split(key)[0], p))
+                )
                 servers.append(
                     actor(
                         ray,
@@ -237,23 +239,25 @@ def _train(
                         retries=-1,
                     )
                 )
-            restored = _restored(ray, servers, patience) if checkpoint else [_NOTHING] * P
-            if any(news.version < rules.steps for news in restored):
+            restored = _restore(ray, servers, patience) if checkpoint else [_NOTHING] * P
+            if any(each.version < rules.steps for each in restored):
                 workers.extend(
                     actor(ray, Worker, worker, each, restarts=restarts)
                     for worker, each in enumerate(given)
                 )
-                crew = WorkerPool(
-                    ray, workers, lambda worker, life: workers[worker].run.remote(servers, life)
+                pool = WorkerPool(
+                    ray,
+                    workers,
+                    lambda worker, incarnation: workers[worker].run.remote(servers, incarnation),
                 )
-                _run(ray, name, servers, crew, patience)
+                _run(ray, name, servers, pool, patience)
             histories = ray.get([each.history.remote() for each in servers], timeout=patience)
         except ray.exceptions.ActorDiedError as error:
             why = "a server died and cannot be restarted; pass checkpoint=, or more restarts"
             raise ChildProcessError(f"{name}: {why} ({str(error).splitlines()[0]})") from error
         finally:
-            ended(ray, [*servers, *workers])
-    return _trained(name, problem, rules, params, histories)
+            kill(ray, [*servers, *workers])
+    return _combine(name, problem, rules, params, histories)
 
 
 def _folder(checkpoint: str | Path | None, p: int) -> str | None:
@@ -283,10 +287,10 @@ def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) ->
     }
 
 
-_NOTHING = News(0, 0, True)  # for a server without a checkpoint
+_NOTHING = Progress(0, 0, True)  # for a server without a checkpoint
 
 
-def _restored(ray: Any, servers: list[Any], patience: float) -> list[News]:
+def _restore(ray: Any, servers: list[Any], patience: float) -> list[Progress]:
     """Returns the progress of the servers' checkpoints.
 
     Raises:
@@ -298,20 +302,24 @@ def _restored(ray: Any, servers: list[Any], patience: float) -> list[News]:
         raise error.cause from error
 
 
-def _run(ray: Any, name: str, servers: list[Any], crew: WorkerPool, patience: float) -> None:
+def _run(ray: Any, name: str, servers: list[Any], pool: WorkerPool, patience: float) -> None:
     """Waits until all servers have made enough updates."""
-    crew.start(patience)
+    pool.start(patience)
     ray.get([server.begin.remote() for server in servers], timeout=patience)
     waiting = StallTimeout(patience)
-    while crew.runs:
-        crew.look()
-        found = ray.get([server.news.remote(crew.lives) for server in servers], timeout=patience)
-        if not any(news.finite for news in found):
+    while pool.runs:
+        pool.look()
+        found = ray.get(
+            [server.progress.remote(pool.incarnations) for server in servers], timeout=patience
+        )
+        if not any(each.finite for each in found):
             return
-        waiting.need([(news.era, news.version) for news in found], f"{name}: no update")
+        waiting.need(
+            [(each.server_incarnation, each.version) for each in found], f"{name}: no update"
+        )
 
 
-def _trained(
+def _combine(
     name: str, problem: Problem, rules: Rules, params: Params, parts: list[Any]
 ) -> Trained:
     """Combines the results of all servers."""
@@ -333,10 +341,10 @@ def _trained(
     updates["staleness"] = (columns["step"] - columns["version"]).astype(int)
     updates |= {
         "clock": columns["at"],
-        **{field: columns[field] for field in ("computed", "trip", "busy")},
+        **{field: columns[field] for field in ("computed", "round_trip", "busy")},
     }
     count = min(len(records) for _, records, *_ in parts)
-    models = [joined([records[i] for _, records, *_ in parts], params) for i in range(count)]
+    models = [join([records[i] for _, records, *_ in parts], params) for i in range(count)]
     done = min(max((int(update.step) + 1 for update in taken), default=0) for taken, *_ in parts)
     step = (
         np.append(np.arange(count - 1) * rules.record_every, done)
@@ -350,7 +358,7 @@ def _trained(
         "step": step,
         "bits": 2.0 * bits * (last + 1) / N,
         "consensus": np.zeros(count),
-        **of_records(
+        **select_records(
             step,
             last,
             updates["clock"].max(axis=1),
@@ -358,10 +366,10 @@ def _trained(
             updates["worker"][:, 0],
         ),
     }
-    last_model = joined([model for *_, model, _ in parts], params)
+    last_model = join([model for *_, model, _ in parts], params)
     flat = (
         updates
         if P > 1
         else {field: values[:, 0] for field, values in updates.items() if field != "read"}
     )
-    return Trained(last_model, evaluated(name, problem, models, history), flat, N, int(bits))
+    return Trained(last_model, evaluate(name, problem, models, history), flat, N, int(bits))

@@ -55,7 +55,7 @@ class Gradients:
         )
         self.data: PyTree = jax.device_put(task.problem.data)
 
-    def rehearse(self) -> None:
+    def compile(self) -> None:
         """Compiles the gradient function."""
         zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self.task.like)
         jax.block_until_ready(self.function(zeros, self.data, self.stream, np.int32(0)))
@@ -101,51 +101,58 @@ class Worker:
         self.gradients: Gradients = Gradients(worker, task)
         self.like: PyTree = task.like
 
-    def rehearse(self) -> None:
+    def compile(self) -> None:
         """Compiles the worker's programs."""
-        self.gradients.rehearse()
+        self.gradients.compile()
 
-    def run(self, servers: Sequence[Any], life: int) -> int:
+    def run(self, servers: Sequence[Any], incarnation: int) -> int:
         """Reads the model, computes, sends the gradient, and continues with the model in the reply,
         until all servers are done.
 
         Args:
             servers: the servers of the shards, in order.
-            life: the number of this run.
+            incarnation: number of restarts of this worker.
 
         Returns:
             The number of gradients that it sent.
         """
-        self.gradients.rehearse()
+        self.gradients.compile()
         ray = require_ray()
-        replies = ray.get([server.pull.remote(self.worker, life) for server in servers])
+        replies = ray.get([server.pull.remote(self.worker, incarnation) for server in servers])
         first = k = max(reply.draw for reply in replies)
-        trip = float("nan")
+        round_trip = float("nan")
         while not all(reply.done for reply in replies):
-            slope, computed = self.gradients(
-                joined([reply.part for reply in replies], self.like), k
-            )
+            slope, computed = self.gradients(join([reply.part for reply in replies], self.like), k)
             read = tuple(reply.version for reply in replies)
             about = [
-                Pushed(self.worker, life, reply.version, read, reply.era, k, computed, trip)
+                Pushed(
+                    self.worker,
+                    incarnation,
+                    reply.version,
+                    read,
+                    reply.server_incarnation,
+                    k,
+                    computed,
+                    round_trip,
+                )
                 for reply in replies
             ]
             began = time.monotonic()
-            sent = zip(servers, parted(slope, len(servers)), about, strict=True)
+            sent = zip(servers, split(slope, len(servers)), about, strict=True)
             replies = ray.get([server.push.remote(part, one) for server, part, one in sent])
-            trip = time.monotonic() - began - max(reply.served for reply in replies)
+            round_trip = time.monotonic() - began - max(reply.served for reply in replies)
             k += 1
         return k - first
 
 
-def parted(params: Params, servers: int) -> list[PyTree]:
+def split(params: Params, servers: int) -> list[PyTree]:
     """Returns a model as the shards of P servers: the model itself for one server, vectors of equal
     length for several.
     """
     return [params] if servers == 1 else list(np.asarray(_shard(params, servers)))
 
 
-def joined(parts: Sequence[PyTree], like: Params) -> Params:
+def join(parts: Sequence[PyTree], like: Params) -> Params:
     """Returns the model, joined from its shards."""
     if len(parts) == 1:
         return parts[0]

@@ -17,21 +17,22 @@ class WorkerPool:
     Args:
         ray: the module.
         actors: the workers' actors, in order.
-        begin: (worker, life) -> future of the worker's run. `life` counts the runs of this worker.
+        begin: (worker, incarnation) -> future of the worker's run; `incarnation` is the number of
+            restarts of this worker.
     """
 
     def __init__(self, ray: Any, actors: Sequence[Any], begin: Callable[[int, int], Any]) -> None:
         self.ray: Any = ray
         self.actors: Sequence[Any] = actors
         self.begin: Callable[[int, int], Any] = begin
-        # number of runs that each worker has ended
-        self.lives: dict[int, int] = dict.fromkeys(range(len(actors)), 0)
+        # number of restarts of each worker
+        self.incarnations: dict[int, int] = dict.fromkeys(range(len(actors)), 0)
         self.runs: dict[Any, int] = {}
 
     def start(self, timeout: float) -> None:
         """Starts all runs at the same time, after all workers have compiled their programs."""
-        self.ray.get([actor.rehearse.remote() for actor in self.actors], timeout=timeout)
-        for worker in self.lives:
+        self.ray.get([actor.compile.remote() for actor in self.actors], timeout=timeout)
+        for worker in self.incarnations:
             self._run(worker)
 
     def look(self) -> list[int]:
@@ -55,7 +56,7 @@ class WorkerPool:
                 raise error.cause from error
             except self.ray.exceptions.RayActorError as error:
                 gone.append(worker)
-                self.lives[worker] += 1
+                self.incarnations[worker] += 1
                 if not isinstance(error, dead):
                     self._run(worker)
         if gone and not self.runs:
@@ -66,7 +67,7 @@ class WorkerPool:
         return gone
 
     def _run(self, worker: int) -> None:
-        self.runs[self.begin(worker, self.lives[worker])] = worker
+        self.runs[self.begin(worker, self.incarnations[worker])] = worker
 
 
 class StallTimeout:
