@@ -118,7 +118,7 @@ def asynchronous_gossip_sgd(
             state.server,
             on_cluster(round),
             neighbours,
-            communication.bits.of_tree(state.workers.params),
+            communication.bits.row_bits(state.workers.params),
         )
 
     def query(state, round):

@@ -126,7 +126,7 @@ def asynchronous_server(
         """Returns the next arrival and the parameters at which its gradient was computed."""
         server: Server = state.server
         if delays is None:
-            bits = communication.bits.of_tree(workers.replicate(server.model.params, 1)) / servers
+            bits = communication.bits.row_bits(workers.replicate(server.model.params, 1)) / servers
             now = arrivals.following(server.events, arrivals.on_cluster(round), bits, bound)
         else:
             now = _given(method, delays, server, round)

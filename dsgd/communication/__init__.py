@@ -4,7 +4,8 @@ of bits, and the record that the engine reads.
 
 from dsgd.communication import bits
 from dsgd.communication.bits import Bits
-from dsgd.communication.communicator import MESSAGE, UPDATE, Communicator, communicate
+from dsgd.communication.calls.sender import MESSAGE
+from dsgd.communication.communicator import UPDATE, Communicator, communicate
 from dsgd.communication.compressed import (
     Delivery,
     flat,
@@ -18,6 +19,7 @@ from dsgd.communication.compressed import (
     unshard,
 )
 from dsgd.communication.record import Record, Sending, Statistics
+from dsgd.communication.transports import Transport
 
 __all__ = [
     "MESSAGE",
@@ -28,6 +30,7 @@ __all__ = [
     "Record",
     "Sending",
     "Statistics",
+    "Transport",
     "bits",
     "communicate",
     "flat",

@@ -1,5 +1,4 @@
-"""Compressed messages: through N servers or one, around a ring, to neighbours on a graph, and to
-all.
+"""Compressed messages: how they are made, sent and decoded.
 
 For servers and rings, a vector is split into N shards, and worker n is the server of shard n. A
 gradient is then a tree of shards with leaves `[n, M, part]` (each worker's part of every shard),
@@ -30,9 +29,9 @@ from dsgd import checks, workers
 from dsgd.base import Common, Compressor, Gradients, Params, PyTree
 from dsgd.communication import bits
 from dsgd.communication.bits import Bits
+from dsgd.communication.transports import Transport
 from dsgd.compressors.members import constant_at, count_bits, decode, encode
 from dsgd.compressors.sizes import fixed_bits, message_shape
-from dsgd.graphs.topology import Topology
 
 Parts = PyTree
 Messages = list[PyTree]  # one per leaf, with the leading axes of the leaf's vectors
@@ -54,18 +53,54 @@ class Delivery(NamedTuple):
     bits: Bits
 
 
+def send(
+    transport: Transport,
+    compressor: Compressor,
+    key: jax.Array,
+    tree: PyTree,
+    N: int,
+    last: Any = (),
+    receive: Callable = lambda decoded, arrived: arrived,
+    senders: jax.Array | None = None,
+) -> Delivery:
+    """Sends one message from every worker.
+
+    Args:
+        transport: how the messages move.
+        compressor: Q.
+        key: random key, the same on every device.
+        tree: leaves `[n, ...]`.
+        N: number of workers.
+        last: `messages` of the previous exchange, or ().
+        receive: (decoded messages of the block's workers, leaves `[n, d]`, and those that arrive at
+            them, `[m, d]`) -> vectors `[..., d]`, which become `received`; by default all that
+            arrive.
+        senders: workers that send a message, bool `[n]`; None: all. The messages of the others
+            decode to 0.
+    """
+    vectors = flat(tree, compressor.layer_wise)
+    messages, decoded = _compress_rows(compressor, key, vectors, N, last)
+    if senders is not None:
+        without = last or messages, jax.tree.map(jnp.zeros_like, decoded)
+        messages, decoded = jax.vmap(optax.tree.where)(senders, (messages, decoded), without)
+    delivery = _deliver(transport, compressor, messages, decoded, receive)
+    return _reshape(delivery, tree, compressor)
+
+
 def to_servers(
-    compressor: Compressor, key: jax.Array, parts: Parts, N: int, last: Any = ()
+    transport: Transport,
+    compressor: Compressor,
+    key: jax.Array,
+    parts: Parts,
+    N: int,
+    last: Any = (),
 ) -> Delivery:
     r"""Sends every worker's shards to the servers. Server n receives $\frac1N \sum_m Q(x_m)$ of
     shard n.
 
     Args:
-        compressor: Q.
-        key: random key, the same on every device.
         parts: leaves `[n, M, part]`.
-        N: number of workers.
-        last: `messages` of the previous exchange, or ().
+        transport, compressor, key, N, last: as in `send`.
 
     Returns:
         A `Delivery` whose `received` has leaves `[n, part]`.
@@ -87,108 +122,51 @@ def to_servers(
         workers.keys(key, N)
     )
     messages, decoded = _compress(compressor, keys, vectors, last, _common(key, N))
-    arrived = workers.all_to_all(messages)
-    if workers.devices() == 1:
-        mean = padded(
-            jax.tree.map(
-                _mean_decoded, decoded, jax.tree.unflatten(jax.tree.structure(decoded), messages)
-            ),
-            N,
-        )
-    else:
-        mean = jax.tree.map(jax.vmap(workers.mean_rows), _decompress(compressor, arrived, decoded))
-    sent = Bits(
-        bits.to_others(_sizes(compressor, messages, 2), N),
-        bits.to_others(_sizes(compressor, arrived, 2), N),
+
+    def receive(decoded, arrived):
+        if workers.devices() > 1:
+            return jax.tree.map(jax.vmap(workers.mean_rows), arrived)
+        by_leaf = jax.tree.unflatten(jax.tree.structure(decoded), messages)
+        return padded(jax.tree.map(_mean_decoded, decoded, by_leaf), N)
+
+    delivery = _deliver(transport, compressor, messages, decoded, receive, axes=2)
+    lengths = [leaf.shape[1] for leaf in jax.tree.leaves(parts)]
+    return delivery._replace(
+        decoded=jax.tree.map(lambda leaf, own: leaf[:, : own.shape[1]], decoded, parts),
+        messages=delivery.messages
+        and [
+            jax.tree.map(lambda x, M=M: x[:, :M], message)
+            for message, M in zip(messages, lengths, strict=True)
+        ],
     )
-    held = [leaf.shape[1] for leaf in jax.tree.leaves(parts)]
-    messages = [
-        jax.tree.map(lambda x, M=M: x[:, :M], message)
-        for message, M in zip(messages, held, strict=True)
-    ]
-    decoded = jax.tree.map(lambda leaf, own: leaf[:, : own.shape[1]], decoded, parts)
-    return Delivery(mean, decoded, _remember(compressor, messages), sent)
 
 
-def to_all(
-    compressor: Compressor, key: jax.Array, vectors: Parts, N: int, last: Any = ()
-) -> Delivery:
-    """Sends one message from every worker (for example as the server of a shard) to all others.
-
-    Args:
-        vectors: leaves `[n, d]`.
-        compressor, key, N, last: as in `to_servers`.
-
-    Returns:
-        A `Delivery` whose `received` has leaves `[N, d]`, the same on every device.
-    """
-    messages, decoded = _compress_rows(compressor, key, vectors, N, last)
-    gathered = workers.gather(messages)
-    if workers.devices() == 1:
-        received = decoded
-    else:
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((N, *leaf.shape[1:]), leaf.dtype), vectors
-        )
-        received = _decompress(compressor, gathered, shapes)
-    sent = Bits(
-        bits.to_all(_sizes(compressor, messages, 1), N),
-        bits.to_others(_sizes(compressor, gathered, 1), N),
-    )
-    return Delivery(received, decoded, _remember(compressor, messages), sent)
-
-
-def to_one_server(
-    compressor: Compressor,
-    key: jax.Array,
-    vectors: PyTree,
-    N: int,
-    last: Any = (),
-    senders: jax.Array | None = None,
-) -> Delivery:
-    """Sends one message from every worker to one server, which receives their mean, with the
-    workers' `weights` if these are set.
-
-    Each device decodes the messages of its own workers, and the devices add up the decoded vectors.
-
-    Args:
-        vectors: leaves `[n, d]`.
-        compressor, key, N, last: as in `to_servers`.
-        senders: workers that send a message, bool `[n]`; None: all. The messages of the others
-            decode to 0.
-
-    Returns:
-        A `Delivery`: `received` has leaves `[d]`.
-    """
-    messages, decoded = _compress_rows(compressor, key, vectors, N, last)
-    sent = bits.to_server(_sizes(compressor, messages, 1), N)
-    if senders is not None:
-        sent = jax.tree.map(lambda each: jnp.where(senders[:, None], each, jnp.uint32(0)), sent)
-        kept = jax.tree.map(jnp.zeros_like, decoded), last or messages
-        decoded, messages = jax.vmap(optax.tree.where)(senders, (decoded, messages), kept)
-    return Delivery(workers.mean(decoded), decoded, _remember(compressor, messages), sent)
-
-
-def from_one_server(
-    compressor: Compressor, key: jax.Array, vectors: PyTree, N: int, last: Any = ()
+def from_server(
+    compressor: Compressor, key: jax.Array, tree: PyTree, N: int, last: Any = ()
 ) -> Delivery:
     """Sends one message from one server to every worker.
 
     Args:
-        vectors: leaves `[1, d]`, the same on every device.
-        compressor, key, N: as in `to_servers`.
+        tree: leaves `[...]`, the same on every device.
+        compressor, key, N: as in `send`.
         last: `messages` of the previous message of the server, with a leading axis of length 1.
 
     Returns:
-        A `Delivery`: `received` and `decoded` have leaves `[1, d]`.
+        A `Delivery`: `received` and `decoded` have leaves `[...]`.
     """
+    rows = workers.replicate(tree, 1)
+    vectors = flat(rows, compressor.layer_wise)
     messages, decoded = _compress(compressor, key[None], vectors, last)
     size = _sizes(compressor, messages, 1)
     sent = bits.from_server(size if isinstance(size, int) else size[0], N)
-    return Delivery(decoded, decoded, _remember(compressor, messages), sent)
+    one = jax.tree.map(lambda leaf: leaf[0], decoded)
+    delivery = Delivery(one, one, _remember(compressor, messages), sent)
+    return _reshape(delivery, rows, compressor)
 
 
-def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) -> Delivery:
+def around_ring(
+    transport: Transport, compressor: Compressor, key: jax.Array, parts: Parts, N: int
+) -> Delivery:
     r"""Computes a mean by a compressed ring all-reduce. Shard n starts at worker n, and every
     worker adds its own part on the way: N - 1 hops, then N - 1 forwards.
 
@@ -198,8 +176,9 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
     be N times as large as the parts.
 
     Args:
+        transport: how the messages of one hop move.
         parts: leaves `[n, M, part]`.
-        compressor, key, N: as in `to_servers`.
+        compressor, key, N: as in `send`.
 
     Returns:
         A `Delivery` whose `received` has leaves `[N, part]`, the same on every device. `decoded` is
@@ -218,10 +197,9 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
 
     def hop(i, carry):
         messages, total_bits = carry
-        arrived = workers.ring_shift(messages, 1)
-        total_bits += Bits(
-            bits.to_one(_sizes(compressor, messages, 1), N),
-            bits.to_one(_sizes(compressor, arrived, 1), N),
+        arrived = transport.move(messages)
+        total_bits += transport.bits(
+            _sizes(compressor, messages, 1), _sizes(compressor, arrived, 1)
         )
         part = part_of_hop(i)
         total = jax.tree.map(jnp.add, _decompress(compressor, arrived, part), part)
@@ -229,55 +207,13 @@ def around_ring(compressor: Compressor, key: jax.Array, parts: Parts, N: int) ->
 
     messages, sent = lax.fori_loop(1, N, hop, (compress(0, part_of_hop(0)), bits.none(N)))
     gathered = workers.gather(messages)  # worker i holds shard i + 1 after the last hop
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), parts)
-    mean = jax.tree.map(
-        lambda leaf: jnp.roll(leaf, 1, axis=0) / N, _decompress(compressor, gathered, shapes)
-    )
+    totals = _decompress(compressor, gathered, part_of_hop(0))
+    mean = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0) / N, totals)
     # A worker forwards all shards except the one that its successor holds, and receives all except
     # the one that it holds itself.
     sizes = _sizes(compressor, gathered, 1)
     sent += Bits(bits.to_others(sizes, N, but=(ids + 1) % N), bits.to_others(sizes, N))
     return Delivery(workers.narrowed(mean, original), (), (), sent)
-
-
-def to_neighbours(
-    compressor: Compressor,
-    key: jax.Array,
-    vectors: PyTree,
-    topology: Topology,
-    step: jax.Array,
-    last: Any = (),
-    *,
-    one_by_one: bool = False,
-) -> Delivery:
-    r"""Sends one message from every worker to its neighbours. Worker n receives
-    $\sum_m W_{nm} (Q(x_m) - Q(x_n))$, or Q(x_m) of its neighbours.
-
-    Args:
-        vectors: leaves `[n, d]`, from `flat`.
-        topology: W.
-        step: number of the exchange; selects the graph if the topology is a schedule.
-        compressor, key, last: as in `to_servers`.
-        one_by_one: whether the neighbours' vectors are returned.
-
-    Returns:
-        A `Delivery`; `received` has leaves `[n, d]`; if `one_by_one`, it is the result of
-        `workers.neighbours`, with leaves `[n, K, d]`.
-    """
-    messages, decoded = _compress_rows(compressor, key, vectors, topology.n, last)
-    arrived, table = workers.gather_neighbours(messages, topology, step), decoded
-    if workers.devices() > 1:
-        length = jax.tree.leaves(arrived)[0].shape[0]
-        shapes = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype), vectors
-        )
-        table = _decompress(compressor, arrived, shapes)
-    receive = workers.neighbours if one_by_one else workers.laplacian
-    received = receive(decoded, topology, step, table=table)
-    sent = bits.to_neighbours(
-        _sizes(compressor, messages, 1), _sizes(compressor, arrived, 1), topology, step
-    )
-    return Delivery(received, decoded, _remember(compressor, messages), sent)
 
 
 def flat(tree: PyTree, layer_wise: bool) -> PyTree:
@@ -290,18 +226,19 @@ def flat(tree: PyTree, layer_wise: bool) -> PyTree:
 
 
 def shaped(vectors: PyTree, like: PyTree, layer_wise: bool) -> PyTree:
-    """Reshapes vectors `[n, d]` to the tree with leaves `[n, ...]` from which `flat` made them.
+    """Reshapes vectors `[..., d]` to the tree from whose leaves `[n, ...]` `flat` made them.
 
     Args:
-        vectors: leaves `[n, d]`.
+        vectors: leaves `[..., d]`, with any axes in place of the workers' axis.
         like: a tree of the original shapes and types.
         layer_wise: as in `flat`.
     """
     if layer_wise:
         return jax.tree.map(
-            lambda vector, leaf: vector.reshape(vector.shape[0], *leaf.shape[1:]), vectors, like
+            lambda vector, leaf: vector.reshape(*vector.shape[:-1], *leaf.shape[1:]), vectors, like
         )
-    return jax.vmap(ravel_pytree(jax.tree.map(lambda leaf: leaf[0], like))[1])(vectors)
+    unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], like))[1]
+    return _over(vectors.ndim - 1, unravel)(vectors)
 
 
 def shards(tree: Gradients, N: int, compressor: Compressor) -> Parts:
@@ -482,7 +419,7 @@ def _compress(
     for shards. Returns the messages and the decoded vectors.
 
     Args:
-        compressor, keys, vectors, last: as in `to_servers`.
+        compressor, keys, vectors, last: as in `send`.
         common: what the n senders share; the workers' shards of equal number share a key.
     """
     leaves, treedef = jax.tree.flatten(vectors)
@@ -528,6 +465,37 @@ def _compress(
     return [message for message, _ in sent], treedef.unflatten(decoded for _, decoded in sent)
 
 
+def _deliver(
+    transport: Transport,
+    compressor: Compressor,
+    messages: Messages,
+    decoded: Parts,
+    receive: Callable,
+    axes: int = 1,
+) -> Delivery:
+    """Moves messages and decodes those that arrive; leaves have `axes` axes before the vectors'."""
+    arrived = transport.move(messages)
+    sizes = (_sizes(compressor, each, axes) for each in (messages, arrived))
+    # On one device, or in place of one server, the senders' decoded vectors are used.
+    decodes = workers.devices() > 1 and not transport.simulated
+    vectors = _decompress(compressor, arrived, decoded) if decodes else decoded
+    return Delivery(
+        receive(decoded, vectors),
+        decoded,
+        _remember(compressor, messages),
+        transport.bits(*sizes),
+    )
+
+
+def _reshape(delivery: Delivery, like: PyTree, compressor: Compressor) -> Delivery:
+    """Reshapes the delivered vectors to the tree that they were made of."""
+    received, decoded = (
+        shaped(vectors, like, compressor.layer_wise)
+        for vectors in (delivery.received, delivery.decoded)
+    )
+    return delivery._replace(received=received, decoded=decoded)
+
+
 def _mean_decoded(decoded: jax.Array, message: PyTree) -> jax.Array:
     """Returns the mean over workers of their decoded messages, `[n, M, part]` to `[M, part]`.
 
@@ -541,7 +509,9 @@ def _mean_decoded(decoded: jax.Array, message: PyTree) -> jax.Array:
 
 
 def _decompress(compressor: Compressor, messages: Messages, like: Parts) -> Parts:
-    """Decodes messages to vectors of the shapes and types of `like`, leaves `[*axes, d]`."""
+    """Decodes messages to vectors of the lengths and types of `like`, leaves `[*axes, d]`; the
+    lengths of the axes are those of the messages.
+    """
     leaves, treedef = jax.tree.flatten(like)
     return treedef.unflatten(
         _over(leaf.ndim - 1, partial(decode, compressor, d=leaf.shape[-1]))(message).astype(

@@ -16,9 +16,9 @@ from jax.extend.core import get_opaque_trace_state
 
 from dsgd import modes, sameness
 from dsgd.base import Pattern, Period
-from dsgd.communication import bits
-from dsgd.communication.bits import Bits
-from dsgd.graphs.topology import Topology
+from dsgd.communication.bits import Bits, none
+from dsgd.communication.transports import Transport
+from dsgd.network import AllReduce
 
 
 class Sending(NamedTuple):
@@ -26,34 +26,41 @@ class Sending(NamedTuple):
 
     Args:
         call: description of the communicator's call, such as "mix on ring(8)".
-        pattern: how the messages flow, for the clock.
+        transport: how the messages move.
         bits: bits of each worker of the block.
-        simulated: whether, on several devices, other collectives are used in place of the modelled
-            messages (one server, pairs of workers chosen in the loop), so that the traffic between
-            devices differs from that of the messages.
         period: rounds from one such exchange to the next; a traced integer if the period is swept;
             0 if the number of rounds is not fixed.
-        turns: number of exchanges after which a schedule of topologies repeats.
         turn: number of this exchange in the schedule, int32 scalar.
         now: whether the exchange takes place in this round, bool scalar; None: in every round.
-        size: for an all-reduce, bits of each worker's vector, kept so that joined all-reduces are
-            rounded once; 0 for other exchanges.
+        size: bits of each worker's vector if it is not compressed, kept so that joined all-reduces
+            are rounded once; 0 for other exchanges.
         delay: number of rounds that the workers go on with before they need the messages; 0: they
             wait for the messages in this round.
-        topology: the graph, if the messages are sent to neighbours.
     """
 
     call: str
-    pattern: Pattern
+    transport: Transport
     bits: Bits
-    simulated: bool = False
     period: Period = 1
-    turns: int = 1
     turn: Any = None
     now: jax.Array | None = None
     size: int = 0
     delay: Period = 0
-    topology: Topology | None = None
+
+    @property
+    def pattern(self) -> Pattern:
+        """How the messages flow, for the clock."""
+        return self.transport.pattern
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the traffic between devices differs from that of the messages."""
+        return self.transport.simulated
+
+    @property
+    def turns(self) -> int:
+        """Number of exchanges after which a schedule of topologies repeats."""
+        return self.transport.topology.period if self.transport.topology else 1
 
     @property
     def waits(self) -> bool:
@@ -98,8 +105,8 @@ class Frame:
         self.period: Period = period
         self.trace: Any = get_opaque_trace_state()
         self.sendings: list[Sending] = []
-        # Exchanges with servers to which the servers have not yet replied.
-        self.answers: list[tuple[int, jax.Array]] = []
+        # Places of the exchanges to which servers have not yet replied, and keys of the replies.
+        self.requests: list[tuple[int, jax.Array]] = []
         self.numbers: dict[str, dict[str, jax.Array]] = {
             "metrics": {},
             "refusals": {},
@@ -121,7 +128,7 @@ class Frame:
             for sending in self.sendings
         ], numbers
 
-    def enclosed(
+    def enclose(
         self, arrays: Any, now: jax.Array
     ) -> tuple[list[Sending], dict[str, dict[str, jax.Array]]]:
         """Returns the exchanges and numbers for the enclosing trace, from the branch's outputs."""
@@ -179,18 +186,48 @@ class Record:
     def add(
         self,
         call: str,
-        pattern: Pattern,
+        transport: Transport,
         sent: Bits,
         *,
-        simulated: bool = False,
-        topology: Topology | None = None,
+        size: int = 0,
+        reply_key: jax.Array | None = None,
     ) -> None:
-        """Records an exchange in the current frame."""
-        frame, turns = self.frame, topology.period if topology else 1
-        frame.sendings.append(
-            Sending(
-                call, pattern, sent, simulated, frame.period, turns, frame.turn, topology=topology
+        """Records an exchange in the current frame.
+
+        Args:
+            call, transport, size: as in `Sending`.
+            sent: its bits.
+            reply_key: random key of the reply; None: nobody replies.
+        """
+        frame = self.frame
+        if reply_key is not None:
+            frame.requests.append((len(frame.sendings), reply_key))
+        frame.sendings.append(Sending(call, transport, sent, frame.period, frame.turn, size=size))
+
+    def next_request(self, reply: str, request: str, kind: type[Pattern]) -> tuple[int, jax.Array]:
+        """Returns the place in the frame of the last request without a reply, and the key of the
+        reply.
+
+        Args:
+            reply, request: names of the two calls, for the error message.
+            kind: the kind of pattern that carries the request.
+
+        Raises:
+            ValueError: if there is no such request.
+        """
+        frame = self.frame
+        if not (frame.requests and isinstance(frame.sendings[frame.requests[-1][0]].pattern, kind)):
+            raise ValueError(
+                f"{self.method}: round.{reply} is called without a preceding round.{request} to "
+                f"reply to; expected round.{request} before it in the same round"
             )
+        return frame.requests.pop()
+
+    def add_reply(self, place: int, call: str, sent: Bits) -> None:
+        """Records a reply as a part of the exchange of its request."""
+        request = self.frame.sendings[place]
+        self.frame.sendings[place] = request._replace(
+            call=f"{request.call}, {call}", bits=request.bits + sent
         )
 
     def time(self, call: str, kind: str, seconds: jax.Array) -> None:
@@ -219,22 +256,15 @@ class Record:
         finally:
             self._frames.pop()
 
-    def add_reduced(
-        self, call: str, pattern: Pattern, size: int, N: int, *, simulated: bool
-    ) -> None:
-        """Records an all-reduce among N workers of vectors of `size` bits each."""
-        self.add(call, pattern, bits.all_reduced(size, N, pattern), simulated=simulated)
-        self.frame.sendings[-1] = self.frame.sendings[-1]._replace(size=size)
-
     def enclose(self, frame: Frame, arrays: Any, now: jax.Array) -> None:
         """Records in the current frame what a branch has sent, from the branch's outputs."""
-        sendings, numbers = frame.enclosed(arrays, now)
+        sendings, numbers = frame.enclose(arrays, now)
         self.frame.sendings += sendings
         for kind, named in numbers.items():
             self.frame.numbers[kind].update(named)
 
     @contextmanager
-    def delayed(self, rounds: Period) -> Iterator[None]:
+    def delay(self, rounds: Period) -> Iterator[None]:
         """Context whose exchanges are recorded with this delay."""
         first = len(self.frame.sendings)
         yield
@@ -243,7 +273,7 @@ class Record:
         ]
 
     @contextmanager
-    def joined(self, N: int) -> Iterator[None]:
+    def join(self) -> Iterator[None]:
         """Context whose exchanges are recorded as one exchange. They must have the same pattern;
         the messages of the joint exchange carry the data of all of them.
         """
@@ -252,27 +282,32 @@ class Record:
         yield
         if not (parts := frame.sendings[first:]):
             return
-        if not all(_alike(parts[0], part) for part in parts):
+        if not all(_have_same_links(parts[0], part) for part in parts):
             names = {part.pattern.name for part in parts}
             raise ValueError(
                 f"{self.method}: round.joint contains exchanges of different patterns, "
                 f"{' and '.join(sorted(names))}; expected exchanges of one pattern"
             )
-        if all(part.size and part.now is None for part in parts):
-            size = sum(part.size for part in parts)
-            sent = bits.all_reduced(size, N, parts[0].pattern)
-        else:
-            size, sent = 0, reduce(add, [part.bits for part in parts])
-        call, simulated = (
-            ", ".join(part.call for part in parts),
-            any(part.simulated for part in parts),
-        )
         always = [part for part in parts if part.now is None]
-        joint = always[0] if always else _in_any_round(parts)
+        joint = always[0] if always else _either(parts)
+        transport, size = joint.transport, 0
+        if len(always) == len(parts) and all(
+            part.size and isinstance(part.pattern, AllReduce) for part in parts
+        ):
+            size = sum(part.size for part in parts)
+            sent = transport.bits(size, size)
+        else:
+            sent = reduce(add, [part.bits for part in parts])
+        simulated = any(part.simulated for part in parts)
         frame.sendings[first:] = [
-            joint._replace(call=call, bits=sent, simulated=simulated, size=size)
+            joint._replace(
+                call=", ".join(part.call for part in parts),
+                transport=transport._replace(simulated=simulated),
+                bits=sent,
+                size=size,
+            )
         ]
-        frame.answers = [(min(at, first), key) for at, key in frame.answers]
+        frame.requests = [(min(place, first), key) for place, key in frame.requests]
 
     def sendings(self) -> tuple[Sending, ...]:
         """Returns all exchanges of the round, in order."""
@@ -288,7 +323,7 @@ class Record:
             for sending in frame.sendings
         ]
         return Statistics(
-            reduce(add, sent) if sent else bits.none(N),
+            reduce(add, sent) if sent else none(N),
             numbers["metrics"],
             times.get("compute"),
             times.get("elapsed"),
@@ -298,14 +333,15 @@ class Record:
         )
 
 
-def _alike(one: Sending, other: Sending) -> bool:
+def _have_same_links(one: Sending, other: Sending) -> bool:
     """Whether two exchanges send messages between the same workers."""
-    if one.topology and other.topology:
-        return one.topology.same_links(other.topology)
+    graph, other_graph = one.transport.topology, other.transport.topology
+    if graph and other_graph:
+        return graph.same_links(other_graph)
     return one.pattern.name == other.pattern.name
 
 
-def _in_any_round(parts: list[Sending]) -> Sending:
+def _either(parts: list[Sending]) -> Sending:
     """Returns the first of several exchanges of some rounds, for the rounds in which any of them
     takes place; the number of rounds between these is fixed if all have the same period.
     """

@@ -150,27 +150,31 @@ def neighbours(
     step: jax.Array | None = None,
     *,
     table: PyTree | None = None,
-) -> tuple[PyTree, jax.Array]:
-    """Returns the rows that a worker receives, one by one, and their weights in W.
+) -> PyTree:
+    """Returns the rows that a worker receives, one by one: leaves `[n, K, ...]`, where K is the
+    largest number of rows that a worker receives.
 
     Args:
         tree, topology, step: as in `mix`, with leaves of any type.
         table: as in `laplacian`.
+    """
+    routes = routes_of(topology, axis.devices(), rows=True)
+    places = jnp.asarray(routes.places)[_here(topology, step)]
+    table = gather_neighbours(tree, topology, step) if table is None else table
+    return jax.tree.map(lambda rows: rows[places], table)
 
-    Returns:
-        Leaves `[n, K, ...]`, where K is the largest number of rows that a worker receives; and
-        weights `[n, K]`, which are 0 for missing messages and for messages that do not arrive.
+
+def neighbour_weights(tree: PyTree, topology: Topology, step: jax.Array | None = None) -> jax.Array:
+    """Returns the weights in W of the rows that `neighbours` returns, `[n, K]`, of the tree's type.
+    They are 0 for missing neighbours and for messages that do not arrive.
     """
     routes, at = routes_of(topology, axis.devices(), rows=True), _here(topology, step)
     kind = jnp.result_type(
         *(leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)),
         jnp.float16,
     )
-    places, weights = jnp.asarray(routes.places)[at], jnp.asarray(routes.weights, kind)[at]
-    arrives = _arrives(routes, at, topology)
-    weights = weights if arrives is None else jnp.where(arrives, weights, 0)
-    table = gather_neighbours(tree, topology, step) if table is None else table
-    return jax.tree.map(lambda rows: rows[places], table), weights
+    weights, arrives = jnp.asarray(routes.weights, kind)[at], _arrives(routes, at, topology)
+    return weights if arrives is None else jnp.where(arrives, weights, 0)
 
 
 def to_each_neighbour(tree: PyTree, otherwise: PyTree, topology: Topology) -> PyTree:

@@ -18,7 +18,7 @@ import dsgd
 import topologies
 from algorithms import facts
 from dsgd import clusters, compressors, network, problems
-from dsgd.communication.communicator import GOES_ON
+from dsgd.communication.calls.sender import GOES_ON
 from tests.methods.files import CASES
 from tests.methods.given import CLUSTER, DELIVERED, DRAW, ELEMENTS, PARTICIPATES, WORKERS, T
 

@@ -72,13 +72,13 @@ MISTAKES = [
         "tests/dsgd/wire/test_traffic.py -k called",
     ),
     Mistake(
-        "dsgd/communication/communicator.py",
+        "dsgd/communication/calls/periods.py",
         "(self.step + 1 - offset) % period == 0",
         "(self.step + 1 - offset) % both == 0",
         "tests/dsgd/communication/test_communicator.py -k 'every and third'",
     ),
     Mistake(
-        "dsgd/communication/communicator.py",
+        "dsgd/communication/calls/all_workers.py",
         "jnp.asarray(weights, workers.widened(rows).dtype)",
         "jnp.ones_like(weights, workers.widened(rows).dtype)",
         '"tests/dsgd/problems/test_weights.py::test_a_worker_of_weight_2_counts_as_two_workers[DeMo]"',

@@ -265,7 +265,7 @@ def _combine(
     states, step = [states[i] for i in kept], step[kept]
     stacked = [jax.tree.map(lambda *leaves: np.stack(leaves), *state.values()) for state in states]
     means = [jax.tree.map(lambda leaf: leaf.mean(axis=0), rows) for rows in stacked]
-    bits = communication.bits.of_tree(jax.tree.map(lambda leaf: leaf[None], params))
+    bits = communication.bits.row_bits(jax.tree.map(lambda leaf: leaf[None], params))
     history = {
         "step": step,
         "bits": 4.0 * bits * step / problem.workers,

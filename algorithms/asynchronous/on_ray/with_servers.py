@@ -351,7 +351,7 @@ def _combine(
         if count > 1
         else np.zeros(1, int)
     )
-    bits = communication.bits.of_tree(jax.tree.map(lambda leaf: leaf[None], params))
+    bits = communication.bits.row_bits(jax.tree.map(lambda leaf: leaf[None], params))
     # The last gradient of each record's last update.
     last = np.searchsorted(columns["step"][:, 0], step - 1, side="right") - 1
     history = {

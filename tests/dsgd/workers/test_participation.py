@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import topologies
 from dsgd import workers
-from dsgd.communication import bits
+from dsgd.communication import transports
 from dsgd.wire import counts
 
 N, D = 8, 3
@@ -98,9 +98,10 @@ def test_a_lost_message_is_sent_and_not_received(devices, lengths):
     def function(x):
         def of(graph):
             if lengths == "one for all":
-                return bits.to_neighbours(96, 96, graph, step)
+                return transports.to_neighbours(graph, step).bits(96, 96)
             own = workers.local_block(jnp.asarray(each, jnp.uint32), N)
-            return bits.to_neighbours(own, workers.gather_neighbours(own, graph, step), graph, step)
+            transport = transports.to_neighbours(graph, step)
+            return transport.bits(own, transport.move(own))
 
         with workers.with_participation(SOME):
             return {name: of(graph) for name, graph in GRAPHS.items()}

@@ -1,0 +1,97 @@
+"""What all calls of a communicator share: how they record an exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from dsgd import checks, workers
+from dsgd.base import Compressor, Round
+from dsgd.communication.compressed import Delivery
+from dsgd.communication.record import Record
+from dsgd.communication.transports import Transport
+
+MESSAGE = "dsgd.message"
+"""Name scope of the operations of recorded messages in a compiled program."""
+GOES_ON = "algorithms.decentralized_sgd on a symmetric W, local_sgd, scaffold or minibatch_sgd"
+
+
+class Sender(Round):
+    """A round with a record of what is sent."""
+
+    record: Record
+
+    def next_key(self) -> jax.Array:
+        """Returns a random key of this update that no other call receives, the same for all
+        workers; `workers.keys(key, N)` derives one key per worker.
+        """
+        return self.record.next_key()
+
+    def require_all(self, reason: str) -> None:
+        """Raises ValueError on clusters where workers may not participate or messages may be lost.
+
+        Args:
+            reason: why the method needs all workers and messages, for the error message.
+        """
+        if workers.participation() is None:
+            return
+        where = "messages are lost" if self.present is None else "workers do not participate"
+        raise ValueError(
+            f"{self.record.method} on a cluster where {where}: {reason}; expected a method that "
+            f"tolerates this, such as {GOES_ON}"
+        )
+
+    @contextmanager
+    def _open(self, call: str, transport: Transport | None = None) -> Iterator[None]:
+        """Opens the scope of a call's messages, in which collectives count as recorded."""
+        self.record.require_seen(call)
+        if transport and transport.needs_all:
+            self.require_all(transport.needs_all)
+        with jax.named_scope(f"{MESSAGE}.{call}"):
+            yield
+
+    @contextmanager
+    def _send(self, call: str, transport: Transport, size: int) -> Iterator[None]:
+        """Records messages of `size` bits each, and opens the scope in which they are sent."""
+        with self._open(call, transport):
+            self.record.add(
+                call + transport.label, transport, transport.bits(size, size), size=size
+            )
+            yield
+
+    def _send_compressed(
+        self,
+        call: str,
+        transport: Transport,
+        send: Callable[..., Delivery],
+        compressor: Compressor,
+        tree: Any,
+        *options: Any,
+    ) -> Delivery:
+        """Records the messages of a function of `communication.compressed`."""
+        with self._open(call, transport):
+            key, reply_key = self.record.next_key(), None
+            if transport.has_reply:
+                key, reply_key = jax.random.split(key)
+            delivery = send(transport, compressor, key, tree, self.workers, *options)
+            name = f"{call}{transport.label} of {compressor.name}"
+            self.record.add(name, transport, delivery.bits, reply_key=reply_key)
+            return delivery
+
+    @contextmanager
+    def _weigh(self) -> Iterator[None]:
+        """Context in which means over workers have the problem's weights."""
+        self.record.weighs = True
+        with workers.weighted(self.problem and self.problem.weights):
+            yield
+
+    def _require_pattern(self, what: str, pattern: Any, kind: Any) -> Any:
+        """Returns the pattern.
+
+        Raises:
+            ValueError: if it is not of this kind, so that it does not carry what a call needs.
+        """
+        return checks.require(f"{self.record.method}: round.{what}", pattern, kind)
