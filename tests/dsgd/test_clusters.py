@@ -294,26 +294,6 @@ def test_names_contain_all_parameters():
         assert len({each.name for each in several}) == len(several)
 
 
-@pytest.mark.parametrize(
-    ("make", "error"),
-    [
-        (lambda: -1.0 * EXPONENTIAL, "factor"),
-        (lambda: EXPONENTIAL * True, "factor"),
-        (lambda: EXPONENTIAL + 1, "other"),
-        (lambda: constant([1, 2]) + constant([1, 2, 3]), "different numbers of workers"),
-        (lambda: Cluster(constant([1, 2]), up=constant([1, 2, 3])), "different numbers"),
-        (
-            lambda: Cluster(ONE, up=trace(np.array([[1], [1]]), 1), down=constant([1, 2, 3])),
-            "different numbers",
-        ),
-        (lambda: Cluster(constant([1, 2]), per_sample=constant([1, 2, 3])), "different numbers"),
-    ],
-)
-def test_invalid_arguments_are_refused(make, error):
-    with pytest.raises(ValueError, match=error):
-        make()
-
-
 def round_at(clock: float, seed: int = 0) -> Round:
     return Round(jnp.int32(0), 4, jax.random.key(seed), now=Now(None, jnp.float32(clock)))
 

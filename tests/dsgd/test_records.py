@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dsgd import records
@@ -60,40 +59,3 @@ def test_rows_quote_special_characters(tmp_path):
         {"name": 'dsgd, "ring"', "value": "0.1"},
         {"name": "two\nlines", "value": ""},
     ]
-
-
-def test_histories_have_a_row_for_each_method_seed_and_record(tmp_path):
-    draw = np.random.default_rng(0)
-    histories = {
-        "sgd": {
-            "step": np.array([1, 10, 20]),
-            "loss": draw.random((2, 3)),
-            "bits": np.array([[2**53 + 1, 2, 3], [4, 5, 2**64 - 1]], np.uint64),
-        },
-        "dsgd, ring": {
-            "step": np.array([5, 6]),
-            "loss": draw.random((1, 2), np.float32),
-            "consensus": np.array([[np.nan, 0.25]]),
-        },
-    }
-    path = tmp_path / "history.csv"
-    records.write_histories(path, histories)
-    rows = read(path)
-
-    expected = [
-        {
-            "method": method,
-            "seed": str(seed),
-            **{
-                name: str((each[name] if name == "step" else each[name][seed])[k])
-                if name in each
-                else ""
-                for name in ("step", "loss", "bits", "consensus")
-            },
-        }
-        for method, each in histories.items()
-        for seed in range(len(each["loss"]))
-        for k in range(len(each["step"]))
-    ]
-    assert rows == expected
-    assert list(rows[0]) == list(expected[0])

@@ -45,29 +45,6 @@ def test_micro_batches_average_weighted_ones_or_workers():
     np.testing.assert_array_equal(by_samples.samples, COUNTED)
 
 
-SIX = {"batch_size": 2, "micro_batches": 3}
-THREE_OF_FOUR = {"sizes": SIZES, "batch_size": 9, "present": SIZES[:3] > 0}
-REFUSED = [
-    (work.local_batches, {"sizes": [7, 1], **SIX}, r"sizes = \[7, 1\]"),
-    (work.local_batches, {"sizes": [1.5, 1], **SIX}, r"sizes = float64\[2\]"),
-    (work.local_batches, {"sizes": [[1, 1]], **SIX}, r"sizes = int64\[1, 2\]"),
-    (work.local_batches, {"sizes": [0, 0], **SIX}, "sizes: .*0"),
-    (work.local_batches, {"sizes": [1], "batch_size": 2**31}, "1 micro-batches of 2147483648"),
-    (work.local_batches, {"sizes": [1], "batch_size": 1, "average": "all"}, "average = 'all'"),
-    (work.local_batches, THREE_OF_FOUR, r"present = bool\[3\]"),
-    (work.micro_batches, {"counted": [[1, 0]]}, r"counted = int64\[1, 2\]"),
-    (work.weighted, {"weights": [[-1.0, 2.0]]}, "weights -1 to 2"),
-    (work.weighted, {"weights": [[0.0]]}, "weights: .*0"),
-    (work.weighted, {"weights": [[1]]}, r"weights = int64\[1, 1\]"),
-]
-
-
-@pytest.mark.parametrize(("make", "given", "message"), REFUSED)
-def test_impossible_work_is_refused(make, given, message):
-    with pytest.raises(ValueError, match=message):
-        make(**given)
-
-
 @pytest.mark.parametrize("average", ["samples", "workers"])
 def test_the_estimate_is_the_mean_over_participating_workers(average):
     """The workers over which methods average; also if participation is known only at run time."""

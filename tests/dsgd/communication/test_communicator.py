@@ -727,22 +727,6 @@ def test_means_for_the_history_are_weighted_after_a_weighted_call():
     assert len(seen.sendings) == 1
 
 
-def test_workers_that_do_not_send_keep_their_previous_message():
-    """From which a compressor with a warm start begins the next time that they send."""
-    some, low_rank = np.arange(N) % 3 == 0, compressors.low_rank(1)
-
-    def send(round, x):
-        first = round.to_server(low_rank, x)
-        senders = workers.local_block(jnp.asarray(some), N)
-        second = round.to_server(low_rank, old(), first.messages, senders=senders)
-        return workers.gather((first.messages, second.messages))
-
-    first, second = communicated(2, (send, EVERYWHERE)).results[0]
-    for before, after in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-        changed = (before != after).reshape(N, -1).any(axis=1)
-        np.testing.assert_array_equal(changed, some)
-
-
 def test_the_bits_of_messages_of_any_length_are_their_own():
     """Each worker's message has its own length, and receivers read it."""
 

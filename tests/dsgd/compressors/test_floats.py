@@ -85,29 +85,3 @@ def test_an_mx_block_has_a_shared_power_of_two_in_8_bits():
     assert mean_bits(natural_dithering(8), 9) == 8 * packed_bytes(9, 5) + 32
     x = np.concatenate([np.array([6, 0.5, -3, 1.5] * 8), 2.0**-20 * np.array([4, 1, -2, 0] * 8)])
     np.testing.assert_array_equal(np.asarray(seen(block)(KEY, x.astype(np.float32))), x)
-
-
-REFUSED = {
-    "a scaled bfloat16": (
-        {"dtype": "bfloat16", "scale": "power"},
-        "cast: scale = 'power' for bfloat16; expected 'none'",
-    ),
-    "no NaN": (
-        {"dtype": "float4_e2m1fn", "scale": "none"},
-        "cast: scale = 'none' for float4_e2m1fn; expected 'largest' or 'power'",
-    ),
-    "out of range": (
-        {"dtype": "float16", "scale": "none", "stochastic": True},
-        "cast: scale = 'none' for stochastic float16; expected",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_casts_that_lose_values_silently_are_refused(what):
-    arguments, message = REFUSED[what]
-    with pytest.raises(ValueError, match=message):
-        cast(**arguments)
-    for levels in (0, 128):
-        with pytest.raises(ValueError, match=f"natural_dithering: levels = {levels}; expected"):
-            natural_dithering(levels)

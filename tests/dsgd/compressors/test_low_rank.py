@@ -99,22 +99,3 @@ def test_one_element_and_the_largest_finite_numbers_are_decoded(key):
         for d in (1, 33):
             x = np.eye(1, d, d // 8, dtype=np.float32)[0] * np.float32(value)
             np.testing.assert_allclose(seen(low_rank(1))(key, x), x, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda key: low_rank(3).compress(key, jnp.ones(4)),
-            r"low_rank\(3\) of 4 elements as a 2 x 2 matrix: .*2",
-        ),
-        (
-            lambda key: low_rank(3, 5).compress(key, jnp.ones(7)),
-            r"low_rank\(3, 5\) of 7 elements as a 2 x 5 matrix: .*2",
-        ),
-        (lambda key: compressors.mean_bits(low_rank(3), 4), r"low_rank\(3\) of 4 elements"),
-    ],
-)
-def test_invalid_ranks_and_columns_are_refused(make, message, key):
-    with pytest.raises(ValueError, match=message):
-        make(key)

@@ -60,17 +60,6 @@ def test_a_rotation_is_a_hadamard_matrix_with_random_signs_of_the_columns(key, d
     assert len(np.unique(products, axis=0)) > (1 if d > 1 else 0)
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_a_rotation_is_orthogonal_and_is_undone(key, rounds):
-    d = 23
-    R = matrix(key, d, rounds)
-    np.testing.assert_allclose(R @ R.T, np.eye(d), atol=20 * EPS)
-    x = vector(d)
-    y = rotate(key, x, rounds)
-    np.testing.assert_allclose(y, R @ x, atol=20 * EPS)
-    np.testing.assert_allclose(rotate_back(key, y, rounds), x, atol=20 * EPS)
-
-
 @pytest.mark.parametrize("seed", [None, 3])
 def test_rotated_compresses_the_rotated_vector(key, seed):
     """The receivers find the rotation from the message, unless all know its seed."""
@@ -194,16 +183,12 @@ def test_fractions_of_bits_are_shares_of_the_elements(key):
     assert eden(2).delta(9) < eden(2.3).delta(9) < eden(3).delta(9)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: compressors.eden(0.5), r"eden: bits = 0.5; expected a number in \[1, 4\]"),
-        (lambda: compressors.eden(5), r"eden: bits = 5"),
-        (lambda: compressors.drive(rounds=0), "^drive: rounds"),
-        (lambda: compressors.rotated(compressors.sign, 0), r"rotated\(sign.*rounds = 0"),
-        (lambda: compressors.rotated(compressors.low_rank(1)), r"rotated\(low_rank.* warm start"),
-    ],
-)
-def test_invalid_arguments_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_rotation_is_orthogonal_and_is_undone(key, rounds):
+    d = 23
+    R = matrix(key, d, rounds)
+    np.testing.assert_allclose(R @ R.T, np.eye(d), atol=20 * EPS)
+    x = vector(d)
+    y = rotate(key, x, rounds)
+    np.testing.assert_allclose(y, R @ x, atol=20 * EPS)
+    np.testing.assert_allclose(rotate_back(key, y, rounds), x, atol=20 * EPS)

@@ -229,30 +229,6 @@ def test_every_query_takes_its_time():
     assert (np.abs(random / 6 - np.round(random / 6, 2)) > 0).any()
 
 
-def test_timings_have_a_column_for_every_micro_batch_of_every_query():
-    seen = []
-
-    def query(state, round):
-        seen.append(None if round.timings is None else round.timings.compute.shape)
-        return Query(state.server), Query(state.server, exact=True, active=ACTIVE)
-
-    cluster = clusters.Cluster(clusters.constant(1.0), micro_batches=2)
-
-    method = asking(query)._replace(
-        update=lambda state, answer, round: (
-            round.log(
-                first=round.timings.compute[0].sum(), second=round.timings.compute[1, 2:].sum()
-            )
-            or State(state.server)
-        )
-    )
-    history = dsgd.run(method, problem(), steps=3, key=KEY, mesh=1, cluster=cluster).history
-    assert (N, 4) in seen
-    # 20 samples are 10 / 3 times two batches of three
-    np.testing.assert_allclose(history["first"][2:], 2 + 2 * 20 / 6, rtol=1e-6)
-    assert np.isnan(history["second"][2:]).all()
-
-
 ONES = np.ones((N, 1), np.int32)
 MISTAKES = {
     "no query": (
@@ -304,24 +280,6 @@ def test_queries_that_cannot_be_answered_are_refused(mistake, mesh):
     query, message = MISTAKES[mistake]
     with pytest.raises(ValueError, match=f"mine: .*{message}"):
         dsgd.compile_round(asking(query), problem(), mesh)
-
-
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        (
-            lambda state, round: Query(state.server, samples=ONES),
-            "samples of quadratic.* cannot be chosen; expected a problem with a finite number of",
-        ),
-        (
-            lambda state, round: Query(state.server, samples=round.draw_samples()),
-            "numbers of samples are not known for quadratic.* expected a problem with a finite",
-        ),
-    ],
-)
-def test_problems_without_samples_are_refused(query, message, mesh):
-    with pytest.raises(ValueError, match=message):
-        dsgd.compile_round(asking(query), problems.random_quadratic(N, D), mesh)
 
 
 def test_samples_that_do_not_exist_end_the_run():

@@ -336,10 +336,3 @@ def test_invalid_mixing_matrices_are_refused(name):
     W, message = REFUSED[name]
     with pytest.raises(ValueError, match=f"(?s)mine.*{message}"):
         Topology("mine", W)
-
-
-def test_names_are_unique_and_appear_in_errors():
-    with pytest.raises(ValueError, match=r"W\['b', 'a'\] = 0.5"):
-        Topology("mine", [[1.0, 0.25], [0.5, 0.5]], ["a", "b"])
-    with pytest.raises(ValueError, match="2 different names"):
-        Topology("mine", np.full((2, 2), 0.5), ["a", "a"])

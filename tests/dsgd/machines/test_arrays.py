@@ -106,17 +106,3 @@ def test_a_generator_may_refill_the_array_that_it_yielded():
 
     result = run(SGD, linear(np.zeros((N, 8), np.float32)), 5, batches=refilled())
     np.testing.assert_array_equal(result.params, np.full(8, -sum(range(5))))
-
-
-def test_no_program_is_compiled_for_the_shapes_of_a_problem(caplog):
-    def compiled(make) -> list[str]:
-        caplog.clear()
-        with jax.log_compiles():
-            make()
-        messages = [record.getMessage() for record in caplog.records]
-        return [message for message in messages if "XLA compilation" in message]
-
-    assert compiled(lambda: jnp.ones((3, 29, 1)) + 1)
-    assert not compiled(lambda: problems.random_quadratic(3, 29, noise=0.1))
-    inputs, classes = np.linspace(-1, 1, 31 * 29).reshape(31, 29), np.arange(31) % 3
-    assert not compiled(lambda: problems.logistic_regression((inputs, classes), 3, batch_size=1))

@@ -12,12 +12,9 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-import optax
 import pytest
 
 import dsgd
-from dsgd import problems
 from dsgd.machines import heartbeat, runtime, subprocess_call
 
 SLURM = {
@@ -79,14 +76,6 @@ def test_the_number_of_a_process_is_detected(variables, given, place, environmen
     assert (found and tuple(found)) == place
 
 
-def test_open_mpi_on_several_machines_needs_an_address(environment, monkeypatch):
-    environment({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
-    monkeypatch.setitem(sys.modules, "mpi4py", None)
-    monkeypatch.setattr("jax._src.clusters.mpi4py_cluster.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="4 processes of mpirun on several machines; expected"):
-        runtime._place(None, None, None, timeout=1.0)
-
-
 def test_an_unreachable_coordinator_is_reported_within_the_timeout():
     began = time.monotonic()
     with socket.socket() as held:
@@ -99,35 +88,12 @@ def test_an_unreachable_coordinator_is_reported_within_the_timeout():
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize(
-    ("address", "listening"),
-    [
-        ("10.0.0.7", "10.0.0.7:99"),
-        ("fd00::7", "[fd00::7]:99"),
-        ("127.0.0.1", "node1:99"),
-        ("::1", "node1:99"),
-        (None, None),
-    ],
-)
-def test_the_coordinator_listens_at_one_address(address, listening, monkeypatch):
-    assert runtime._listening("node1:99", address) == listening
-    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "[::]:99")
-    assert runtime._listening("node1:99", address) is None
-
-
 def test_the_coordinator_refuses_connections_to_other_addresses():
     """At the machine's address in its network, if it has one, not at those of the loopback."""
     host = runtime._towards("192.0.2.1") or "127.0.0.1"
     status, said = run(LISTENS, 1, 0, host)
     assert status == 0, said
     assert said.splitlines()[-1] == "refused"
-
-
-def test_data_by_worker_must_have_equal_structure():
-    model = problems.Model(lambda key: np.zeros(3, np.float32), lambda params, x: x @ params)
-    loaded = problems.ByWorker(lambda n: (np.ones((5, 3 + n)), np.ones(5)))
-    with pytest.raises(ValueError, match=r"samples of worker 1 are .*\[4\].*worker 0 .*\[3\]"):
-        problems.finite_sum(model, optax.l2_loss, loaded, 2)
 
 
 IMPORTS = """
@@ -253,16 +219,3 @@ def test_a_process_that_was_silent_and_continues_is_not_lost():
     assert watch.lost == "process 1 of 2 (second) exited: why"
     watch.ended.set()
     watch.gone.set()
-
-
-def test_process_0_waits_for_processes_that_ended_long_before(monkeypatch):
-    """Otherwise they would find that the coordinator is gone, and exit with an error."""
-    store = Store({"dsgd/alive/1": "ended"})
-    watch = heartbeat._Heartbeat(store, 0, ["first", "second"], 4.0)
-    watch._seen[1] = ("ended", watch._seen[1][1] - 100)
-    monkeypatch.setattr(heartbeat, "_heartbeat", watch)
-    with ThreadPoolExecutor() as pool:
-        pool.submit(lambda: (time.sleep(0.3), store.update({"dsgd/alive/1": "left"})))
-        began = time.monotonic()
-        assert heartbeat.end() == (False, False)
-    assert 0.25 < time.monotonic() - began < 4

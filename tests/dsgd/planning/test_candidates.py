@@ -41,25 +41,6 @@ def test_names_of_candidates_are_distinct_and_describe_them():
     assert "complete(8)" in other.build(SGD, N).name
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            {"arguments": ("H",)},
-            r"Candidate: x has the arguments \['H'\] and grids of \[\]; expected a grid for each",
-        ),
-        ({"grids": {"H": (1, 2)}}, r"arguments \[\] and grids of \['H'\]"),
-        (
-            {"arguments": ("learning_rate",), "grids": {"learning_rate": (0.1,)}},
-            "x has a grid of learning_rate; expected it as `learning_rates` of dsgd.plan",
-        ),
-    ],
-)
-def test_arguments_and_grids_must_match(options, words):
-    with pytest.raises(ValueError, match=words):
-        Candidate("x", algorithms.local_sgd, **options)
-
-
 def test_a_plan_needs_distinct_candidates():
     each = Candidate("x", algorithms.minibatch_sgd)
     with pytest.raises(ValueError, match="plan: several candidates have the name x; expected"):

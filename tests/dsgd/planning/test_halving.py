@@ -11,7 +11,7 @@ import pytest
 import algorithms
 from dsgd import Candidate
 from dsgd.clusters import Cluster, constant
-from dsgd.planning import changes, finals, goals, halving, networks, planner, training
+from dsgd.planning import changes, goals, halving, networks, planner, training
 from dsgd.planning.estimates import estimate, positive_estimate
 from dsgd.planning.goals import Goal, Scores
 
@@ -141,31 +141,6 @@ def test_a_method_replaces_the_current_one_beyond_two_standard_errors():
     error[:] = 0.05
     error[1] = 0.5  # that of the method which is replaced counts
     assert changes._replacements(mean, error, path) == [(3, 1)]
-
-
-@pytest.mark.parametrize("target", [None, 0.5])
-def test_changes_of_a_metric_that_grows_have_its_sign(target):
-    """On a network with more bandwidth, the second method has the larger accuracy, or the fewer
-    seconds to it.
-    """
-    goal = Goal("accuracy", -1, target, None if target else 7.0)
-    found = [[-0.75, -0.5], [-0.25, -0.875]] if target is None else [[2.0, 4.0], [3.0, 1.5]]
-    finalists = []
-    for i, means in enumerate(found):
-        contender = training.Contender(
-            Candidate(f"{i}", algorithms.minibatch_sgd), ({"learning_rate": 0.1 + i},), (1,)
-        )
-        each = scores(*[np.array(means)[:, None] + [[-0.01, 0.01]]] * 2)
-        one: Any = None
-        finalists.append(finals.Final(contender, np.zeros(2, int), {0: finals.Run(one, 0, each)}))
-    around = networks.Networks(CLUSTER, np.array([1.0, 4.0]), np.ones(2))
-    (change,) = changes.changes(goal, finalists, around)
-    assert change[:5] == ("bandwidth", 4.0, "1", "", {"learning_rate": 1.1})
-    expected = [0.875, 0.5] if target is None else [1.5, 4.0]
-    np.testing.assert_allclose(change[5:], expected)
-
-
-CLUSTER = Cluster(constant(0.3), down=constant(5.0))
 
 
 def made_up(seconds: float, period: int = 1) -> training.Trained:

@@ -232,28 +232,6 @@ def test_libsvm_files_are_read_with_the_test_file_of_fewer_features(tmp_path, la
     assert made.name == "logistic_regression(a9a, iid)"
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "first", "test"),
-    [
-        ("w8a.txt.gz", "w8a", 1, ""),
-        ("w8a.xz", "w8a.xz", 0, ""),
-        ("rcv1_train.binary.bz2", "rcv1", 0, "rcv1_test.binary.bz2"),
-        ("ijcnn1.tr.bz2", "ijcnn1", 1, "ijcnn1.t.bz2"),
-        ("w1a.txt", "w1a", 1, "w1a.t.txt"),
-        ("real.svm", "real", 1, ""),
-    ],
-)
-def test_libsvm_files_are_found_by_their_published_names(tmp_path, name, data, first, test):
-    path = tmp_path / name
-    write(path, svmlight(SPARSE, CLASSES, first))
-    if test:
-        write(tmp_path / test, svmlight(SPARSE[:7], CLASSES[:7], first))
-    for found in (problems.load(data, tmp_path), problems.load(str(path)), problems.load(path)):
-        assert found.train_inputs.shape == (40 if test else 32, 30)
-        assert found.test_inputs.shape == (7 if test else 8, 30)
-        assert found.classes == 3
-
-
 def test_csv_files_are_read_by_the_column_of_the_classes(tmp_path):
     path = tmp_path / "table.csv"
     lines = "".join(f"{i},{'xyz'[i % 3]},{i / 2}\n" for i in range(30))
@@ -412,28 +390,6 @@ def test_pickle_that_would_run_code_is_refused_and_not_run(tmp_path, protocol):
     assert not made.exists()
     pickle.loads(attack)
     assert made.exists()
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/mem").exists(),
-    reason="needs a file that no one can read from its beginning",
-)
-@pytest.mark.parametrize(
-    ("load", "name", "given"),
-    [
-        (partial(problems.load, target="y"), "closed.csv", "closed.csv"),
-        (problems.load, "closed", "closed"),
-        (problems.language_model, "closed", "closed"),
-        (problems.language_model, "folder/a.txt", "folder"),
-    ],
-)
-def test_files_that_cannot_be_read_are_named(load, name, given, tmp_path):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.symlink_to("/proc/self/mem")
-    with pytest.raises(ValueError, match=rf"{name}.*cannot be read") as error:
-        load(tmp_path / given)
-    assert "\n" not in str(error.value)
 
 
 # Invalid arrays of data

@@ -21,7 +21,6 @@ SIZES = [1, 2, 4, 9]
 N, M = len(SIZES), sum(SIZES)
 PARTS = np.split(np.arange(M), np.cumsum(SIZES)[:-1])
 KEY = jax.random.key(0)
-SGD = algorithms.minibatch_sgd(optax.sgd(0.5))
 MODEL = problems.Model(
     lambda key: jnp.zeros(()), lambda x, inputs: jnp.broadcast_to(x, (len(inputs),))
 )
@@ -78,25 +77,6 @@ def test_workers_draw_their_own_samples_without_replacement(replacement):
 
 
 # Workers with fewer samples than the batch
-
-
-def test_a_cluster_charges_small_clients_for_their_own_samples():
-    """Without work, and with it: 2 seconds per batch and 1 per sample."""
-    cluster = clusters.Cluster(clusters.constant(2.0), per_sample=clusters.constant(1.0))
-    whole = dsgd.work.micro_batches(np.ones((N, 1), bool), average="workers")
-    options = {"steps": 2, "key": KEY, "mesh": 1, "cluster": cluster}
-    for method in (SGD, algorithms.with_local_work(SGD, whole)):
-        found = dsgd.run(
-            algorithms.with_diagnostics(method), numbered(batch_size=4), **options
-        ).history
-        np.testing.assert_allclose(found["measured_compute"][2], 2 + np.minimum(SIZES, 4))
-    np.testing.assert_array_equal(found["samples"][1], np.minimum(SIZES, 4))
-
-
-def test_work_of_more_samples_than_a_small_client_has_is_refused():
-    method = algorithms.with_local_work(SGD, dsgd.work.local_batches([4] * N, batch_size=4))
-    with pytest.raises(ValueError, match=r"4 samples .* of worker 0, which has only 1"):
-        dsgd.run(method, numbered(batch_size=4), steps=1, key=KEY, mesh=1)
 
 
 # Epochs by reshuffling

@@ -4,7 +4,6 @@ and invalid arguments.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -79,17 +78,6 @@ def test_regression_is_that_of_numpy(chunk, devices):
     np.testing.assert_allclose(scalars["test_loss"], np.mean(errors[:11] ** 2), rtol=1e-12)
     np.testing.assert_allclose(slope, slopes.mean(axis=0), rtol=1e-11)
     np.testing.assert_allclose(each, slopes, rtol=1e-11)
-
-
-def test_a_batch_can_be_truncated_to_its_first_samples():
-    data = (INPUTS, TARGETS)
-    problem: Any = problems.finite_sum(LINEAR, optax.squared_error, data, 2, batch_size=6, l2=0.2)
-    batch = problem.sample(jax.random.key(0), jax.tree.map(lambda leaf: leaf[1], problem.data))
-    slope, x = jax.jit(jax.value_and_grad(problem.loss)), X.astype(np.float32)
-    for b in (1, 4, 6):
-        alone = jax.tree.map(lambda leaf: np.asarray(leaf)[:b], batch)  # noqa: B023
-        found, expected = slope(x, problem.truncate(batch, jnp.int32(b))), slope(x, alone)
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
 @pytest.mark.parametrize("what", ["evaluation", "exact gradient"])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
 
 from dsgd import problems
-from dsgd.problems.models import Convolution
 
-CIFAR, DIGITS = (1, 32, 32, 3), (1, 8, 8, 1)
 TINY = problems.Transformer(vocabulary=11, context=6, width=8, layers=2, heads=2)
 
 
@@ -20,42 +17,6 @@ def drawn(network, inputs):
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(network.init, jax.random.key(0), inputs)
     return jax.tree.map(lambda leaf: 0.5 * rng.normal(size=leaf.shape).astype(np.float32), shapes)
-
-
-@pytest.mark.parametrize(
-    ("network", "inputs", "count"),
-    [
-        (problems.MLP(10), jnp.zeros(DIGITS), 4_810),
-        (problems.MLP(10), jnp.zeros(CIFAR), 197_322),
-        (problems.CNN(10), jnp.zeros(CIFAR), 5_514),
-        (problems.ResNet18(10), jnp.zeros(CIFAR), 11_173_962),
-        (problems.Transformer(), jnp.zeros((1, 64), jnp.uint8), 137_216),
-    ],
-    ids=["mlp, digits", "mlp", "cnn", "resnet-18", "transformer"],
-)
-def test_docstrings_state_the_number_of_parameters(network, inputs, count):
-    shapes = jax.eval_shape(network.init, jax.random.key(0), inputs)
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
-    assert f"{count:,}" in type(network).__doc__
-
-
-def test_convolution_is_that_of_xla():
-    """Both forms of `xla.convolve` are compared with each other, too."""
-    x = jax.random.normal(jax.random.key(0), (2, 7, 8, 3))
-    layer = Convolution(5, 2, 3)
-    variables = drawn(layer, x)
-    kernel, bias = (variables["params"][name] for name in ("kernel", "bias"))
-    expected = jax.lax.conv_general_dilated(
-        x,
-        kernel.reshape(3, 3, 3, 5),
-        (2, 2),
-        ((1, 1), (1, 1)),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-    found = layer.apply(variables, x)
-    np.testing.assert_allclose(found, expected + bias[None, None, None], rtol=1e-4, atol=1e-5)
-    without = Convolution(5, 2, 3, bias=False).apply({"params": {"kernel": kernel}}, x)
-    np.testing.assert_allclose(without, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

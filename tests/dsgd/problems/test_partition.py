@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from dsgd.problems import split
 from dsgd.problems.partition import require_parts
 
-BALANCED = np.repeat(np.arange(10), 40)
-
 
 @st.composite
 def cases(draw):
@@ -75,21 +73,6 @@ def test_dirichlet_cuts_each_class_where_the_drawn_shares_end(case, alpha):
         assert found == expected
     assert min(map(len, found)) >= 1
     assert sorted(chain(*found)) == list(range(len(labels)))
-
-
-@pytest.mark.parametrize(
-    ("labels", "workers", "partition", "options", "words"),
-    [
-        (BALANCED, 4, "sorted", {}, "'sorted'.*iid, blocks, by-label, dirichlet"),
-        (BALANCED, 4, "dirichlet", {"alpha": np.inf}, "alpha = inf"),
-        ([0, 1] * 10, 8, "dirichlet", {"alpha": 0.01}, r"worker \d without samples.*alpha"),
-        (BALANCED, 20, "dirichlet", {"min_samples": 20}, r"\d+ samples in the best of 10000"),
-        ([0, 1, 0], 5, "by-label", {}, "worker 3 without samples"),
-    ],
-)
-def test_impossible_partitions_are_refused(labels, workers, partition, options, words):
-    with pytest.raises(ValueError, match=words):
-        split(labels, workers, partition, **options)
 
 
 def test_given_indices_must_be_those_of_samples():

@@ -176,36 +176,3 @@ def test_methods_on_real_processes_are_refused():
     problem = problems.regularized(quadratic(), problems.l1(0.1))
     with pytest.raises(ValueError, match=r"^mine: .* has the regularizer l1\(0.1\)"):
         leaves.require_all("mine", problem)
-
-
-CUSTOM = dsgd.Regularizer(jnp.sum, lambda x, step: x - step, "sum")
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: problems.l1(-1.0), r"l1: penalty = -1.0; .* \[0, 1e30\]"),
-        (lambda: problems.group_lasso(0.1, "columns"), "group_lasso: groups = 'columns'"),
-        (lambda: problems.box(0.0, 1e300), "box: bounds: got .*1e"),
-        (lambda: problems.box(1.0, 0.0), "box: low = 1.0, high = 0.0; expected low <= high"),
-        (
-            lambda: problems.regularized(problems.regularized(quadratic(), CUSTOM), CUSTOM),
-            r"regularized: .* has the regularizer sum; expected a problem without one",
-        ),
-        (
-            lambda: problems.regularized(
-                quadratic(), dsgd.Regularizer(lambda x: x, CUSTOM.prox, "vector")
-            ),
-            r"regularized: value of vector: returns float32\[5\]",
-        ),
-        (
-            lambda: problems.regularized(
-                quadratic(), dsgd.Regularizer(CUSTOM.value, lambda x, step: x[:2], "short")
-            ),
-            "regularized: prox of short returns a tree",
-        ),
-    ],
-)
-def test_invalid_regularizers_are_refused(call, words):
-    with pytest.raises(ValueError, match=f"^{words}"):
-        call()

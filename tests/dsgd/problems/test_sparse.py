@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.sparse as sp
 
@@ -57,23 +54,6 @@ def test_sparse_rows_are_the_matrix():
     assert jnp.isnan(problems.SparseRows(np.array([[5]]), np.ones((1, 1)), 5) @ kernel).all()
     with pytest.raises(ValueError, match="2 entries and 2 features, but longest = 1"):
         problems.sparse_rows(sp.csr_array(np.ones((2, 2))), longest=1)
-
-
-def test_sparse_features_go_through_finite_sum_with_a_test_set_whose_rows_are_longer():
-    model = problems.Model(lambda key: jnp.ones(30), lambda x, inputs: inputs @ x)
-    longer = np.pad(np.ones((2, 9)), ((0, 0), (0, 21)))
-
-    def made(inputs: Any, **options: Any) -> dsgd.Problem:
-        loss = optax.squared_error
-        return problems.finite_sum(model, loss, (inputs, CLASSES * 1.0), 4, **options)
-
-    metrics = {"error": optax.squared_error}
-    shared = made(SPARSE, test=(sp.csr_array(longer), np.ones(2)), metrics=metrics).replicated
-    assert isinstance(shared.inputs, problems.SparseRows)
-    np.testing.assert_allclose(shared.inputs @ jnp.arange(30.0), longer @ np.arange(30.0))
-    # dense if that is smaller, or required
-    assert isinstance(made(sp.csr_array(np.ones((40, 30)))).data.inputs, jax.Array)
-    assert problems.neural_network("mlp", (SPARSE, CLASSES), 2).data.inputs.shape[-1] == 30
 
 
 @pytest.mark.parametrize(

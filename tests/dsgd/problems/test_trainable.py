@@ -73,21 +73,6 @@ def test_runs_with_frozen_leaves_continue_from_results_checkpoints_and_models(tm
         dsgd.run(SGD, problem._replace(init=lambda key: model), **options)
 
 
-def test_a_custom_problem_may_freeze_leaves_and_have_integer_ones(mesh, key):
-    def init(key):
-        return {"w": jnp.ones(2), "scale": jnp.float32(3), "n": jnp.int32(3)}
-
-    def loss(params, batch):
-        return 0.5 * params["scale"] * jnp.sum((params["w"] - batch) ** 2) + params["n"]
-
-    problem = dsgd.Problem(init, loss, jnp.zeros((2, 2)), lambda key, mine: mine)
-    assert problem.trainable is None
-    frozen = dsgd.Parameters(init, lambda params: {**params, "w": True, "n": True, "scale": False})
-    result = dsgd.run(SGD, problem._replace(init=frozen), steps=1, key=key, mesh=mesh)
-    np.testing.assert_allclose(result.params["w"], 0.7, rtol=1e-6)
-    assert (result.params["scale"], result.params["n"]) == (3, 3)
-
-
 @pytest.mark.parametrize(
     ("trainable", "words"),
     [

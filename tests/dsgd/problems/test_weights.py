@@ -14,7 +14,7 @@ import pytest
 
 import algorithms
 import dsgd
-from dsgd import clusters, compressors, problems
+from dsgd import compressors, problems
 from dsgd.engine import oracle, pooled
 
 SIZES = [1, 2, 4, 9]
@@ -84,19 +84,6 @@ def test_values_of_a_worker_of_weight_0_that_overflow_have_no_effect(workers_ord
         assert expected["loss"][-1] < expected["loss"][0] / 2
         for name in ("loss", "grad_sqnorm"):
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
-
-
-PRESENT = np.array([True, False, False, True])
-
-
-def test_the_average_over_those_that_participate_has_their_weights():
-    present = clusters.trace(PRESENT[:, None].astype(float), 1.0)
-    cluster = clusters.Cluster(clusters.constant(1.0), present=present)
-    method = algorithms.scaffold(optax.sgd(0.1), 1)
-    state: Any = dsgd.run(method, means(), steps=1, key=KEY, mesh=1, cluster=cluster).state
-    mean = np.average(0.1 * CENTERS[PRESENT], weights=W[PRESENT])
-    np.testing.assert_allclose(state.workers.params[3], mean, rtol=1e-5)
-    np.testing.assert_allclose(state.server, -np.sum((W * CENTERS)[PRESENT]) / N, rtol=1e-5)
 
 
 EACH, DOUBLED = np.array([0, 1, 2]), np.array([0, 0, 1, 2])

@@ -24,7 +24,6 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters
-from dsgd.engine.plan import Carry
 from dsgd.runs import checkpoints
 from tests.dsgd.by_hand import run
 
@@ -190,19 +189,6 @@ def test_an_equal_run_built_again_has_the_same_fingerprint(one_run):
     run(momentum(0.5), l2(0.1), 3, checkpoint=one_run)
 
 
-def test_a_run_that_ended_between_records_continues_with_the_records_of_an_uninterrupted_one(
-    problem, tmp_path
-):
-    """Its own last record is kept."""
-    straight = run(METHOD, problem, 50, record_every=10)
-    run(METHOD, problem, 25, record_every=10, checkpoint=tmp_path)
-    resumed = run(METHOD, problem, 50, record_every=10, checkpoint=tmp_path)
-    np.testing.assert_array_equal(resumed.history["step"], [0, 10, 20, 25, 30, 40, 50])
-    for name in ("loss", "bits", "consensus"):
-        np.testing.assert_array_equal(np.delete(resumed.history[name], 3), straight.history[name])
-    np.testing.assert_array_equal(resumed.params, straight.params)
-
-
 JOB = """
 import os, signal, sys, jax, optax, algorithms, dsgd, topologies
 from dsgd import problems
@@ -336,10 +322,6 @@ def test_an_invalid_folder_is_refused(folder, message, tmp_path):
         checkpoints.Checkpoint(str(tmp_path / folder) if folder else "", ABOUT)
 
 
-def carried(**server: jax.Array) -> Carry:
-    return Carry(dsgd.State(server, step=jnp.int32(3)), ())
-
-
 def opened(folder: Path, about: dict[str, str] = ABOUT, fails: bool = False) -> None:
     """Opens a run in the folder, for as long as opening takes."""
     with checkpoints.Checkpoint(folder, about):
@@ -354,17 +336,3 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     ):
         opened(tmp_path)
     opened(tmp_path)
-
-
-def test_a_checkpoint_is_due_after_the_time_that_an_interruption_may_lose(tmp_path, monkeypatch):
-    """Since the last checkpoint, or since the start of the run."""
-    now = [100.0]
-    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
-    with checkpoints.Checkpoint(tmp_path, ABOUT) as mine:
-        for after, due in ((0.0, False), (30.0, False), (30.5, True)):
-            now[0] = 100.0 + after
-            assert mine.due() is due
-        mine.save(carried(x=jnp.zeros(2)), {})
-        assert not mine.due()
-        now[0] += 31.0
-        assert mine.due()

@@ -33,24 +33,6 @@ def piece(loss: Any, **more: Any) -> dict[str, np.ndarray]:
     return {"loss": loss, "bits": np.broadcast_to(bits(10), (*loss.shape, 4)).copy(), **more}
 
 
-OF_POINTS = [[[9.0, 3.0], [9.0, 5.0]], [[9.0, 1.0], [9.0, 9.0]], [[9.0, np.inf], [9.0, 0.0]]]
-
-
-@pytest.mark.parametrize(
-    ("runs", "losses", "expected"),
-    [
-        (1, [[3.0, 2.0], [5.0, 6.0]], 4.0),  # the mean over seeds
-        (2, OF_POINTS, 4.0),  # of the best point whose loss is finite
-        (1, [[1.0, np.nan], [1.0, 2.0]], np.nan),
-        (1, [[3e38], [3e38]], np.float32(3e38)),  # their sum overflows in float32
-    ],
-)
-def test_the_last_loss_is_the_mean_over_seeds_of_the_best_point(runs, losses, expected):
-    values = piece(losses)
-    one = log((values, values["loss"].shape[-1] - 1), runs=runs, record_every=1)
-    np.testing.assert_allclose(one.last_loss(), expected, rtol=1e-6)
-
-
 OF_SEEDS = [[1.0, 2.0, np.inf], [1.0, np.nan, np.nan]]
 SOME_EVALUATED = piece(
     [1.0, np.nan, np.nan, np.inf, np.nan], evaluated=np.array([1, 0, 0, 1, 0], np.float32)

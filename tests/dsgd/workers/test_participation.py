@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import topologies
@@ -34,11 +33,6 @@ SOME = workers.Participation(
     jnp.asarray(HERE),
     jnp.asarray(COUNTED),
     lambda i, j: jnp.asarray(UP & HERE & HERE[:, None])[i, j],
-)
-NOBODY = workers.Participation(
-    jnp.zeros(N, bool),
-    jnp.zeros(N, bool),
-    lambda i, j: jnp.zeros(jnp.broadcast_shapes(i.shape, j.shape), bool),
 )
 
 
@@ -115,23 +109,3 @@ def test_a_lost_message_is_sent_and_not_received(devices, lengths):
         np.testing.assert_array_equal(
             found.messages, np.stack([sent.sum(axis=0), (sent & UP).sum(axis=1)], axis=1)
         )
-
-
-def test_functions_that_are_traced_once_see_the_participation_of_each_round():
-    """JAX caches traces of a function by its arguments: the participation of a round is one of
-    them.
-    """
-
-    @jax.jit
-    def jitted(x):
-        return workers.mean(x)
-
-    def function(x):
-        means = []
-        for there in (SOME, None, NOBODY):
-            with workers.with_participation(there):
-                means += [jitted(x), lax.cond(x[0, 0] < 100, workers.mean, lambda x: x[0], x)]
-        return jnp.stack(means)
-
-    expected = np.repeat([X[COUNTED].mean(axis=0), X.mean(axis=0), np.zeros(D)], 2, axis=0)
-    np.testing.assert_allclose(spread(function, 1, X, out=ONE), expected, rtol=1e-5, atol=1e-7)
