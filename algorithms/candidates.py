@@ -80,34 +80,35 @@ def candidate(function: Callable[..., Algorithm], title: str = "", **changes: An
 _SIGN = whole_model(compressors.sign)
 _TENTH, _SHARE, _HUNDREDTH = (whole_model(compressors.top_k(k)) for k in (0.1, 0.03, 0.01))
 _LAZY_RING = partial(topologies.ring, weights=topologies.lazy)
-_compensated = partial(candidate, error_compensated_sgd, "EC-SGD")
-_sparse = partial(candidate, qsparse_local_sgd, "Qsparse-local-SGD")
-_gossip = partial(candidate, decentralized_sgd, "decentralized SGD")
+_compensated = partial(candidate, error_compensated_sgd)
+_sparse = partial(candidate, qsparse_local_sgd)
+_gossip = partial(candidate, decentralized_sgd)
 
 SYNCHRONOUS = (
-    candidate(minibatch_sgd, "mini-batch SGD"),
-    candidate(local_sgd, "local SGD"),
-    candidate(diloco, "DiLoCo"),
-    candidate(scaffold, "SCAFFOLD"),
-    candidate(compressed_sgd, "compressed SGD"),
+    candidate(minibatch_sgd),
+    candidate(local_sgd),
+    candidate(diloco),
+    candidate(scaffold),
+    candidate(compressed_sgd),
     _compensated(),
     _compensated(up=_TENTH, down=_TENTH),
     _compensated(up=_SHARE, down=_SHARE),
-    candidate(ef21, "EF21"),
+    candidate(ef21),
     _sparse(compressor=_SIGN),
     _sparse(compressor=_HUNDREDTH),
     _gossip(),
     _gossip(graph=topologies.one_peer_exponential),
-    candidate(exact_diffusion, "exact diffusion", graph=_LAZY_RING),
-    candidate(local_exact_diffusion, "LED"),
-    candidate(choco_sgd, "CHOCO-SGD"),
-    candidate(lead, "LEAD", compressor=whole_model(compressors.qsgd(2, "linf"))),
+    candidate(exact_diffusion, graph=_LAZY_RING),
+    candidate(local_exact_diffusion),
+    candidate(choco_sgd),
+    candidate(lead, compressor=whole_model(compressors.qsgd(2, "linf"))),
 )
-"""The baseline, mini-batch SGD, first. The iterates of these methods do not depend on the clock."""
+"""The baseline, `minibatch_sgd`, first. The iterates of these methods do not depend on the
+clock."""
 
 ASYNCHRONOUS = (
-    candidate(asynchronous_sgd, "asynchronous SGD"),
-    candidate(asynchronous_gossip_sgd, "AD-PSGD", graph=topologies.complete),
+    candidate(asynchronous_sgd),
+    candidate(asynchronous_gossip_sgd, graph=topologies.complete),
 )
 """Methods with iterates that depend on the cluster."""
 

@@ -35,10 +35,10 @@ from matplotlib.ticker import LogLocator
 from rich.table import Table
 
 import dsgd
-from algorithms import SYNCHRONOUS
+from algorithms import SYNCHRONOUS, facts
 from dsgd import Candidate, clusters, plots, records
 from experiments.planning import plane
-from experiments.planning.plane import Best, Chosen, Trained
+from experiments.planning.plane import Best, Chosen, Runs
 from experiments.shared import commands, figures, statistics, tables, tuning
 
 BASELINE = SYNCHRONOUS[0].method
@@ -109,8 +109,9 @@ class Panel(NamedTuple):
 
 
 def main(args: Args) -> None:
-    commands.require_known("--methods", args.methods, METHODS)
-    methods = [name for name in METHODS if name == BASELINE or name in args.methods]
+    given = [facts.full_name(name.lower()) for name in args.methods]
+    commands.require_known("--methods", given, METHODS)
+    methods = [name for name in METHODS if name == BASELINE or name in given]
     tasks = {
         partition: tuning.logistic_regression(args, args.workers, partition)
         for partition in args.partitions
@@ -147,7 +148,7 @@ def panels_of(
             yield Panel(partition, delay, share, reached, chosen, best, others)
 
 
-def left_out(runs: dict[Candidate, list[Trained]]) -> list[str]:
+def left_out(runs: dict[Candidate, list[Runs]]) -> list[str]:
     """Returns the names of the methods without runs, or of their settings if others have runs."""
     methods = {candidate.method for candidate, trained in runs.items() if trained}
     return list(
@@ -168,7 +169,7 @@ def participants(args: Args, share: float) -> int | None:
 
 
 def choose(
-    args: Args, partition: str, runs: dict[Candidate, list[Trained]], target: float | None
+    args: Args, partition: str, runs: dict[Candidate, list[Runs]], target: float | None
 ) -> tuple[list[Chosen], float]:
     """Returns the settings of all methods at their best step sizes, and the target: the given one,
     or the default if there is none or mini-batch SGD does not reach it.
@@ -181,16 +182,15 @@ def choose(
                 f"({partition}); expected a larger target, more steps or other --learning-rates"
             )
         target = None
-    reached = default_target(baseline.sweep) if target is None else target
+    reached = default_target(baseline.trained.history) if target is None else target
     every = itertools.chain.from_iterable(runs.values())
     return [each for trained in every for each in plane.choose(trained, reached)], reached
 
 
-def default_target(sweep: dsgd.Sweep) -> float:
+def default_target(history: dict[str, np.ndarray]) -> float:
     """Returns the smallest mean loss that a step size reaches in a third of the rounds, rounded up
     to two digits.
     """
-    history = dsgd.history.evaluated_records(sweep.history)
     third = history["loss"][..., : 1 + len(history["step"]) // 3].mean(axis=-2)
     return statistics.rounded_up(np.nanmin(third[..., -1]))
 
@@ -271,7 +271,7 @@ def write(args: Args, panels: list[Panel], methods: list[str]) -> None:
 
 def settings(chosen: Chosen) -> str:
     """Describes the settings besides the step size."""
-    return plane.described(chosen.candidate.settings, chosen.settings)
+    return plane.describe(chosen.candidate.settings, chosen.settings)
 
 
 def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:
@@ -291,7 +291,7 @@ def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:
         table.add_row(
             tables.plain(axis(args, args.latencies)[i] * 1e3),
             tables.plain(axis(args, args.bandwidths)[j] / 1e6),
-            methods[at[0]] + "*" * bool(undecided[i, j]),
+            tables.wrap(methods[at[0]]) + "*" * bool(undecided[i, j]),
             settings(panel.chosen[int(panel.best.choice[at])]),
             tables.plain(panel.best.mean[at]),
             tables.plain(speedup[i, j]),

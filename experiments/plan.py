@@ -218,17 +218,22 @@ def chosen(args: Args, problem: dsgd.Problem, candidates: Sequence[Candidate]) -
 
 def find(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Returns the candidates with this name; or the default instance of the registered method with
-    this name.
+    this name or alias.
     """
     if found := [each for each in candidates if each.method == name]:
         return found
-    registered = facts.METHODS.get(name.replace("-", "_"))
-    if registered is None:
+    spelled = name.lower().replace("-", "_")
+    try:
+        full = spelled if spelled in facts.METHODS else facts.full_name(spelled)
+    except ValueError as error:
         known = ", ".join(dict.fromkeys(each.method for each in candidates))
         raise ValueError(
             f"--methods {name}: expected some of {known}, or a name that python -m algorithms lists"
-        )
-    return [candidate(registered.function)]
+        ) from error
+    found = [each for each in candidates if each.method == full]
+    if not found and full not in facts.METHODS:
+        raise ValueError(f"--methods {name}: expected {facts.find(full).name}, not a variant of it")
+    return found or [candidate(facts.METHODS[full].function)]
 
 
 def accepted(candidates: Sequence[Candidate], problem: dsgd.Problem) -> list[Candidate]:

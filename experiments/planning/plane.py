@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,21 +18,16 @@ from dsgd.planning.candidates import RATE
 from experiments.shared import tuning
 
 
-class Trained(NamedTuple):
-    """Runs of a method with all step sizes.
+class Runs(NamedTuple):
+    """Runs of a method with all step sizes and settings.
 
     Args:
-        candidate: the method.
-        sweep: the taped runs.
-        periods: rounds from one exchange to the next, for each combination of the settings other
-            than the step size.
+        trained: the taped runs.
         participation: the arguments of `clusters.Cluster` that determine which workers participate;
             {}: all.
     """
 
-    candidate: Candidate
-    sweep: dsgd.Sweep
-    periods: np.ndarray
+    trained: training.Trained
     participation: Mapping[str, Any]
 
 
@@ -47,7 +41,7 @@ class Chosen(NamedTuple):
         rounds: those of each seed until the workers have a model with a loss of at most the target,
             `[seeds]`: the first exchange after the first evaluation with such a loss, since the
             model is the mean of the workers' models.
-        participation: as in `Trained`.
+        participation: as in `Runs`.
     """
 
     candidate: Candidate
@@ -57,7 +51,7 @@ class Chosen(NamedTuple):
     participation: Mapping[str, Any] = {}
 
 
-def described(fixed: str, values: Mapping[str, float]) -> str:
+def describe(fixed: str, values: Mapping[str, float]) -> str:
     """Describes the settings of a method besides the step size.
 
     Args:
@@ -70,7 +64,7 @@ def described(fixed: str, values: Mapping[str, float]) -> str:
 
 def train(
     args: Any, problem: dsgd.Problem, candidate: Candidate, participants: int | None = None
-) -> list[Trained]:
+) -> list[Runs]:
     """Runs a candidate with all step sizes and settings, taped.
 
     Args:
@@ -81,95 +75,72 @@ def train(
             the method; None: all.
 
     Returns:
-        One sweep. If workers are drawn, one for each combination of the other hyperparameters,
-        because the period is a property of the cluster; none if the method requires all workers.
+        One result. If workers are drawn, one for each period, which is a property of the cluster;
+        none if the method requires all workers.
     """
-    if participants is None:
-        return [_train(args, problem, candidate, candidate.swept, {})]
-    present = clusters.sampled(participants, of=problem.workers)
-    trained = []
-    for values in itertools.product(*candidate.swept.values()):
-        point = dict(zip(candidate.swept, values, strict=True))
-        every = training.period(candidate, optax.sgd(1.0), problem, None, point)
-        participation = {"present": present, "participation_period": every}
-        try:
-            training.period(candidate, optax.sgd(1.0), problem, _cluster(participation), point)
-        except ValueError:  # the method requires all workers
-            continue
-        grids = {name: (value,) for name, value in point.items()}
-        trained.append(_train(args, problem, candidate, grids, participation))
-    return trained
-
-
-def _cluster(participation: Mapping[str, Any]) -> clusters.Cluster | None:
-    """Returns the cluster of taped runs."""
-    return clusters.Cluster(clusters.constant(0.0), **participation) if participation else None
-
-
-def _train(
-    args: Any,
-    problem: dsgd.Problem,
-    candidate: Candidate,
-    grids: Mapping[str, Any],
-    participation: Mapping[str, Any],
-) -> Trained:
-    def build(learning_rate, **swept):
-        return candidate.build(optax.sgd(learning_rate), problem.workers, **swept)
-
-    sweep = dsgd.sweep(
-        build,
+    setting = training.Setting(
         problem,
-        steps=args.steps,
-        key=jax.random.key(args.seed),
-        seeds=args.seeds,
-        cluster=_cluster(participation),
-        evaluate_every=args.every,
-        mesh=tuning.devices_for(problem.workers),
-        taped=True,
-        learning_rate=args.learning_rates,
-        **grids,
+        clusters.Cluster(clusters.constant(0.0)),
+        jax.random.key(args.seed),
+        args.seeds,
+        tuning.devices_for(problem.workers),
+        optax.sgd,
+        args.every,
+        None,
     )
-    points = (dict(zip(grids, each, strict=True)) for each in itertools.product(*grids.values()))
-    periods = [training.period(candidate, optax.sgd(1.0), problem, None, each) for each in points]
-    shape = tuple(map(len, grids.values()))
-    return Trained(candidate, sweep, np.reshape(periods, shape), participation)
+
+    def run(participation: Mapping[str, Any], period: int | None = None) -> list[Runs]:
+        """Runs the points with this period; None: all."""
+        cluster = dataclasses.replace(setting.cluster, **participation)
+        with_cluster = setting._replace(cluster=cluster)
+        found, _ = training.all_points(with_cluster, candidate, args.learning_rates, args.steps)
+        pairs = zip(found.points, found.periods, strict=True)
+        kept = [(point, each) for point, each in pairs if period in (None, each)]
+        if not kept:
+            return []
+        contender = training.Contender(candidate, *zip(*kept, strict=True))
+        return [Runs(training.train(with_cluster, contender, args.steps, ""), participation)]
+
+    if participants is None:
+        return run({})
+    present = clusters.sampled(participants, of=problem.workers)
+    found, _ = training.all_points(setting, candidate, args.learning_rates, args.steps)
+    return [
+        runs
+        for period in dict.fromkeys(found.periods)
+        for runs in run({"present": present, "participation_period": period}, period)
+    ]
 
 
-def choose(trained: Trained, target: float) -> list[Chosen]:
+def choose(runs: Runs, target: float) -> list[Chosen]:
     """Returns, for each choice of the settings other than the step size, the runs at the step size
     that reaches the target in the fewest rounds with every seed; none if there is no such step
     size.
     """
-    candidate, sweep, periods, participation = trained
-    history = dsgd.history.evaluated_records(sweep.history)
-    rounds = rounds_to(history, target)
-    # the model is known to the workers after the next exchange of the run
-    rounds = np.ceil(rounds / periods[..., None]) * periods[..., None]
-    mean = np.where(rounds <= history["step"][-1], rounds, np.inf).mean(axis=-1)
-    chosen = []
-    for others in np.ndindex(mean.shape[1:]):
-        best = int(np.argmin(mean[(slice(None), *others)]))
-        index = (best, *others)
-        if np.isfinite(mean[index]):
-            chosen.append(
-                Chosen(
-                    candidate,
-                    sweep.point(index),
-                    sweep.result(index),
-                    rounds[index].astype(int),
-                    participation,
-                )
-            )
-    return chosen
+    trained, participation = runs
+    candidate, points, _ = trained.contender
+    rounds = count_rounds(trained, target)
+    mean = np.where(rounds <= trained.history["step"][-1], rounds, np.inf).mean(axis=-1)
+    by_settings: dict[tuple[float, ...], list[int]] = {}
+    for i, point in enumerate(points):
+        by_settings.setdefault(tuple(point[name] for name in candidate.swept), []).append(i)
+    best = [min(group, key=lambda i: mean[i]) for group in by_settings.values()]
+    return [
+        Chosen(
+            candidate, points[i], trained.sweep.result((i,)), rounds[i].astype(int), participation
+        )
+        for i in best
+        if np.isfinite(mean[i])
+    ]
 
 
-def rounds_to(history: dict[str, np.ndarray], target: float) -> np.ndarray:
-    """Returns the first round with a loss of at most the target, `[..., records]` to `[...]`; inf
-    if there is none.
+def count_rounds(trained: training.Trained, target: float) -> np.ndarray:
+    """Returns the rounds until the workers have a model with a loss of at most the target,
+    `[points, seeds]`; inf if there is none.
     """
-    reached = history["loss"] <= target
-    first = history["step"][np.argmax(reached, axis=-1)].astype(float)
-    return np.where(reached.any(axis=-1), first, np.inf)
+    reached = trained.history["loss"] <= target
+    ends = np.broadcast_to(trained.ends[:, None], reached.shape)
+    return np.where(reached, ends, np.inf).min(axis=-1)
 
 
 def seconds(
@@ -180,11 +151,11 @@ def seconds(
     """
 
     # Partial functions of equal parts are equal, so that settings share a compiled program.
-    on = functools.partial(_with_participation, cluster, chosen.participation)
+    on = functools.partial(_place, cluster, chosen.participation)
     return dsgd.replay(chosen.result, on, rounds=chosen.rounds, **grids)
 
 
-def _with_participation(
+def _place(
     cluster: Callable[..., clusters.Cluster], participation: Mapping[str, Any], **numbers: Any
 ) -> clusters.Cluster:
     return dataclasses.replace(cluster(**numbers), **participation)

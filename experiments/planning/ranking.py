@@ -94,7 +94,7 @@ def tabulate(shown: Shown) -> Table:
 
 def settings(row: Any) -> str:
     """Describes the settings of a planned method or of a change, besides the step size."""
-    return plane.described(row.settings, row.values)
+    return plane.describe(row.settings, row.values)
 
 
 def named(row: Any) -> str:

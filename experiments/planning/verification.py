@@ -39,6 +39,7 @@ from scipy import stats
 
 import algorithms
 import dsgd
+from algorithms import facts
 from dsgd import (
     Candidate,
     cache,
@@ -59,16 +60,16 @@ from experiments.survey import calibrate_switch as switch
 from experiments.survey.calibrate_switch import Line
 
 METHODS = (
-    "mini-batch SGD",
-    "local SGD",
-    "DiLoCo",
-    "compressed SGD",
-    "EC-SGD",
-    "EF21",
-    "Qsparse-local-SGD",
-    "decentralized SGD",
-    "CHOCO-SGD",
-    "LEAD",
+    "minibatch_sgd",
+    "local_sgd",
+    "diloco",
+    "compressed_sgd",
+    "error_compensated_sgd",
+    "ef21",
+    "qsparse_local_sgd",
+    "decentralized_sgd",
+    "choco_sgd",
+    "lead",
 )
 TOLERANCE = 0.01  # by which rounding may change the loss at the target, relative to it
 REPEATS = 3  # of each measurement, except for long runs
@@ -149,7 +150,7 @@ class Run(NamedTuple):
     @property
     def described(self) -> str:
         """The settings besides the step size."""
-        return plane.described(self.candidate.settings, self.settings)
+        return plane.describe(self.candidate.settings, self.settings)
 
     def build(self, workers: int) -> dsgd.Algorithm:
         """Returns the method."""
@@ -227,6 +228,8 @@ class Row(NamedTuple):
 
 
 def main(args: Args) -> None:
+    methods = (facts.full_name(name.lower()) for name in args.methods)
+    args = dataclasses.replace(args, methods=tuple(methods))
     commands.require_known("--methods", args.methods, METHODS)
     points = [Point(*each) for each in itertools.product(args.rates, args.latencies)]
     links.require_allowed(max(args.latencies))
@@ -277,7 +280,7 @@ def train(args: Args, problem: dsgd.Problem) -> tuple[float, list[Chosen]]:
         for candidate in tables.bar(list(candidates(args)), "training", args.progress)
         for each in plane.train(args, problem, candidate)
     ]
-    baseline = dsgd.history.evaluated_records(trained[0].sweep.history)
+    baseline = trained[0].trained.history
     reached = baseline["loss"][..., baseline["step"] <= args.rounds]
     target = statistics.rounded_up(np.nanmin(reached))
     chosen = [each for some in trained for each in plane.choose(some, target) if each.rounds[0] > 1]
@@ -546,7 +549,7 @@ def tabulate_methods(rows: Sequence[Row], title: str, shown: Callable[[Row], str
     )
     for method in dict.fromkeys(row.method for row in rows):
         of = [row for row in rows if row.method == method]
-        table.add_row(method, *map(shown, of))
+        table.add_row(tables.wrap(method), *map(shown, of))
     return table
 
 

@@ -162,13 +162,13 @@ COMMANDS = {
     "map": Command(
         BEYOND,
         "-",
-        "--methods EC-SGD DiLoCo --partitions by-label --workers 8 --points 9 --steps 100"
+        "--methods ec_sgd diloco --partitions by-label --workers 8 --points 9 --steps 100"
         " --seeds 2 --learning-rates 1 3",
     ),
     "plan": Command(
         BEYOND,
         "-",
-        "--methods EC-SGD DiLoCo --workers 8 --steps 100 --seeds 2 --learning-rates 1 3",
+        "--methods ec_sgd diloco --workers 8 --steps 100 --seeds 2 --learning-rates 1 3",
     ),
     "worst_case": Command(BEYOND, "-", "--workers 4 --steps 4 --rates 0.05 0.3 1.0 --rounds 1 2 4"),
     "benchmark": Command(

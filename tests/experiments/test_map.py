@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import scripts
 
-import dsgd
 from dsgd import network
 from experiments import map as the_map
 from experiments.planning import plane
@@ -20,7 +19,7 @@ from experiments.shared import tuning
 @pytest.fixture(scope="module")
 def mapped(tmp_path_factory, long):
     args = the_map.Args(
-        methods=("local SGD", "EC-SGD"),
+        methods=("local_sgd", "error_compensated_sgd"),
         partitions=("by-label",),
         delays=(0.0,),
         participations=(1.0, 0.5),
@@ -42,7 +41,7 @@ def test_it_writes_the_winner_on_each_network(mapped):
     assert scripts.figures(mapped.out) == {"figure"}
     assert all(float(row["speedup"]) >= 1 for row in rows)
     slowest, fastest = rows[0], rows[2]  # of the smallest latency: 1 Mbit/s and 10 Gbit/s
-    assert slowest["method"] == "EC-SGD"
+    assert slowest["method"] == "error_compensated_sgd"
     assert float(slowest["speedup"]) > 4 > float(fastest["speedup"])
 
 
@@ -85,12 +84,12 @@ def test_seconds_of_minibatch_sgd_are_those_of_the_all_reduce(small, baseline):
 def test_a_model_counts_after_the_next_exchange(small):
     """The loss is that of the mean model, which the workers have after rounds 8, 16 and so on."""
     args, problem = small
-    (local,) = (each for each in the_map.SYNCHRONOUS if each.method == "local SGD")
-    (trained,) = plane.train(args, problem, dataclasses.replace(local, grids={"H": (1, 8)}))
-    history = dsgd.history.evaluated_records(trained.sweep.history)
-    target = float(history["loss"][:, 1].max(axis=(0, 1))[3])  # at round 12
-    often, seldom = plane.choose(trained, target)
-    first = plane.rounds_to(history, target)[0]
+    (local,) = (each for each in the_map.SYNCHRONOUS if each.method == "local_sgd")
+    (runs,) = plane.train(args, problem, dataclasses.replace(local, grids={"H": (1, 8)}))
+    history = runs.trained.history
+    target = float(history["loss"][1].max(axis=0)[3])  # at round 12
+    often, seldom = plane.choose(runs, target)
+    first = history["step"][np.argmax(history["loss"] <= target, axis=-1)]
     np.testing.assert_array_equal(often.rounds, first[0])
     np.testing.assert_array_equal(seldom.rounds, 8 * np.ceil(first[1] / 8))
     assert (seldom.rounds > first[1]).any()
@@ -99,13 +98,13 @@ def test_a_model_counts_after_the_next_exchange(small):
 def test_the_default_target_is_that_of_the_first_participation_if_it_is_reached(small, baseline):
     args, _ = small
     (trained,), runs = baseline, {BASELINE: baseline}
-    default = the_map.default_target(trained.sweep)
+    default = the_map.default_target(trained.trained.history)
     assert the_map.choose(args, "iid", runs, None)[1] == default
     (chosen,), target = the_map.choose(args, "iid", runs, 1.0)
     assert target == 1.0
     np.testing.assert_array_equal(chosen.rounds, plane.choose(trained, 1.0)[0].rounds)
     assert the_map.choose(args, "iid", runs, 1e-9)[1] == default
-    with pytest.raises(ValueError, match="--target 1e-09: mini-batch SGD does not reach it"):
+    with pytest.raises(ValueError, match="--target 1e-09: minibatch_sgd does not reach it"):
         the_map.choose(replace(args, target=1e-9), "iid", runs, 1e-9)
 
 

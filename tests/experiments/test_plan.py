@@ -43,7 +43,7 @@ def joined(lines: Iterable[str]) -> str:
 def planned(tmp_path_factory, long):
     args = dataclasses.replace(
         ARGS,
-        methods=("mini-batch SGD", "local SGD", "EC-SGD", "asynchronous SGD"),
+        methods=("minibatch_sgd", "local_sgd", "error_compensated_sgd", "asynchronous_sgd"),
         periods=(2, 4),
         compressors=("sign",),
         out=tmp_path_factory.mktemp("plan"),
@@ -117,7 +117,7 @@ def test_registered_methods_are_candidates_with_their_default_settings():
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"methods": ("SGD",)}, "--methods SGD: expected some of mini-batch SGD"),
+        ({"methods": ("adagrad",)}, "--methods adagrad: expected some of minibatch_sgd"),
         ({"methods": ("nids",)}, "nids takes step_sizes in place of an optimizer"),
         ({"methods": ("saga",)}, "saga has no default instance"),
         ({"compressors": ("gzip",)}, "--compressors gzip: expected some of identity"),

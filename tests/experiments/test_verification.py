@@ -36,7 +36,7 @@ def line(alpha, beta):
 def trained():
     args = verification.Args(
         processes=N,
-        methods=("local SGD", "EC-SGD"),
+        methods=("local_sgd", "error_compensated_sgd"),
         period=4,
         width=4,
         rounds=8,
@@ -60,9 +60,9 @@ def test_predictions_are_computations_and_collectives(trained):
         "all-gather": line(4e-3, 1e-6),
     }
     counts = {
-        "mini-batch SGD": {"all-reduce": 4},
-        "local SGD": {"all-reduce": 4},
-        "EC-SGD": {"all-to-all": 2, "all-gather": 2},
+        "minibatch_sgd": {"all-reduce": 4},
+        "local_sgd": {"all-reduce": 4},
+        "error_compensated_sgd": {"all-to-all": 2, "all-gather": 2},
     }
     d = sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
     for each in chosen:
@@ -78,21 +78,21 @@ def test_predictions_are_computations_and_collectives(trained):
             Round(0.25, counts[method]),
             Measured(6.0, 3, 0.0),
         )
-        exchanges = rounds // 4 if method == "local SGD" else rounds
+        exchanges = rounds // 4 if method == "local_sgd" else rounds
         bits = each.result.history["bits"][0]
         sent = bits[rounds] / 2 / 8 / exchanges  # bytes of a worker in an exchange
         expected = {
-            "mini-batch SGD": 6 * (4 * 1e-2 + d * 1e-6),
-            "local SGD": 6 * (4 * 1e-2 + d * 1e-6),
-            "EC-SGD": 2 * 3 * 2e-3 + 2 * 3 * 4e-3 + sent * 2e-6,
+            "minibatch_sgd": 6 * (4 * 1e-2 + d * 1e-6),
+            "local_sgd": 6 * (4 * 1e-2 + d * 1e-6),
+            "error_compensated_sgd": 2 * 3 * 2e-3 + 2 * 3 * 4e-3 + sent * 2e-6,
         }[method]
         seconds = rounds * 0.25 + exchanges * expected
         assert row.predicted == pytest.approx(seconds, rel=1e-3), method
-        first = 0.25 if method == "local SGD" else seconds / rounds
+        first = 0.25 if method == "local_sgd" else seconds / rounds
         assert row.measured == pytest.approx(6 / (3 - first / seconds), rel=1e-3)
         assert row.rounds == rounds
-        assert row.arrays == {"EC-SGD": 2}.get(method, 4)
-        if method == "mini-batch SGD":  # one switch, a latency for each exchange
+        assert row.arrays == {"error_compensated_sgd": 2}.get(method, 4)
+        if method == "minibatch_sgd":  # one switch, a latency for each exchange
             assert row.planned == pytest.approx(rounds * (0.5 + 6 * (1e-2 + d * 1e-6)), rel=1e-3)
 
 
@@ -103,7 +103,7 @@ def test_a_point_of_two_processes(tmp_path):
         processes=2,
         rates=(20e6,),
         latencies=(0.0,),
-        methods=("local SGD",),
+        methods=("local_sgd",),
         period=4,
         width=4,
         rounds=8,
@@ -116,7 +116,7 @@ def test_a_point_of_two_processes(tmp_path):
     )
     scripts.ran(verification.main, args)
     rows = scripts.rows(tmp_path / "verification.csv")
-    assert [row["method"] for row in rows] == ["mini-batch SGD", "local SGD"]
+    assert [row["method"] for row in rows] == ["minibatch_sgd", "local_sgd"]
     for row in rows:
         assert float(row["measured"]) > 0
         assert float(row["predicted"]) > 0
