@@ -2,15 +2,19 @@
 DropCompute and of Cannikin.
 
 Kimad's processes do not use it: the length of their messages changes from round to round, which is
-impossible in a compiled all-reduce, and each worker has its own connection to the server, on which
-the bandwidth is measured.
+impossible in a compiled all-reduce, each worker has its own connection to the server, on which the
+bandwidth is measured, and the server, which is no worker, decides which round is the last.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import jax
+import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
@@ -22,6 +26,8 @@ from dsgd import workers
 from dsgd.base import Key, Problem, PyTree
 from dsgd.engine import leaves, oracle, run_keys
 from dsgd.machines import agreement, arrays, nodes
+
+T = TypeVar("T")
 
 
 class RealWorker:
@@ -48,6 +54,7 @@ class RealWorker:
         self.mesh: Mesh = nodes.mesh(name, problem.workers)
         self.n: int = jax.process_index()
         self.N: int = problem.workers
+        self.step: int = 0
         here = self.mesh.local_devices[0]
         self.problem: Problem = oracle.of_worker(problem, self.n)
         self.optimizer: optax.GradientTransformation = optimizer
@@ -60,23 +67,48 @@ class RealWorker:
             optimizers.initial_model(problem.init, optimizer, first), here
         )
 
-    def meet(self) -> None:
-        """Waits for all workers. Unlike a collective, which fails after some seconds, it waits as
-        long as they live: they compile and start at different speeds.
+    def run(
+        self,
+        rounds: int,
+        compute: Callable[[int | None], T],
+        finish: Callable[[T], tuple[optimizers.Model, Sequence[float]]],
+    ) -> np.ndarray:
+        """Runs rounds, and returns what all workers measured in them. While the clock runs, the
+        workers exchange only what `finish` exchanges.
+
+        Args:
+            rounds: number of rounds, which follow those of earlier calls.
+            compute: step -> the worker's own part of the round. It is first called with None, only
+                to compile; the result is not used for the model.
+            finish: own part -> the next model, and k measurements; it may communicate.
+
+        Returns:
+            The measurements and the seconds of the whole round, `[rounds, N, k + 1]`.
         """
+        own = jax.block_until_ready(compute(None))
+        # Unlike a collective, which fails after some seconds, this waits for the other workers as
+        # long as they live: they compile and start at different speeds.
         agreement.all_gather("the start of real workers", "")
+        finish(own)
+        rows = []
+        for _ in range(rounds):
+            began = time.monotonic()
+            self.model, measured = finish(compute(self.step))
+            rows.append([*measured, time.monotonic() - began])
+            self.step += 1
+        return nodes.gather(rows)
 
     def sum(self, own: PyTree) -> PyTree:
         """Returns the sum over all workers of their values, leaves `[1, ...]`, by an all-reduce of
         one message. It waits for the last worker.
         """
-        return nodes.own(jax.block_until_ready(_summed(self.mesh, nodes.rows(own, self.mesh))))
+        return nodes.own(jax.block_until_ready(_sum(self.mesh, nodes.rows(own, self.mesh))))
 
 
 @partial(jax.jit, static_argnums=0)
-def _summed(mesh: Mesh, rows: PyTree) -> PyTree:
-    def summed(rows):
+def _sum(mesh: Mesh, rows: PyTree) -> PyTree:
+    def sum_rows(rows):
         flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], rows))
         return unravel(lax.psum(flat, workers.AXIS))
 
-    return jax.shard_map(summed, mesh=mesh, in_specs=P(workers.AXIS), out_specs=P())(rows)
+    return jax.shard_map(sum_rows, mesh=mesh, in_specs=P(workers.AXIS), out_specs=P())(rows)

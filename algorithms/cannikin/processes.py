@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,6 @@ from algorithms.real_workers import RealWorker
 from dsgd import checks
 from dsgd.base import Key, Params, Problem, PyTree
 from dsgd.engine import oracle
-from dsgd.machines import nodes
 
 Pull = Callable[[jax.Array], tuple[Params]]  # 1 -> (the gradient,); a pytree
 _ONE_BUCKET = 1.0  # T_u / T_comm: the gradient is sent in one bucket, after the backward pass
@@ -97,6 +96,18 @@ def train_processes(
     return Training(found, node.model, node.model.params)
 
 
+class _Own(NamedTuple):
+    """A node's part of a round: what it sends, |g_n|^2, and when it began and ended its forward and
+    its backward pass.
+    """
+
+    message: PyTree
+    sqnorm: jax.Array
+    began: float
+    forward: float
+    backward: float
+
+
 class _Node(RealWorker):
     """This process as a node that measures its timings."""
 
@@ -104,29 +115,20 @@ class _Node(RealWorker):
         self, problem: Problem, optimizer: optax.GradientTransformation, M: int, key: Key
     ) -> None:
         super().__init__("train_processes", problem, optimizer, key)
-        self.M, self.rounds = M, 0
+        self.M = M
 
     def epoch(self, sizes: np.ndarray, factor: float, rounds: int) -> EpochMeasurements:
         """Runs `rounds` rounds, and returns the measurements of all nodes."""
         self.model = scalings.rescaled("train_processes", self.model, factor)
-        jax.block_until_ready(self._forward(int(sizes[self.n])))  # only compiles
-        self.meet()
-        self.round(sizes)  # compiles the rest, and synchronizes; the result is discarded
-        rows, began = [], time.monotonic()
-        for _ in range(rounds):
-            self.model, row = self.round(sizes)
-            rows.append(row)
-            self.rounds += 1
-        whole = time.monotonic() - began
-        seen = nodes.gathered([[*row, whole] for row in rows])
-        forward, backward, communication, update, sqnorm, loss, global_sqnorm, wholes = np.moveaxis(
+        seen = self.run(rounds, partial(self._compute, sizes), self._finish)
+        forward, backward, communication, update, sqnorm, loss, global_sqnorm, whole = np.moveaxis(
             seen, 2, 0
         )
         least = np.broadcast_to(communication.min(axis=1, keepdims=True), communication.shape)
         scalars = {"train_loss": float(loss[:, 0].mean())}
         compute = forward + backward + update
         return EpochMeasurements(
-            float(wholes.max()),
+            float(whole.sum(axis=0).max()),
             compute,
             backward,
             backward,
@@ -136,36 +138,37 @@ class _Node(RealWorker):
             scalars,
         )
 
-    def round(self, sizes: np.ndarray) -> tuple[Model, list[float]]:
-        """Returns the next model, the seconds of each part of the round, |g_n|^2, the loss, and
-        |g|^2.
-        """
+    def _compute(self, sizes: np.ndarray, step: int | None) -> _Own:
         began = time.monotonic()
-        loss, pull = jax.block_until_ready(self._forward(int(sizes[self.n])))
+        loss, pull = jax.block_until_ready(self._forward(int(sizes[self.n]), step or 0))
         forward = time.monotonic()
         message, sqnorm = jax.block_until_ready(
             _backward(pull, loss, np.float32(sizes[self.n] / sizes.sum()))
         )
-        backward = time.monotonic()
-        mean = self.sum(message)
+        return _Own(message, sqnorm, began, forward, time.monotonic())
+
+    def _finish(self, own: _Own) -> tuple[Model, list[float]]:
+        """Returns the next model, the seconds of each part of the round, |g_n|^2, the loss, and
+        |g|^2.
+        """
+        mean = self.sum(own.message)
         received = time.monotonic()
         model, loss, global_sqnorm = jax.block_until_ready(
-            _updated(self.optimizer, self.model, *mean)
+            _update(self.optimizer, self.model, *mean)
         )
-        ended = time.monotonic()
-        seconds = [forward - began, backward - forward, received - backward, ended - received]
-        return model, [*seconds, float(sqnorm), float(loss), float(global_sqnorm)]
+        times = [own.began, own.forward, own.backward, received, time.monotonic()]
+        return model, [*np.diff(times), float(own.sqnorm), float(loss), float(global_sqnorm)]
 
-    def _forward(self, samples: int) -> tuple[jax.Array, Pull]:
+    def _forward(self, samples: int, step: int) -> tuple[jax.Array, Pull]:
         """Returns the loss of the node's batch, and the function that computes its gradient; both
         are 0 without samples.
         """
         if not samples:
             return jnp.float32(0), Partial(
-                _as_it_is, jax.tree.map(jnp.zeros_like, self.model.params)
+                _return_slope, jax.tree.map(jnp.zeros_like, self.model.params)
             )
         pieces = -(-samples // (self.problem.batch_size or 1))
-        at = np.int32(self.rounds), np.int32(samples)
+        at = np.int32(step), np.int32(samples)
         return _forward(
             self.problem, self.M, pieces, self.n, self.model.params, self.data, self.key, *at
         )
@@ -201,11 +204,11 @@ def _forward(
         )
 
     if problem.gradient is not None:
-        return mean(problem.loss, params), Partial(_as_it_is, mean(problem.gradient, params))
+        return mean(problem.loss, params), Partial(_return_slope, mean(problem.gradient, params))
     return jax.vjp(partial(mean, problem.loss), params)
 
 
-def _as_it_is(slope: Params, _: jax.Array) -> tuple[Params]:
+def _return_slope(slope: Params, _: jax.Array) -> tuple[Params]:
     return (slope,)
 
 
@@ -220,7 +223,7 @@ def _backward(pull: Pull, loss: jax.Array, share: jax.Array) -> tuple[PyTree, ja
 
 
 @partial(jax.jit, static_argnums=0)
-def _updated(
+def _update(
     optimizer: optax.GradientTransformation, model: Model, slope: Params, loss: jax.Array
 ) -> tuple[Model, jax.Array, jax.Array]:
     """Makes the optimizer's step; returns the model, the loss and |g|^2."""

@@ -131,37 +131,36 @@ def _run(
     measured: int | None,
     delay: Delay | None,
 ) -> Trained:
-    """Runs the steps. While the clock runs, the processes exchange only what training needs."""
-    rehearsal = accumulate(
-        partial(_turn, worker, M, None, 0), worker.model.params, range(2), math.inf
-    )
-    worker.meet()
-    # only compiles; the result is discarded
-    jax.block_until_ready(_finished(worker, correction, M, rehearsal))
-    rows, losses, taus = [], [], []
-    for step in range(steps):
-        if step == measured:
-            seen = _Times.of(nodes.gathered(rows), M)
-            tau = float(best_threshold(seen.latencies, seen.communication, stop="between"))
-            # all processes computed the same value; the exchange makes them continue together
-            tau = float(nodes.gathered([[tau]]).max())
-        taus.append(tau)
-        began = time.monotonic()
-        done = accumulate(
-            partial(_turn, worker, M, delay, step), worker.model.params, range(M), tau
-        )
-        worker.model, loss = jax.block_until_ready(_finished(worker, correction, M, done))
-        rows.append([*done.seconds, time.monotonic() - began])
-        losses.append(loss)
-    times = _Times.of(nodes.gathered(rows), M)
+    """Runs the steps; those after the measured ones with the threshold that was chosen."""
+
+    def compute(step: int | None) -> Accumulated:
+        batches, limit = (range(2), math.inf) if step is None else (range(M), tau)
+        wait = None if step is None else delay
+        gradient = partial(_micro_batch, worker, M, wait, step or 0)
+        return accumulate(gradient, worker.model.params, batches, limit)
+
+    def finish(done: Accumulated) -> tuple[Model, list[float]]:
+        model, loss = jax.block_until_ready(_finish(worker, correction, M, done))
+        return model, [*done.seconds, float(loss)]
+
+    rows = worker.run(measured or steps, compute, finish)
+    thresholds = [tau] * len(rows)
+    if measured is not None:
+        known = _Times.from_rows(rows, M)
+        tau = float(best_threshold(known.latencies, known.communication, stop="between"))
+        # all processes computed the same value; the exchange makes them continue together
+        tau = float(nodes.gather([[tau]]).max())
+        thresholds += [tau] * (steps - measured)
+        rows = np.concatenate([rows, worker.run(steps - measured, compute, finish)])
+    times = _Times.from_rows(rows, M)
     history = {
         "step": np.arange(1, steps + 1),
-        "loss": np.array([float(loss) for loss in losses]),
+        "loss": rows[:, 0, M],
         "seconds": times.seconds,
         "communication": times.communication,
         "latencies": times.latencies,
         "dropped": np.isnan(times.latencies).mean(axis=(1, 2)),
-        "threshold": np.array(taus),
+        "threshold": np.array(thresholds),
     }
     return Trained(worker.model.params, history)
 
@@ -176,28 +175,28 @@ class _Times(NamedTuple):
     seconds: np.ndarray
 
     @classmethod
-    def of(cls, rows: np.ndarray, M: int) -> _Times:
-        """Constructs the times from rows `[steps, N, M + 1]`: the seconds of each micro-batch and
-        of the full step.
+    def from_rows(cls, rows: np.ndarray, M: int) -> _Times:
+        """Constructs the times from rows `[steps, N, ...]`: first the seconds of each micro-batch,
+        last those of the full step.
         """
-        latencies, whole = rows[..., :M], rows[..., M]
+        latencies, whole = rows[..., :M], rows[..., -1]
         after = whole - np.nansum(latencies, axis=-1)
         return cls(latencies, np.min(after, axis=1), np.max(whole, axis=1))
 
 
-def _turn(
+def _micro_batch(
     worker: RealWorker, M: int, delay: Delay | None, step: int, params: Params, m: int
 ) -> PyTree:
     """Returns the loss and the gradient of one micro-batch, leaves `[1, ...]`."""
     if delay is not None:
         time.sleep(checks.require_delay(f"train_processes: delay({step}, {m})", delay(step, m)))
-    return _computed(
+    return _loss_and_gradient(
         worker.problem, M, worker.n, params, worker.data, worker.key, np.int32(step), np.int32(m)
     )
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _computed(
+def _loss_and_gradient(
     problem: Problem,
     M: int,
     n: int,
@@ -211,7 +210,7 @@ def _computed(
     return jax.tree.map(lambda leaf: leaf[None], oracle.with_loss(problem)(params, batch))
 
 
-def _finished(
+def _finish(
     worker: RealWorker, correction: Correction | float, M: int, done: Accumulated
 ) -> tuple[Model, jax.Array]:
     """Finishes a step with an all-reduce of the workers' sums and the optimizer's step; returns the
@@ -219,8 +218,8 @@ def _finished(
     """
     loss, slope = done.total
     weight = np.float32(weight_of(correction, M, worker.N, done.computed))
-    sums = worker.sum((loss, _weighted(slope, weight), np.full(1, done.computed, np.float32)))
-    return _stepped(worker.optimizer, correction == "stochastic", worker.model, *sums)
+    sums = worker.sum((loss, _weight(slope, weight), np.full(1, done.computed, np.float32)))
+    return _step(worker.optimizer, correction == "stochastic", worker.model, *sums)
 
 
 def weight_of(correction: Correction | float, M: int, N: int, computed: int) -> float:
@@ -240,12 +239,12 @@ def weight_of(correction: Correction | float, M: int, N: int, computed: int) -> 
 
 
 @jax.jit
-def _weighted(slope: Params, weight: jax.Array) -> Params:
+def _weight(slope: Params, weight: jax.Array) -> Params:
     return jax.tree.map(lambda leaf: leaf * weight.astype(leaf.dtype), slope)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _stepped(
+def _step(
     optimizer: optax.GradientTransformation,
     divide: bool,
     model: Model,

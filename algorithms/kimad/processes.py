@@ -170,9 +170,9 @@ class _Worker:
     def run(self) -> jax.Array:
         """Runs rounds until the server ends the run; returns the final estimate of the model."""
         plan, link = self.plan, _Link(self.plan, down=False)
-        plan.wire.rehearse()
+        plan.wire.compile()
         jax.block_until_ready(self.update(self.model, self.known, np.int32(0)) + self.known)
-        with _connected(plan.N)[0] as server:
+        with _connect(plan.N)[0] as server:
             step, computing, heard = 0, 0.0, math.nan
             server.settimeout(None)  # no time limit, because the caller's `wait` may take any time
             if server.recv(1) != _START:
@@ -184,14 +184,14 @@ class _Worker:
             server.settimeout(_BOUND)
             while True:
                 began = time.monotonic()
-                news = jax.block_until_ready(self.update(self.model, self.known, np.int32(step)))
-                message = plan.wire.message(news, plan.wire.choice(link.budget(computing)))
+                change = jax.block_until_ready(self.update(self.model, self.known, np.int32(step)))
+                message = plan.wire.message(change, plan.wire.choice(link.budget(computing)))
                 computing = time.monotonic() - began
                 send(server, Frame(message.choice, False, computing, heard), message.packed)
                 self.known = self.known + message.decoded
                 frame, packed, heard = receive(server, plan.wire)
                 link.observe(frame.heard)
-                self.model = self.model + plan.wire.decoded(frame.choice, packed)
+                self.model = self.model + plan.wire.decode(frame.choice, packed)
                 step += 1
                 if frame.last:
                     return self.model
@@ -222,14 +222,14 @@ class _Server:
         start message.
         """
         plan, link, rows, models = self.plan, _Link(self.plan, down=True), [], []
-        plan.wire.rehearse()
+        plan.wire.compile()
         jax.block_until_ready(
             (
                 self.step(self.model, self.total / plan.N),
                 self.model.params - self.estimate + self.total,
             )
         )
-        connections = _connected(plan.N)
+        connections = _connect(plan.N)
         with ThreadPoolExecutor(plan.N) as threads:
             try:
                 if wait is not None:
@@ -241,7 +241,7 @@ class _Server:
                     arrived = list(threads.map(lambda one: receive(one, plan.wire), connections))
                     frames = [frame for frame, _, _ in arrived]
                     for frame, packed, _ in arrived:
-                        self.total = self.total + plan.wire.decoded(frame.choice, packed) / plan.N
+                        self.total = self.total + plan.wire.decode(frame.choice, packed) / plan.N
                     self.model = self.step(self.model, self.total)
                     if rows:
                         link.observe(min(frame.heard for frame in frames))
@@ -292,7 +292,7 @@ class _Server:
         return np.array([float(whole(x)) for x in models])
 
 
-def _connected(N: int) -> list[socket.socket]:
+def _connect(N: int) -> list[socket.socket]:
     """Returns the server's connections, ordered by worker, or a worker's connection to the server.
     A process connects when it is ready.
     """

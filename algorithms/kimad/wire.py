@@ -101,7 +101,7 @@ class Wire:
             decoded,
         )
 
-    def decoded(self, choice: int, packed: bytes) -> jax.Array:
+    def decode(self, choice: int, packed: bytes) -> jax.Array:
         """Returns the vector that the receiver decodes from the bytes."""
         leaves, treedef = jax.tree.flatten(self._shapes[choice])
         ends = np.cumsum([leaf.size * leaf.dtype.itemsize for leaf in leaves])
@@ -113,14 +113,14 @@ class Wire:
         ]
         return self._decode[choice](treedef.unflatten(parts))
 
-    def rehearse(self) -> None:
+    def compile(self) -> None:
         """Compiles the programs of all compressors."""
         for choice in range(len(self.sizes)):
             message = self.message(jnp.zeros(self.d), choice)
             assert _BYTE * len(message.packed) == self.sizes[choice], (
                 "a message has the declared length"
             )
-            jax.block_until_ready(self.decoded(choice, message.packed))
+            jax.block_until_ready(self.decode(choice, message.packed))
 
 
 def send(to: socket.socket, frame: Frame, packed: bytes) -> None:

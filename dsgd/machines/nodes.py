@@ -37,12 +37,12 @@ def rows(tree: PyTree, mesh: Mesh) -> PyTree:
     """Combines the processes' leaves `[1, ...]` to the rows of arrays `[N, ...]`."""
     device, sharding = mesh.local_devices[0], NamedSharding(mesh, P(workers.AXIS))
 
-    def placed(leaf):
+    def combine(leaf):
         return jax.make_array_from_single_device_arrays(
             (mesh.size, *leaf.shape[1:]), sharding, [jax.device_put(leaf, device)]
         )
 
-    return jax.tree.map(placed, tree)
+    return jax.tree.map(combine, tree)
 
 
 def own(tree: PyTree) -> PyTree:
@@ -50,7 +50,7 @@ def own(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
-def gathered(numbers: list[list[float]]) -> np.ndarray:
+def gather(numbers: list[list[float]]) -> np.ndarray:
     """Gathers every process's rows `[steps, k]` to `[steps, N, k]`.
 
     The values are transferred bit by bit, so all processes that base a decision on them make the

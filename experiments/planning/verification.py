@@ -397,11 +397,11 @@ def _timed(
     def repeated(steps, count):
         seconds, loss = [], math.nan
         for _ in range(count):
-            nodes.gathered([[0.0]])  # all processes begin together
+            nodes.gather([[0.0]])  # all processes begin together
             began = perf_counter()
             loss = float(run(steps).history["loss"][-1])
             seconds.append(perf_counter() - began)
-        return float(np.median(nodes.gathered([seconds]).mean(axis=(0, 1)))), loss
+        return float(np.median(nodes.gather([seconds]).mean(axis=(0, 1)))), loss
 
     run(1)  # compiles the program, which does not depend on the number of rounds
     one, _ = repeated(1, REPEATS)

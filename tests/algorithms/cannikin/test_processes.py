@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import dsgd
-from algorithms import cannikin
+from algorithms import cannikin, real_workers
 from algorithms.cannikin import epochs, processes
 from dsgd import problems
 
@@ -33,29 +33,29 @@ def test_an_epoch_returns_the_measurements_of_all_nodes(monkeypatch):
 
     class Scripted(processes._Node):
         def __init__(self):
-            self.model, self.rounds, self.n = "start", 0, 1
+            self.model, self.step, self.n = "start", 0, 1
 
-        def _forward(self, samples):
-            assert samples == 5  # compiled before the workers meet
-            return ()
+        def _compute(self, sizes, step):
+            assert sizes.tolist() == [3, 5]
+            return step
 
-        def round(self, sizes):
-            calls.append((self.model, self.rounds))
+        def _finish(self, step):
+            calls.append((self.model, step))
             return f"model {len(calls)}", [float(len(calls))] * 7
 
-    def gathered(rows):
+    def gather(rows):
         assert [row[:7] for row in rows] == [[2.0] * 7, [3.0] * 7, [4.0] * 7]
         return seen
 
     monkeypatch.setattr(
         processes.scalings, "rescaled", lambda name, model, factor: f"{model} times {factor}"
     )
-    monkeypatch.setattr(processes.nodes, "gathered", gathered)
+    monkeypatch.setattr(real_workers.nodes, "gather", gather)
     node = Scripted()
     ran = node.epoch(np.array([3, 5]), 0.5, 3)
-    first = "start times 0.5", 0
-    assert [*calls, (node.model, node.rounds)] == [
-        *[first, first, ("model 2", 1), ("model 3", 2)],
+    first = "start times 0.5"
+    assert [*calls, (node.model, node.step)] == [
+        *[(first, None), (first, 0), ("model 2", 1), ("model 3", 2)],
         ("model 4", 3),
     ]
     forward, backward, communication, update, sqnorm, loss, global_sqnorm, whole = np.moveaxis(
@@ -63,7 +63,7 @@ def test_an_epoch_returns_the_measurements_of_all_nodes(monkeypatch):
     )
     least = np.repeat(communication.min(axis=1)[:, None], 2, axis=1)
     expected = epochs.EpochMeasurements(
-        whole.max(),
+        whole.sum(axis=0).max(),
         forward + backward + update,
         *[backward, backward, least, sqnorm, global_sqnorm[:, 0]],
         {"train_loss": loss[:, 0].mean()},
@@ -76,7 +76,7 @@ def test_a_nodes_round_is_timed_part_by_part(key, monkeypatch):
     looks = iter([1.0, 3.0, 6.0, 10.0, 15.0])
     monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: next(looks)))
     node = processes._Node(make(1), optax.sgd(RATE), M, key)
-    _, (*seconds, sqnorm, _, global_sqnorm) = node.round(np.array([B]))
+    _, (*seconds, sqnorm, _, global_sqnorm) = node._finish(node._compute(np.array([B]), 0))
     assert seconds == [2.0, 3.0, 4.0, 5.0]
     assert sqnorm == pytest.approx(global_sqnorm)
 

@@ -56,7 +56,7 @@ def test_a_stopwatch_stops_at_the_time_given_by_known_durations(seed):
 def test_the_communication_time_of_a_step_is_the_shortest_wait():
     """A step is as long as on the slowest process."""
     rows = np.array([[[1.0, 2.0, 4.5], [0.5, np.nan, 4.0]], [[1.0, np.nan, 3.0], [2.0, 0.25, 2.5]]])
-    times = processes._Times.of(rows, 2)
+    times = processes._Times.from_rows(rows, 2)
     np.testing.assert_array_equal(times.latencies, rows[..., :2])
     np.testing.assert_array_equal(times.communication, [1.5, 0.25])
     np.testing.assert_array_equal(times.seconds, [4.5, 3.0])
@@ -80,7 +80,7 @@ def test_corrections_of_unequal_workers(correction, weights):
     model = optimizers.init(sgd, jnp.array([1.0, 2.0]))
     mine = np.array([processes.weight_of(correction, 4, 2, count) for count in (3, 1)])
     sums = [jnp.float32(each) for each in (14.0, mine @ slopes, 4.0)]
-    after, loss = processes._stepped(sgd, correction == "stochastic", model, *sums)
+    after, loss = processes._step(sgd, correction == "stochastic", model, *sums)
     expected = [1.0, 2.0] - 0.5 * np.array(weights) @ slopes
     np.testing.assert_allclose(after.params, expected, rtol=1e-6)
     assert loss == pytest.approx(14 / 4)

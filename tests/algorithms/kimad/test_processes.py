@@ -54,7 +54,7 @@ def test_a_message_has_the_stated_length_and_decodes():
             message.decoded,
             whole.decompress(compressors.encode(whole, jax.random.key(0), FLAT).message, D),
         )
-        np.testing.assert_array_equal(wire.decoded(choice, message.packed), message.decoded)
+        np.testing.assert_array_equal(wire.decode(choice, message.packed), message.decoded)
 
 
 def test_the_choice_is_the_largest_that_fits():
@@ -152,7 +152,7 @@ def trained(monkeypatch):
             end.other.arrived.put((frame, packed))
 
         monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=look))
-        monkeypatch.setattr(processes, "_connected", lambda N: own.ends)
+        monkeypatch.setattr(processes, "_connect", lambda N: own.ends)
         monkeypatch.setattr(processes, "send", sent)
         monkeypatch.setattr(processes, "receive", lambda end, wire: (*end.recv(1), next(end.rates)))
         plan = processes._Plan(N, WIRE, TIME, CONGESTION, kimad.last)
@@ -250,7 +250,7 @@ def test_the_server_listens_at_the_loopback_address(monkeypatch):
             workers[-1].sendall(n.to_bytes(4, "big"))
 
     monkeypatch.setattr(processes.agreement, "all_gather", connect)
-    ends = processes._connected(2)
+    ends = processes._connect(2)
     assert refused == ["127.0.0.1"]
     assert [end.getpeername() for end in ends] == [each.getsockname() for each in workers[::-1]]
     for each in (*ends, *workers):
