@@ -105,7 +105,7 @@ def start_compressed(
         ValueError: if the compressor declares no contraction for the models, and is not an accepted
             unbiased one.
     """
-    vectors = communication.flat(params, compressor.layer_wise)
+    vectors = communication.flatten(params, compressor.layer_wise)
     if not (unbiased and compressor.unbiased):
         communication.require_contraction(method, compressor, vectors)
     return communication.last_messages(compressor, vectors)

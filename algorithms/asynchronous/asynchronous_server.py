@@ -211,7 +211,7 @@ def _given(method: str, delays: delays_.Delays, server: Server, round: Round) ->
     places = (t - jnp.arange(models)) % models
 
     def moved():
-        buffer = workers.widened(server.buffer)
+        buffer = workers.widen(server.buffer)
         return jnp.sum((buffer[:, places] - buffer[:, t % models][:, None]) ** 2, axis=2)
 
     staleness = delays.staleness(jax.random.fold_in(round.key, 1), t, parts, moved)

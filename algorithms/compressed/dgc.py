@@ -13,7 +13,7 @@ import optax
 from algorithms import optimizers
 from algorithms.facts import method
 from dsgd import Algorithm, Compressor, Query, State, checks, compressors, workers, xla
-from dsgd.communication import flat, require_contraction
+from dsgd.communication import flatten, require_contraction
 from dsgd.compressors import top_k
 from dsgd.extend import Gradients, Params, Period, Real
 
@@ -105,7 +105,7 @@ def dgc(
     def init(params, N):
         zeros = workers.replicate(optax.tree.zeros_like(params), N)
         for each in stages:
-            require_contraction("dgc", each, flat(zeros, each.layer_wise))
+            require_contraction("dgc", each, flatten(zeros, each.layer_wise))
         return State(optimizers.init(optimizer, params), Accumulated(zeros, zeros))
 
     def next_momentum(u, g):
@@ -149,6 +149,6 @@ def _clipped(gradients: Gradients, largest: Real) -> Gradients:
         rescaled, power = xla.rescaled(gradient)
         factor = jnp.minimum(power, largest / jnp.sqrt(xla.sqnorm(rescaled)))
         each = jax.tree.map(lambda leaf: factor.astype(leaf.dtype) * leaf, rescaled)
-        return workers.narrowed(each, gradient)
+        return workers.narrow(each, gradient)
 
     return jax.vmap(of_worker)(gradients)

@@ -126,7 +126,7 @@ def sketched_sgd(
         d = v.shape[1]
         k = selected_count(fraction, d)
         seed = _seed(x.seed, round)
-        u = jnp.asarray(momentum, u.dtype) * u + communication.flat(gradients, False)
+        u = jnp.asarray(momentum, u.dtype) * u + communication.flatten(gradients, False)
         v = v + u
         S = round.mean(jax.vmap(partial(sketch.encode, jax.random.key(seed)))(v))
         asked = xla.largest(sketch.decode(jax.random.key(seed), S, d), min(candidates * k, d))
@@ -222,7 +222,7 @@ def fetch_sgd(
         x = state.server
         seed = _seed(x.seed, round)
         encode = partial(sketch.encode, jax.random.key(seed))
-        g = communication.flat(gradients, False)
+        g = communication.flatten(gradients, False)
         d = g.shape[1]
         S_u = jnp.asarray(momentum, x.S_u.dtype) * x.S_u + round.mean(jax.vmap(encode)(g))
         S_e = x.S_e + S_u
@@ -262,7 +262,7 @@ def _seed(seed: jax.Array, round: communication.Communicator) -> jax.Array:
 
 def _step(optimizer: optax.GradientTransformation, x: Any, delta: jax.Array) -> Any:
     """Makes one step along a vector `[d]`."""
-    direction = communication.shaped(delta[None], workers.replicate(x.params, 1), False)
+    direction = communication.unflatten(delta[None], workers.replicate(x.params, 1), False)
     before = optimizers.Model(x.params, x.optimizer)
     after = optimizers.step(optimizer, before, jax.tree.map(lambda leaf: leaf[0], direction))
     return x._replace(params=after.params, optimizer=after.optimizer)

@@ -181,7 +181,7 @@ def _three_point(
 
     def init(params: Params, N: int) -> State:
         for C in point.contractions:
-            vectors = communication.flat(workers.replicate(params, 1), C.layer_wise)
+            vectors = communication.flatten(workers.replicate(params, 1), C.layer_wise)
             communication.require_contraction(name, C, vectors)
         zeros = optax.tree.zeros_like(params)
         model = optimizers.init(optimizer, params)

@@ -166,7 +166,7 @@ def _local_admm(
             sent = jax.tree.map(lambda z, x: (z - 2 * penalty * x[:, None]).astype(z.dtype), z, x)
             received = round.to_each_neighbour(sent, optax.tree.scale(-1, z), topology)
             z = jax.tree.map(lambda z, r: (z - r) / 2, z, received)
-            d = workers.of_round(topology.out_degrees, topology)
+            d = workers.round_rows(topology.out_degrees, topology)
             correction = jax.tree.map(
                 lambda x, z: (
                     penalty * jnp.einsum("n,n...->n...", d, x) - jnp.sum(z, axis=1)

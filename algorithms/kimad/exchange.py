@@ -105,10 +105,10 @@ def exchange(
     difference = jax.tree.map(jnp.subtract, own, known)
     sent = jax.vmap(of_worker)(
         workers.keys(up_key, N),
-        communication.flat(difference, terms.up.layer_wise),
+        communication.flatten(difference, terms.up.layer_wise),
         workers.local_block(plan.up, N),
     )
-    seen = communication.shaped(sent.seen, difference, terms.up.layer_wise)
+    seen = communication.unflatten(sent.seen, difference, terms.up.layer_wise)
     # The server computes this sum from the messages, which are recorded below.
     with round.unrecorded():
         news = _weighted_sum(seen, terms.weights, N)
@@ -119,9 +119,9 @@ def exchange(
     model = optimizers.step(terms.optimizer, server.model, total)
 
     lag = workers.replicate(jax.tree.map(jnp.subtract, model.params, server.estimate), 1)
-    vectors = jax.tree.map(lambda row: row[0], communication.flat(lag, terms.down.layer_wise))
+    vectors = jax.tree.map(lambda row: row[0], communication.flatten(lag, terms.down.layer_wise))
     answer = compress(terms.down, terms.rule, down_key, vectors, plan.down, everything)
-    moved = communication.shaped(workers.replicate(answer.seen, 1), lag, terms.down.layer_wise)
+    moved = communication.unflatten(workers.replicate(answer.seen, 1), lag, terms.down.layer_wise)
     estimate = jax.tree.map(lambda x, change: x + change[0], server.estimate, moved)
 
     most = jnp.maximum(server.missing, jnp.maximum(jnp.max(missing), answer.missing))
@@ -161,7 +161,7 @@ def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:
     def weighted(leaf):
         return jnp.expand_dims(mine, tuple(range(1, leaf.ndim))).astype(leaf.dtype) * leaf
 
-    return workers.narrowed(workers.sum(jax.tree.map(weighted, workers.widened(seen))), seen)
+    return workers.narrow(workers.sum(jax.tree.map(weighted, workers.widen(seen))), seen)
 
 
 # --- One message.

@@ -154,7 +154,7 @@ def kimad_sgd(
                     f"kimad_sgd: {what} has {values.shape[0]} entries for {N} workers; "
                     "expected one for each worker"
                 )
-        vectors = communication.flat(workers.replicate(params, 1), up_set.layer_wise)
+        vectors = communication.flatten(workers.replicate(params, 1), up_set.layer_wise)
         for choices in (up_set, down_set):
             communication.require_contraction("kimad_sgd", choices, vectors)
         nothing = jax.tree.map(jnp.zeros_like, params)

@@ -11,7 +11,7 @@ import optax
 from algorithms import optimizers
 from algorithms.facts import method
 from dsgd import Algorithm, Compressor, Query, State, checks, compressors, workers
-from dsgd.communication import flat, require_contraction
+from dsgd.communication import flatten, require_contraction
 from dsgd.compressors import LinearCode
 from dsgd.extend import Params, Period, PyTree
 
@@ -96,7 +96,7 @@ def cser(
     def init(params, N):
         start = optimizers.init_local(optimizer, params, N)
         for compressor in (reset, *(() if steps is None else (steps,))):
-            require_contraction("cser", compressor, flat(start.params, compressor.layer_wise))
+            require_contraction("cser", compressor, flatten(start.params, compressor.layer_wise))
         return State(params, Local(optax.tree.zeros_like(start.params), start.optimizer))
 
     def models(state):

@@ -86,7 +86,7 @@ def scaffold(
 
     def start(y: optimizers.Model):
         return Controlled(
-            *y, optax.tree.zeros_like(y.params), workers.widened(optax.tree.zeros_like(y.params))
+            *y, optax.tree.zeros_like(y.params), workers.widen(optax.tree.zeros_like(y.params))
         )
 
     def update(c, y, gradients, round):

@@ -16,7 +16,7 @@ import optax
 
 from algorithms import methods, optimizers
 from dsgd import Algorithm, Communicator, Compressor, network, workers
-from dsgd.communication import Delivery, flat, require_contraction
+from dsgd.communication import Delivery, flatten, require_contraction
 from dsgd.extend import Gradients, Params, Period, PyTree, Real, is_state_key
 
 
@@ -118,7 +118,7 @@ def error_memory(method: str, compressor: Compressor, models: Params) -> Params:
     Raises:
         ValueError: if the compressor states no contraction for these models, leaves `[N, ...]`.
     """
-    require_contraction(method, compressor, flat(models, compressor.layer_wise))
+    require_contraction(method, compressor, flatten(models, compressor.layer_wise))
     return optax.tree.zeros_like(models)
 
 

@@ -24,5 +24,5 @@ def models(pushed: Any) -> Params:
 
 def mean_model(state: State) -> Params:
     """Returns the sum of the workers' models divided by the sum of their push-sum weights."""
-    x, w = workers.sum(workers.widened((state.workers.params, state.workers.weight)))
-    return workers.narrowed(jax.tree.map(lambda x: x / w.astype(x.dtype), x), state.workers.params)
+    x, w = workers.sum(workers.widen((state.workers.params, state.workers.weight)))
+    return workers.narrow(jax.tree.map(lambda x: x / w.astype(x.dtype), x), state.workers.params)

@@ -122,8 +122,8 @@ class OneServer(NamedTuple):
     def compressed(self, vectors: Parts, served: Parts) -> tuple[Parts, Parts]:
         rows, down = workers.replicate(served, 1), self.down or self.up
         return (
-            communication.flat(vectors, self.up.layer_wise),
-            communication.flat(rows, down.layer_wise),
+            communication.flatten(vectors, self.up.layer_wise),
+            communication.flatten(rows, down.layer_wise),
         )
 
     def parts(self, tree: Gradients, N: int) -> Parts:

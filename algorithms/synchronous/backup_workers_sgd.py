@@ -69,12 +69,12 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
             )
 
         with round.unrecorded():
-            total = workers.sum(workers.widened(jax.tree.map(kept, gradients)))
+            total = workers.sum(workers.widen(jax.tree.map(kept, gradients)))
         round.sent(
             *_bits(communication.bits.row_bits(gradients), N, mine, counted), network.multi_server
         )
         round.computed(jnp.minimum(seconds, seconds[order[counted - 1]]))
-        mean = workers.narrowed(jax.tree.map(lambda leaf: leaf / counted, total), gradients)
+        mean = workers.narrow(jax.tree.map(lambda leaf: leaf / counted, total), gradients)
         return optimizers.step(optimizer, x, mean)
 
     return methods.one_model(f"backup_workers_sgd({backups})", optimizer, update)

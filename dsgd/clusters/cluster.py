@@ -181,7 +181,7 @@ class Cluster:
     def name(self) -> str:
         """A description that contains all parameters."""
         up, down = (quantity.name if quantity else "None" for quantity in (self.up, self.down))
-        ports = f"up {up}, down {down}; latency {_shown(self.latency)}; {self.convention}"
+        ports = f"up {up}, down {down}; latency {_format(self.latency)}; {self.convention}"
         options = [
             f"per sample {self.per_sample.name}" if self.per_sample else "",
             "at once" if self.single_batch else "",
@@ -294,7 +294,7 @@ class Cluster:
             after: seconds between the beginning of the round and that of each message, a scalar or
                 `[k]`.
         """
-        return _at_ports(Quantity.seconds, *self._sender, round, workers, bits, after)
+        return _evaluate_ports(Quantity.seconds, *self._sender, round, workers, bits, after)
 
     def receiving(
         self, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike = 0.0
@@ -302,7 +302,7 @@ class Cluster:
         """Returns the seconds that the receiving ports of the given workers need for their bits,
         `[k]`; arguments as for `sending`.
         """
-        return _at_ports(Quantity.seconds, *self._receiver, round, workers, bits, after)
+        return _evaluate_ports(Quantity.seconds, *self._receiver, round, workers, bits, after)
 
     def bandwidths(
         self, round: Round, workers: ArrayLike, after: ArrayLike = 0.0, seconds: ArrayLike = 0.0
@@ -323,7 +323,7 @@ class Cluster:
             Sending and receiving bandwidths, `[k]` each; infinite for a port without a bandwidth.
         """
         up, down = (
-            _at_ports(Quantity.mean, *port, round, workers, seconds, after)
+            _evaluate_ports(Quantity.mean, *port, round, workers, seconds, after)
             for port in (self._sender, self._receiver)
         )
         return up, down
@@ -350,11 +350,11 @@ class Cluster:
         )
 
 
-def _shown(number: Real) -> str:
+def _format(number: Real) -> str:
     return "traced" if isinstance(number, Tracer) else f"{number:.9g}"
 
 
-def _at_ports(
+def _evaluate_ports(
     method: Callable,
     port: Quantity,
     purpose: int,

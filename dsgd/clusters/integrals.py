@@ -32,7 +32,7 @@ def quadrature(
     return seconds * jnp.sum(jnp.asarray(_WEIGHTS / 2, jnp.float32) * jax.vmap(rate)(clocks))
 
 
-def of_sinusoid(
+def integrate_sinusoid(
     eta: float, theta: float, delta: float, clock: jax.Array, seconds: jax.Array
 ) -> jax.Array:
     r"""Integrates a squared sine:
@@ -54,7 +54,7 @@ def of_sinusoid(
     return seconds * (delta + eta * (one_minus_sinc / 2 + middle**2 * (1 - one_minus_sinc)))
 
 
-def of_square_wave(
+def integrate_square_wave(
     high: float, low: float, period: float, duty: float, clock: jax.Array, seconds: jax.Array
 ) -> jax.Array:
     """Integrates a rate that is `high` in the first part of each period, then `low`."""
@@ -68,7 +68,7 @@ def of_square_wave(
     return high * seconds_high + low * jnp.maximum(seconds - seconds_high, 0)
 
 
-def sums_of(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def cumulative_sums(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the cumulative sums of two repetitions of each row, `[rows, samples]`, beginning with
     0, as two float32 arrays (large and small parts) `[rows, 2 samples + 1]`, so that differences of
     sums keep float32 accuracy.
@@ -80,7 +80,7 @@ def sums_of(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return large, (sums - large).astype(np.float32)
 
 
-def of_trace(
+def integrate_trace(
     table: np.ndarray,
     sums: tuple[np.ndarray, np.ndarray],
     interval: float,
@@ -92,7 +92,7 @@ def of_trace(
 
     Args:
         table: `[rows, samples]`.
-        sums: `sums_of(table)`.
+        sums: `cumulative_sums(table)`.
         interval: seconds per sample.
         row: row of the table.
         clock, seconds: t and s.
@@ -113,7 +113,7 @@ def of_trace(
     )
 
 
-def needed(amount: Callable[[jax.Array], jax.Array], wanted: jax.Array) -> jax.Array:
+def seconds_needed(amount: Callable[[jax.Array], jax.Array], wanted: jax.Array) -> jax.Array:
     """Returns the least number of seconds whose amount is at least `wanted`.
 
     Nonnegative float32 numbers are ordered as their bits are as integers, so 31 bisections of the

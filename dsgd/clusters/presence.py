@@ -30,7 +30,7 @@ def present(cluster: Cluster, round: Round, key: jax.Array) -> jax.Array | None:
     )
 
 
-def drawn(quantity: Quantity, N: int) -> bool:
+def is_random(quantity: Quantity, N: int) -> bool:
     """Returns whether participation depends on the key, not only on the worker and the clock. This
     is determined from 256 draws.
     """

@@ -78,7 +78,7 @@ def normal(mean: float, std: float) -> Quantity:
     """
     require_number("normal: mean", mean, least=0)
     require_number("normal: std", std, least=0)
-    return _drawn(
+    return _draw_by_worker(
         lambda key: jnp.maximum(0, mean + std * jax.random.normal(key)),
         f"normal({mean:.9g}, {std:.9g})",
     )
@@ -99,7 +99,7 @@ def lognormal(mu: float, sigma: float) -> Quantity:
     """
     require_number("lognormal: mu", mu, least=-math.inf)
     require_number("lognormal: sigma", sigma, least=0)
-    return _drawn(
+    return _draw_by_worker(
         lambda key: jnp.exp(mu + sigma * jax.random.normal(key)),
         f"lognormal({mu:.9g}, {sigma:.9g})",
         positive=True,
@@ -121,7 +121,7 @@ def bernoulli(probability: float, value: float) -> Quantity:
     """
     require_probability("bernoulli", probability)
     require_number("bernoulli: value", value, least=0)
-    return _drawn(
+    return _draw_by_worker(
         lambda key: jnp.where(jax.random.bernoulli(key, float(probability)), jnp.float32(value), 0),
         f"bernoulli({probability:.9g}, {value:.9g})",
     )
@@ -140,7 +140,9 @@ def exponential(mean: float) -> Quantity:
         ValueError: if the mean is negative, infinite or NaN.
     """
     require_number("exponential: mean", mean, least=0)
-    return _drawn(lambda key: mean * jax.random.exponential(key), f"exponential({mean:.9g})")
+    return _draw_by_worker(
+        lambda key: mean * jax.random.exponential(key), f"exponential({mean:.9g})"
+    )
 
 
 @checks.arguments
@@ -158,7 +160,7 @@ def gamma(shape: float, scale: float) -> Quantity:
     """
     require_number("gamma: shape", shape, least=0, more=True)
     require_number("gamma: scale", scale, least=0)
-    return _drawn(
+    return _draw_by_worker(
         lambda key: scale * jax.random.gamma(key, shape), f"gamma({shape:.9g}, {scale:.9g})"
     )
 
@@ -204,7 +206,7 @@ def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
     """
     table, workers = _table("trace", values)
     require_number("trace: interval", interval, least=0, more=True)
-    sums = integrals.sums_of(table)
+    sums = integrals.cumulative_sums(table)
 
     def sample(key, clock, worker):
         return jnp.asarray(table)[
@@ -212,7 +214,7 @@ def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
         ]
 
     def integral(key, clock, seconds, worker):
-        return integrals.of_trace(table, sums, interval, _row(table, worker), clock, seconds)
+        return integrals.integrate_trace(table, sums, interval, _row(table, worker), clock, seconds)
 
     name, positive = f"trace({_digest(table)}, {interval:.9g})", bool((table > 0).all())
     return Quantity(
@@ -253,7 +255,7 @@ def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quan
         return noisy(key, worker, eta * jnp.sin(theta * clock) ** 2 + delta)
 
     def integral(key, clock, seconds, worker):
-        return noisy(key, worker, integrals.of_sinusoid(eta, theta, delta, clock, seconds))
+        return noisy(key, worker, integrals.integrate_sinusoid(eta, theta, delta, clock, seconds))
 
     name = f"sinusoid({eta:.9g}, {theta:.9g}, {delta:.9g}, {noise:.9g})"
     return Quantity(
@@ -285,7 +287,7 @@ def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Qu
         )
 
     def integral(key, clock, seconds, worker):
-        return integrals.of_square_wave(high, low, period, duty, clock, seconds)
+        return integrals.integrate_square_wave(high, low, period, duty, clock, seconds)
 
     name = f"square_wave({high:.9g}, {low:.9g}, {period:.9g}, {duty:.9g})"
     return Quantity(
@@ -398,7 +400,7 @@ def sampled(k: int, of: int) -> Quantity:
     return Quantity(sample, f"sampled({k}, of={of})", k == of, of, time_invariant=True)
 
 
-def _drawn(
+def _draw_by_worker(
     draw: Callable[[jax.Array], jax.Array], name: str, *, positive: bool = False
 ) -> Quantity:
     """A quantity with an independent draw for each worker from one distribution."""

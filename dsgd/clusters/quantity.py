@@ -85,7 +85,9 @@ class Quantity:
         """
         if self.time_invariant:
             return amount / jnp.asarray(self.sample(key, clock, worker), jnp.float32)
-        return integrals.needed(lambda seconds: self.integrate(key, clock, seconds, worker), amount)
+        return integrals.seconds_needed(
+            lambda seconds: self.integrate(key, clock, seconds, worker), amount
+        )
 
     def mean(self, key: jax.Array, clock: jax.Array, seconds: jax.Array, worker: Any) -> jax.Array:
         """Returns the mean over the given seconds from `clock` on; if they are 0, the value at
@@ -153,7 +155,7 @@ class Quantity:
 def _require_scalar(where: str, function: Callable, *arguments: Any) -> None:
     """Raises ValueError if the function does not return one real number."""
 
-    def called(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         with causes.refuse_errors(where):
             value = function(*arguments)
         if (
@@ -167,7 +169,7 @@ def _require_scalar(where: str, function: Callable, *arguments: Any) -> None:
             )
         return value
 
-    jax.eval_shape(called, *arguments)
+    jax.eval_shape(call, *arguments)
 
 
 def require_number(what: str, value: Any, *, least: float, more: bool = False) -> None:

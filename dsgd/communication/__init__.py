@@ -8,14 +8,14 @@ from dsgd.communication.calls.sender import MESSAGE
 from dsgd.communication.communicator import UPDATE, Communicator, communicate
 from dsgd.communication.compressed import (
     Delivery,
-    flat,
+    flatten,
     last_messages,
-    padded,
+    pad_shards,
     require_contraction,
     require_two,
-    shaped,
     shards,
     start_shards,
+    unflatten,
     unshard,
 )
 from dsgd.communication.record import Record, Sending, Statistics
@@ -33,13 +33,13 @@ __all__ = [
     "Transport",
     "bits",
     "communicate",
-    "flat",
+    "flatten",
     "last_messages",
-    "padded",
+    "pad_shards",
     "require_contraction",
     "require_two",
-    "shaped",
     "shards",
     "start_shards",
+    "unflatten",
     "unshard",
 ]

@@ -78,7 +78,7 @@ def send(
         senders: workers that send a message, bool `[n]`; None: all. The messages of the others
             decode to 0.
     """
-    vectors = flat(tree, compressor.layer_wise)
+    vectors = flatten(tree, compressor.layer_wise)
     messages, decoded = _compress_rows(compressor, key, vectors, N, last)
     if senders is not None:
         without = last or messages, jax.tree.map(jnp.zeros_like, decoded)
@@ -114,7 +114,7 @@ def to_servers(
     ):
         vectors = parts
     else:
-        vectors, last = padded((parts, last), N, axis=1)
+        vectors, last = pad_shards((parts, last), N, axis=1)
     # A key is folded in for each shard instead of being split, so that a shard's draws do not
     # depend on the number of shards that are compressed here.
     most = jnp.arange(max(leaf.shape[1] for leaf in jax.tree.leaves(vectors)))
@@ -127,7 +127,7 @@ def to_servers(
         if workers.devices() > 1:
             return jax.tree.map(jax.vmap(workers.mean_rows), arrived)
         by_leaf = jax.tree.unflatten(jax.tree.structure(decoded), messages)
-        return padded(jax.tree.map(_mean_decoded, decoded, by_leaf), N)
+        return pad_shards(jax.tree.map(_mean_decoded, decoded, by_leaf), N)
 
     delivery = _deliver(transport, compressor, messages, decoded, receive, axes=2)
     lengths = [leaf.shape[1] for leaf in jax.tree.leaves(parts)]
@@ -155,7 +155,7 @@ def from_server(
         A `Delivery`: `received` and `decoded` have leaves `[...]`.
     """
     rows = workers.replicate(tree, 1)
-    vectors = flat(rows, compressor.layer_wise)
+    vectors = flatten(rows, compressor.layer_wise)
     messages, decoded = _compress(compressor, key[None], vectors, last)
     size = _sizes(compressor, messages, 1)
     sent = bits.from_server(size if isinstance(size, int) else size[0], N)
@@ -164,7 +164,7 @@ def from_server(
     return _reshape(delivery, rows, compressor)
 
 
-def around_ring(
+def ring_mean(
     transport: Transport, compressor: Compressor, key: jax.Array, parts: Parts, N: int
 ) -> Delivery:
     r"""Computes a mean by a compressed ring all-reduce. Shard n starts at worker n, and every
@@ -185,7 +185,7 @@ def around_ring(
         (), because workers do not decode their own vectors.
     """
     original, ids = parts, workers.ids(N)
-    parts = workers.widened(padded(parts, N, axis=1))
+    parts = workers.widen(pad_shards(parts, N, axis=1))
 
     def part_of_hop(hop):
         """Returns each worker's part of the shard that reaches it at hop number `hop`."""
@@ -213,10 +213,10 @@ def around_ring(
     # the one that it holds itself.
     sizes = _sizes(compressor, gathered, 1)
     sent += Bits(bits.to_others(sizes, N, but=(ids + 1) % N), bits.to_others(sizes, N))
-    return Delivery(workers.narrowed(mean, original), (), (), sent)
+    return Delivery(workers.narrow(mean, original), (), (), sent)
 
 
-def flat(tree: PyTree, layer_wise: bool) -> PyTree:
+def flatten(tree: PyTree, layer_wise: bool) -> PyTree:
     """Returns leaves `[n, ...]` as the vectors that are compressed, `[n, d]`: one per leaf if
     `layer_wise`, else one vector of all leaves.
     """
@@ -225,20 +225,20 @@ def flat(tree: PyTree, layer_wise: bool) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0], -1), tree)
 
 
-def shaped(vectors: PyTree, like: PyTree, layer_wise: bool) -> PyTree:
-    """Reshapes vectors `[..., d]` to the tree from whose leaves `[n, ...]` `flat` made them.
+def unflatten(vectors: PyTree, like: PyTree, layer_wise: bool) -> PyTree:
+    """Reshapes vectors `[..., d]` to the tree from whose leaves `[n, ...]` `flatten` made them.
 
     Args:
         vectors: leaves `[..., d]`, with any axes in place of the workers' axis.
         like: a tree of the original shapes and types.
-        layer_wise: as in `flat`.
+        layer_wise: as in `flatten`.
     """
     if layer_wise:
         return jax.tree.map(
             lambda vector, leaf: vector.reshape(*vector.shape[:-1], *leaf.shape[1:]), vectors, like
         )
     unravel = ravel_pytree(jax.tree.map(lambda leaf: leaf[0], like))[1]
-    return _over(vectors.ndim - 1, unravel)(vectors)
+    return _map_axes(vectors.ndim - 1, unravel)(vectors)
 
 
 def shards(tree: Gradients, N: int, compressor: Compressor) -> Parts:
@@ -254,7 +254,7 @@ def shards(tree: Gradients, N: int, compressor: Compressor) -> Parts:
         M = -(-x.shape[1] // part) if part else 1
         return jnp.pad(x, ((0, 0), (0, M * part - x.shape[1]))).reshape(x.shape[0], M, part)
 
-    return jax.tree.map(cut_vector, flat(tree, compressor.layer_wise))
+    return jax.tree.map(cut_vector, flatten(tree, compressor.layer_wise))
 
 
 def start_shards(
@@ -278,7 +278,7 @@ def start_shards(
         ValueError: if a compressor states no contraction for a shard.
     """
     model_shards = shards(workers.replicate(params, 1), N, up)
-    served = padded(jax.tree.map(lambda leaf: leaf[0], model_shards), N)
+    served = pad_shards(jax.tree.map(lambda leaf: leaf[0], model_shards), N)
     if insist is not None:
         for compressor in (up, down):
             require_contraction(method, compressor, served, insist)
@@ -287,7 +287,7 @@ def start_shards(
     ), served
 
 
-def padded(parts: PyTree, N: int, axis: int = 0) -> PyTree:
+def pad_shards(parts: PyTree, N: int, axis: int = 0) -> PyTree:
     """Pads an axis with zeros for the servers of empty shards: leaves `[M, ...]` become
     `[N, ...]`.
     """
@@ -436,30 +436,30 @@ def _compress(
     def encode_leaf(keys, common, vectors, *memory):
         # The common key is not an argument of the mapped functions, so that what is drawn from it
         # is drawn once for all workers.
-        def of_worker(keys, worker, vectors, *memory):
+        def encode_row(keys, worker, vectors, *memory):
             own = common and common._replace(worker=worker)
             if keys.ndim == 0:
                 return encode_vector(keys, own, vectors, *memory)
 
-            def of_shard(shard, key, x, *memory):
+            def encode_shard(shard, key, x, *memory):
                 return encode_vector(key, own and own.fold_in(shard), x, *memory)
 
-            return jax.vmap(of_shard)(np.arange(keys.shape[0]), keys, vectors, *memory)
+            return jax.vmap(encode_shard)(np.arange(keys.shape[0]), keys, vectors, *memory)
 
         ids = np.arange(keys.shape[0]) if common is None else common.worker
-        return jax.vmap(of_worker)(keys, ids, vectors, *memory)
+        return jax.vmap(encode_row)(keys, ids, vectors, *memory)
 
-    def of_leaf(i):
+    def leaf_keys(i):
         leaf_keys = keys[tuple(map(slice, leaves[i].shape[:-1]))]
         # A single leaf uses the keys as they are: for short messages, folding in an index takes
         # longer than drawing from the key.
         if len(leaves) == 1:
             return leaf_keys, common
-        folded = _over(keys.ndim, lambda key: jax.random.fold_in(key, i))(leaf_keys)
+        folded = _map_axes(keys.ndim, lambda key: jax.random.fold_in(key, i))(leaf_keys)
         return folded, common and common.fold_in(i)
 
     sent = [
-        encode_leaf(*of_leaf(i), vector, *memory)
+        encode_leaf(*leaf_keys(i), vector, *memory)
         for i, (vector, memory) in enumerate(zip(leaves, memories, strict=True))
     ]
     return [message for message, _ in sent], treedef.unflatten(decoded for _, decoded in sent)
@@ -490,7 +490,7 @@ def _deliver(
 def _reshape(delivery: Delivery, like: PyTree, compressor: Compressor) -> Delivery:
     """Reshapes the delivered vectors to the tree that they were made of."""
     received, decoded = (
-        shaped(vectors, like, compressor.layer_wise)
+        unflatten(vectors, like, compressor.layer_wise)
         for vectors in (delivery.received, delivery.decoded)
     )
     return delivery._replace(received=received, decoded=decoded)
@@ -514,14 +514,14 @@ def _decompress(compressor: Compressor, messages: Messages, like: Parts) -> Part
     """
     leaves, treedef = jax.tree.flatten(like)
     return treedef.unflatten(
-        _over(leaf.ndim - 1, partial(decode, compressor, d=leaf.shape[-1]))(message).astype(
+        _map_axes(leaf.ndim - 1, partial(decode, compressor, d=leaf.shape[-1]))(message).astype(
             leaf.dtype
         )
         for message, leaf in zip(messages, leaves, strict=True)
     )
 
 
-def _over(axes: int, function):
+def _map_axes(axes: int, function):
     for _ in range(axes):
         function = jax.vmap(function)
     return function
@@ -541,4 +541,4 @@ def _sizes(compressor: Compressor, messages: Messages, axes: int) -> int | jax.A
     ]
     if all(isinstance(bits, int) for bits in fixed):
         return sum(fixed)
-    return sum(_over(axes, compressor.bits)(message) for message in messages)
+    return sum(_map_axes(axes, compressor.bits)(message) for message in messages)

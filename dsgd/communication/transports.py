@@ -103,7 +103,7 @@ def to_neighbours(topology: Topology, turn: jax.Array, needs_all: str = "") -> T
         if workers.participation():
             return _count_arrivals(sent, arrived, topology, turn)
         up, down = (
-            workers.of_round(numbers.astype(np.uint32), topology, turn)
+            workers.round_rows(numbers.astype(np.uint32), topology, turn)
             for numbers in (topology.out_degrees, topology.in_degrees)
         )
         n = len(up)
@@ -181,7 +181,7 @@ def to_server(pattern: OneServer, N: int, senders: jax.Array | None = None) -> T
     return Transport(pattern, count, simulated=True, has_reply=True)
 
 
-def around_ring(N: int) -> Transport:
+def ring_hops(N: int) -> Transport:
     """Returns the transport of a hop of messages that go from worker to worker around a ring."""
     return Transport(
         network.ring_all_reduce,

@@ -35,6 +35,9 @@ class LinearCode(NamedTuple):
     omega: Callable | None = None
     delta: Callable | None = None
 
+    def __repr__(self) -> str:
+        return f"LinearCode({self.name})"
+
     @property
     def layer_wise(self) -> bool:
         """Returns True: each leaf of a tree has its own code."""

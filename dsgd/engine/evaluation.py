@@ -19,7 +19,7 @@ from dsgd.engine.protocol import Method
 def final_model(plan: Plan, method: Method, state: State) -> Params:
     """Returns the method's model, or the mean of its local models."""
     params, stacked = method.models(state)
-    with workers.weighted(plan.weights):
+    with workers.with_weights(plan.weights):
         return workers.mean(params) if stacked else params
 
 
@@ -67,7 +67,7 @@ def _model_and_consensus(
     from it; 0 if there is only one model.
     """
     params, stacked = method.models(carry.state)
-    with workers.weighted(plan.weights):
+    with workers.with_weights(plan.weights):
         if stacked:
             return workers.mean_and_sqdist(params)
         asked = method.query(carry.state, rounds.make_round(plan, key, carry.clock, step))

@@ -94,7 +94,7 @@ def loss_and_gradients(
         mean = _mean(weighed, present) if all_workers else jnp.mean(weighed)
     else:
         counted = _counted(work) if all_workers else _counted(work)[query.workers]
-        total = workers.widened(weighed)
+        total = workers.widen(weighed)
         total = workers.sum(total) if all_workers else jnp.sum(total)
         mean = total / jnp.sum(counted).astype(total.dtype)
         each = jnp.sum(counted, axis=1)
@@ -111,7 +111,7 @@ def _mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:
     """Returns the mean over the workers that participate, bool `[N]`; NaN if none does."""
     if present is None:
         return workers.mean(losses)
-    counted = workers.where_rows(present, workers.widened(losses), jnp.zeros_like(losses))
+    counted = workers.where_rows(present, workers.widen(losses), jnp.zeros_like(losses))
     return workers.sum(counted) / jnp.sum(present)
 
 
@@ -584,7 +584,7 @@ def _weighted(problem: Problem, name: str, function: Callable, *arguments: Any) 
     their weights.
     """
     with (
-        workers.weighted(problem.weights) as weights,
+        workers.with_weights(problem.weights) as weights,
         protocol.error_context(f"{name} of {problem.name}"),
     ):
         result = function(*arguments)

@@ -89,7 +89,7 @@ class Topology:
         """Names of the workers, worker 0 first; None: they have numbers only."""
         rounds = _rounds(name, W)
         label = _labels(name, self.names, max(rounds[0].shape, default=0))
-        self.matrices: tuple[csr_array, ...] = _validated(name, rounds, label, role)
+        self.matrices: tuple[csr_array, ...] = _validate(name, rounds, label, role)
         """The mixing matrices of a period, as scipy.sparse.csr_array."""
         _check_connected(name, self.matrices, label, role)
         if not self._shrinks() and self.rho > 1 - 1e-12:
@@ -306,7 +306,7 @@ class Topology:
         return all(W.data.min() > 0 and W.diagonal().min() > 0 for W in self.matrices)
 
 
-def _validated(name: str, rounds: list[Any], label: Label, role: Role) -> tuple[csr_array, ...]:
+def _validate(name: str, rounds: list[Any], label: Label, role: Role) -> tuple[csr_array, ...]:
     """Returns the matrices of a period, validated and corrected."""
     where = [name if len(rounds) == 1 else f"{name}, round {t}" for t in range(len(rounds))]
     read = [_read(at, matrix, label) for at, matrix in zip(where, rounds, strict=True)]
@@ -316,7 +316,7 @@ def _validated(name: str, rounds: list[Any], label: Label, role: Role) -> tuple[
                 f"{at}: W has shape {matrix.shape}, that of the first round {read[0][0].shape}; "
                 "expected the same number of workers in every round"
             )
-    correct = _corrected_rows if role == "pull" else _corrected
+    correct = _correct_rows if role == "pull" else _correct
     return tuple(
         correct(at, matrix, tolerance, label)
         for at, (matrix, tolerance) in zip(where, read, strict=True)
@@ -379,7 +379,7 @@ def _read(name: str, W: Any, label: Label) -> tuple[csr_array, float]:
     return sparse, max(TOLERANCE, coarse)
 
 
-def _corrected(name: str, W: csr_array, tolerance: float, label: Label) -> csr_array:
+def _correct(name: str, W: csr_array, tolerance: float, label: Label) -> csr_array:
     """Returns W with errors up to the tolerance corrected.
 
     Raises:
@@ -404,7 +404,7 @@ def _corrected(name: str, W: csr_array, tolerance: float, label: Label) -> csr_a
     if symmetric:
         W = csr_array((W + W.T) / 2)
     elif _EXACT < _off_rows(W) <= small:
-        W = _balanced(W)
+        W = _balance(W)
     if not symmetric and _off_rows(W) > _EXACT:
         _check_push_sum(name, W, label)
     missing = 1 - W.sum(axis=0)
@@ -415,7 +415,7 @@ def _corrected(name: str, W: csr_array, tolerance: float, label: Label) -> csr_a
     return W
 
 
-def _corrected_rows(name: str, W: csr_array, tolerance: float, label: Label) -> csr_array:
+def _correct_rows(name: str, W: csr_array, tolerance: float, label: Label) -> csr_array:
     """Returns W, for the role "pull", with errors up to the tolerance corrected.
 
     Raises:
@@ -441,7 +441,7 @@ def _corrected_rows(name: str, W: csr_array, tolerance: float, label: Label) -> 
             f'{name}: role = "pull", but W[{label(i)}, {label(j)}] = {W[i, j]:.6g}; expected '
             "weights >= 0 and a positive diagonal"
         )
-    corrected = csr_array(_corrected(name, csr_array(W.T), tolerance, label).T)
+    corrected = csr_array(_correct(name, csr_array(W.T), tolerance, label).T)
     corrected.sort_indices()
     return corrected
 
@@ -450,7 +450,7 @@ def _off_rows(W: csr_array) -> float:
     return float(np.abs(W.sum(axis=1) - 1).max())
 
 
-def _balanced(W: csr_array) -> csr_array:
+def _balance(W: csr_array) -> csr_array:
     """Returns a doubly stochastic matrix $W_{ij} (1 + a_i + b_j)$ near W, whose rows and columns
     almost sum to 1. It takes two linearised steps.
     """
@@ -538,7 +538,7 @@ def _labels(name: str, names: tuple[Any, ...] | None, n: int) -> Label:
     """Returns the function that names a worker in messages."""
     if names is None:
         return str
-    if len(names) != n or _repeated(names):
+    if len(names) != n or _has_repetitions(names):
         raise ValueError(
             f"{name}: names = {checks.show(names)}; expected {n} different names, one for each "
             "worker"
@@ -546,7 +546,7 @@ def _labels(name: str, names: tuple[Any, ...] | None, n: int) -> Label:
     return lambda worker: repr(names[worker])
 
 
-def _repeated(names: tuple[Any, ...]) -> bool:
+def _has_repetitions(names: tuple[Any, ...]) -> bool:
     try:
         return len(set(names)) < len(names)
     except TypeError:  # some names are not hashable

@@ -56,7 +56,7 @@ class Ports(NamedTuple):
     changing: Callable | None = None
     present: jax.Array | None = None
 
-    def at(self, begin: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def at_times(self, begin: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns `up` and `down` of ports that begin at the given times, `[N]` each."""
         return (
             self.changing(begin, jnp.arange(begin.shape[0]))
@@ -64,7 +64,7 @@ class Ports(NamedTuple):
             else (self.up, self.down)
         )
 
-    def of_those_present(self) -> Ports:
+    def mask_absent(self) -> Ports:
         """Returns the ports with times of 0 for workers that do not participate."""
         present, changing = self.present, self.changing
         assert present is not None
@@ -145,7 +145,7 @@ def exchange(
     )
     clock, present = pattern.clock or _together(pattern), ports.present
     if present is not None:
-        finish, ports = jnp.where(present, finish, -jnp.inf), ports.of_those_present()
+        finish, ports = jnp.where(present, finish, -jnp.inf), ports.mask_absent()
     timing = clock(finish, ports, convention, step)
     timing = timing if isinstance(timing, Timing) else Timing(timing, ports.up, ports.down)
     if present is None:
@@ -162,7 +162,7 @@ def _together(pattern: Pattern) -> Callable:
 
     def clock(finish, ports, convention, step):
         last = jnp.broadcast_to(jnp.max(finish), finish.shape)
-        up, down = ports.at(last)
+        up, down = ports.at_times(last)
         busiest = jnp.max(jnp.maximum(up, down))
         if ports.present is None:
             N = finish.shape[0]
@@ -179,7 +179,7 @@ def _together(pattern: Pattern) -> Callable:
     return clock
 
 
-def through_server(
+def server_clock(
     finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array
 ) -> jax.Array | Timing:
     """Clock of one server: it receives the workers' messages one by one, in the order in which the
@@ -224,22 +224,24 @@ def _one_by_one(finish, ports, order, held):
     return Timing(done + overlapped, jnp.zeros_like(up).at[order].set(up), down)
 
 
-def over_links(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Timing:
+def link_clock(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Timing:
     """Clock of a star: each worker sends to the server when it is ready; when all messages have
     arrived, the server sends to all workers at once.
     """
-    up, _ = ports.at(finish)
+    up, _ = ports.at_times(finish)
     received = jnp.broadcast_to(jnp.max(finish + (ports.latency + up)), finish.shape)
-    _, down = ports.at(received)
+    _, down = ports.at_times(received)
     return Timing(received + (ports.latency + down), up, down)
 
 
-def apart(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> jax.Array:
+def idle_clock(
+    finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array
+) -> jax.Array:
     """Clock of a round without messages: each worker is done when it is ready."""
     return finish
 
 
-def among_neighbours(topology: Topology) -> Callable:
+def neighbour_clock(topology: Topology) -> Callable:
     """Returns the clock of gossip: neighbours begin when all of them are ready, and are done when
     the busiest port among them has finished its messages.
     """
@@ -273,7 +275,7 @@ def among_neighbours(topology: Topology) -> Callable:
             return reduce(jnp.maximum, latest, times)
 
         ready = wait(finish)
-        up, down = whole = ports.at(ready)
+        up, down = whole = ports.at_times(ready)
         up, down = (
             seconds / jnp.maximum(1, jnp.sum(ends >= 0, axis=1))
             for seconds, ends in ((up, to), (down, origin))

@@ -54,7 +54,7 @@ from dsgd import checks
 from dsgd.base import Pattern
 from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
-from dsgd.network.clocks import among_neighbours, apart, over_links, through_server
+from dsgd.network.clocks import idle_clock, link_clock, neighbour_clock, server_clock
 from dsgd.network.kinds import (
     AllGather,
     AllReduce,
@@ -94,11 +94,11 @@ def _multi_server_messages(N: int) -> list[Message]:
 
 
 def _ring_messages(N: int) -> list[Message]:
-    def received(step: int, n: int) -> tuple[int, ...]:
+    def previous(step: int, n: int) -> tuple[int, ...]:
         return ((step - 1) * N + (n - 1) % N,) if step else ()
 
     return [
-        Message(n, (n + 1) % N, Fraction(1, N), received(step, n))
+        Message(n, (n + 1) % N, Fraction(1, N), previous(step, n))
         for step in range(2 * (N - 1))
         for n in range(N)
     ]
@@ -127,7 +127,7 @@ parameter_server: OneServer = OneServer(
     ),
     volume=lambda N: 1,
     messages=_server_messages,
-    clock=through_server,
+    clock=server_clock,
 )
 r"""One server with one port: N messages arrive one after the other, then N are sent. Blocking:
 $2N(l + r)$ seconds; pipelined: $2(l + Nr)$.
@@ -137,7 +137,7 @@ star: OneServer = OneServer(
     _either(lambda N, latency, transfer: 2 * (latency + transfer)),
     volume=lambda N: 1,
     messages=_star_messages,
-    clock=over_links,
+    clock=link_clock,
 )
 r"""One server with a link to each worker: all workers send at the same time, then the server sends
 to all. $2(l + r)$ seconds.
@@ -196,7 +196,7 @@ local: Pattern = Pattern(
     _either(lambda N, latency, transfer: 0 * (latency + transfer)),
     volume=lambda N: 0,
     messages=lambda N: [],
-    clock=apart,
+    clock=idle_clock,
 )
 """No worker sends anything, and none waits."""
 asynchronous_server: Asynchronous = Asynchronous(
@@ -242,7 +242,7 @@ def gossip(topology: Topology) -> PointToPoint:
         if n != N:
             raise ValueError(f"{name}, of {n} workers, for {N} workers; expected the same number")
 
-    def blocking(N, latency, transfer):
+    def blocking_seconds(N, latency, transfer):
         need(N)
         return (
             sum(degree * (latency + transfer) for degree in degrees) / turns
@@ -250,7 +250,7 @@ def gossip(topology: Topology) -> PointToPoint:
             else degrees[0] * (latency + transfer)
         )
 
-    def pipelined(N, latency, transfer):
+    def pipelined_seconds(N, latency, transfer):
         need(N)
         each = [latency * (degree > 0) + degree * transfer for degree in degrees]
         return sum(each) / turns if turns > 1 else each[0]
@@ -266,10 +266,10 @@ def gossip(topology: Topology) -> PointToPoint:
 
     return PointToPoint(
         name,
-        _either(blocking, pipelined),
+        _either(blocking_seconds, pipelined_seconds),
         volume,
         messages if turns == 1 else None,
-        among_neighbours(topology),
+        neighbour_clock(topology),
     )
 
 

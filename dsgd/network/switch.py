@@ -134,7 +134,7 @@ def simulate(
         _check(i, message, len(messages), sending, receiving)
     _check_order(messages)
     takes = [
-        message.size * max(_of(sending, message.sender), _of(receiving, message.receiver))
+        message.size * max(_select(sending, message.sender), _select(receiving, message.receiver))
         for message in messages
     ]
     return _Switch(messages, latency, takes, overlap=convention == "pipelined").run()
@@ -267,7 +267,7 @@ def _ports(what: str, values: Number | Sequence[Number]) -> Number | list[Number
     return list(values)
 
 
-def _of(ports: Number | list[Number], worker: int) -> Number:
+def _select(ports: Number | list[Number], worker: int) -> Number:
     return ports[worker] if isinstance(ports, list) else ports
 
 

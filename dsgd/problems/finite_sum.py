@@ -141,7 +141,7 @@ class MeanLoss(sameness.Compared):
         """Returns the term of the squared norm."""
         if not self.l2:
             return 0.0
-        return 0.5 * self.l2 * optax.tree.norm(workers.widened(trained), squared=True)
+        return 0.5 * self.l2 * optax.tree.norm(workers.widen(trained), squared=True)
 
 
 @dataclass(frozen=True, eq=False)

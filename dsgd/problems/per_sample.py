@@ -155,7 +155,7 @@ class PerSample(sameness.Compared):
         slope = jax.tree.map(
             lambda leaf, norm: leaf / count.astype(leaf.dtype) + norm, total, self._penalty(trained)
         )
-        return workers.narrowed(slope, trained)
+        return workers.narrow(slope, trained)
 
     def rows(self, batch: Examples) -> Examples:
         """Returns the batch with a key for each sample, if it has a key."""
@@ -195,7 +195,7 @@ class PerSample(sameness.Compared):
             return changed
 
         weights = jnp.where(counted, rows.weights, 0)
-        each = units.scale_rows(weights, workers.widened(jax.vmap(of_one)(rows)))
+        each = units.scale_rows(weights, workers.widen(jax.vmap(of_one)(rows)))
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
 
     def _noisy(self, total: PyTree, batch: Examples) -> PyTree:

@@ -91,7 +91,7 @@ def l1(penalty: float) -> Regularizer:
 
 
 def _l1(penalty: float, params: Params) -> jax.Array:
-    return penalty * _sum(jax.tree.map(lambda x: jnp.sum(jnp.abs(x)), workers.widened(params)))
+    return penalty * _sum(jax.tree.map(lambda x: jnp.sum(jnp.abs(x)), workers.widen(params)))
 
 
 def _soft_threshold(penalty: float, params: Params, step: Any) -> Params:

@@ -78,7 +78,7 @@ def traffic(compiled: Any) -> dict[str, int | float]:
         ValueError: if `compiled` is not a compiled program, a loop with collectives has an unknown
             number of iterations, or the size of a collective depends on the data.
     """
-    return _by_collective(compiled, _bytes_sent)
+    return _measure_program(compiled, _bytes_sent)
 
 
 def arrays(compiled: Any) -> dict[str, int | float]:
@@ -94,12 +94,12 @@ def arrays(compiled: Any) -> dict[str, int | float]:
     Raises:
         ValueError: as in `traffic`.
     """
-    return _by_collective(compiled, _arrays_sent)
+    return _measure_program(compiled, _arrays_sent)
 
 
-def _by_collective(compiled: Any, of: _Measure) -> dict[str, int | float]:
+def _measure_program(compiled: Any, of: _Measure) -> dict[str, int | float]:
     program = _read(_text(compiled))
-    sent = _sent(program, program.entry, of)
+    sent = _measure_computation(program, program.entry, of)
     return {
         kind: int(size) if size.denominator == 1 else float(size) for kind, size in sent.items()
     }
@@ -132,11 +132,12 @@ def _read(text: str) -> _Program:
     return _Program(computations, entry, prod(map(int, counts)))
 
 
-def _sent(program: _Program, name: str, of: _Measure) -> dict[str, Fraction]:
+def _measure_computation(program: _Program, name: str, of: _Measure) -> dict[str, Fraction]:
     """Returns what a device sends in one execution of a computation."""
     computation = program.computations[name]
     return _total(
-        (1, _sent_by(program, computation, instruction, of)) for instruction in computation.values()
+        (1, _measure_instruction(program, computation, instruction, of))
+        for instruction in computation.values()
     )
 
 
@@ -150,7 +151,7 @@ def _total(parts: Iterable[tuple[int, dict[str, Fraction]]]) -> dict[str, Fracti
     return total
 
 
-def _sent_by(
+def _measure_instruction(
     program: _Program,
     computation: dict[str, _Instruction],
     instruction: _Instruction,
@@ -167,7 +168,7 @@ def _sent_by(
             f"traffic: the program contains {opcode}; expected collectives of known sizes"
         )
     called = {
-        role: [_sent(program, name, of) for name in _NAME.findall(names)]
+        role: [_measure_computation(program, name, of) for name in _NAME.findall(names)]
         for role, names in _CALLS.findall(attributes)
     }
     if opcode == "while":

@@ -20,7 +20,7 @@ from dsgd.workers.axis import (
     mean_rows,
     mean_sqdist,
     mesh,
-    narrowed,
+    narrow,
     replicate,
     ring_shift,
     share_delivered,
@@ -31,7 +31,7 @@ from dsgd.workers.axis import (
     where_delivered,
     where_present,
     where_rows,
-    widened,
+    widen,
 )
 from dsgd.workers.mixing import (
     gather_neighbours,
@@ -40,13 +40,13 @@ from dsgd.workers.mixing import (
     neighbour_sum,
     neighbour_weights,
     neighbours,
-    of_round,
     out_degree,
+    round_rows,
     table_size,
     to_each_neighbour,
 )
 from dsgd.workers.participation import Participation, participation, with_participation
-from dsgd.workers.weights import weighted, weights
+from dsgd.workers.weights import weights, with_weights
 
 __all__ = [
     "AXIS",
@@ -69,15 +69,15 @@ __all__ = [
     "mean_sqdist",
     "mesh",
     "mix",
-    "narrowed",
+    "narrow",
     "neighbour_sum",
     "neighbour_weights",
     "neighbours",
-    "of_round",
     "out_degree",
     "participation",
     "replicate",
     "ring_shift",
+    "round_rows",
     "share_delivered",
     "sqnorm_rows",
     "sqnorms",
@@ -85,12 +85,12 @@ __all__ = [
     "table_size",
     "to_each_neighbour",
     "traffic",
-    "weighted",
     "weighted_sum",
     "weights",
     "where_delivered",
     "where_present",
     "where_rows",
-    "widened",
+    "widen",
     "with_participation",
+    "with_weights",
 ]

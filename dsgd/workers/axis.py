@@ -143,10 +143,10 @@ def sum(tree: PyTree) -> PyTree:
 
     If participation is set, the sum is over the workers that participate and whose contributions
     arrive. Half-precision leaves are summed in float32, also across devices, and rounded once; a
-    sum beyond the range is infinite, so sum `widened` rows if the result is to be divided.
+    sum beyond the range is infinite, so sum `widen` rows if the result is to be divided.
     """
-    counted = _of_counted(tree)
-    totals = _across(lax.psum, jax.tree.map(sum_rows, widened(counted)))
+    counted = _zero_undelivered(tree)
+    totals = _across(lax.psum, jax.tree.map(sum_rows, widen(counted)))
     return jax.tree.map(
         lambda total, leaf: total.astype(total.dtype if leaf.dtype == bool else leaf.dtype),
         totals,
@@ -171,13 +171,13 @@ def mean(tree: PyTree) -> PyTree:
     arrive; it is 0 if there are none (see `if_nonempty`). If `weights` are set, it is
     $\sum_n w_n x_n / \sum_n w_n$ over the same workers.
     """
-    participants, tree = participation(), _as_real(tree)
+    participants, tree = participation(), _to_real(tree)
     if by := weights():
         return _weighted_mean(tree, by)
     if participants is None:
-        return narrowed(_across(lax.pmean, jax.tree.map(_wide_mean, tree)), tree)
+        return narrow(_across(lax.pmean, jax.tree.map(_wide_mean, tree)), tree)
     number = jnp.maximum(1, jnp.sum(participants.counted))
-    totals = _across(lax.psum, jax.tree.map(_total, _of_counted(tree)))
+    totals = _across(lax.psum, jax.tree.map(_total, _zero_undelivered(tree)))
     return jax.tree.map(
         lambda total, leaf: (total / number.astype(total.dtype)).astype(leaf.dtype), totals, tree
     )
@@ -260,7 +260,7 @@ def where_rows(chosen: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:
     )
 
 
-def _of_counted(tree: PyTree) -> PyTree:
+def _zero_undelivered(tree: PyTree) -> PyTree:
     return where_delivered(tree, jax.tree.map(jnp.zeros_like, tree)) if participation() else tree
 
 
@@ -277,11 +277,11 @@ def mean_rows(leaf: jax.Array) -> jax.Array:
     """Returns the mean over the leading axis, `[n, ...]` to `[...]`, at the speed of memory; its
     type is that of `mean`.
     """
-    leaf = _as_real(leaf)
+    leaf = _to_real(leaf)
     return _wide_mean(leaf).astype(leaf.dtype)
 
 
-def _as_real(tree: PyTree) -> PyTree:
+def _to_real(tree: PyTree) -> PyTree:
     """Returns the tree with booleans and integers as floating-point numbers."""
 
     def convert(leaf):
@@ -323,10 +323,10 @@ def mean_over_devices(tree: PyTree) -> PyTree:
     """Returns the mean over devices of values that each device computed from its block, the same on
     every device: leaves `[...]`.
     """
-    return narrowed(_across(lax.pmean, widened(tree)), tree)
+    return narrow(_across(lax.pmean, widen(tree)), tree)
 
 
-def widened(tree: PyTree) -> PyTree:
+def widen(tree: PyTree) -> PyTree:
     """Returns the tree with half-precision leaves as float32, in which sums over workers are
     computed.
 
@@ -341,7 +341,7 @@ def widened(tree: PyTree) -> PyTree:
     return jax.tree.map(widen, tree)
 
 
-def narrowed(tree: PyTree, like: PyTree) -> PyTree:
+def narrow(tree: PyTree, like: PyTree) -> PyTree:
     """Returns the tree with leaves rounded to the types of another tree.
 
     Args:
@@ -375,7 +375,7 @@ def mean_and_sqdist(tree: PyTree) -> tuple[PyTree, jax.Array]:
     Args:
         tree: leaves `[n, ...]` that are stored in memory.
     """
-    leaves, structure = jax.tree.flatten(_as_real(tree))
+    leaves, structure = jax.tree.flatten(_to_real(tree))
     moments = [_moments(leaf) for leaf in leaves]
     if weights() or participation():
         center = jax.tree.leaves(mean(tree))
@@ -384,18 +384,18 @@ def mean_and_sqdist(tree: PyTree) -> tuple[PyTree, jax.Array]:
             each.first + each.total / leaf.shape[0]
             for each, leaf in zip(moments, leaves, strict=True)
         ]
-        center = narrowed(_across(lax.pmean, means), leaves)
+        center = narrow(_across(lax.pmean, means), leaves)
     return structure.unflatten(center), _sqdist(moments, center)
 
 
 def _sqdist(moments: list[_Moments], center: list[jax.Array]) -> jax.Array:
-    def of_leaf(moments, c):
+    def leaf_sqdist(moments, c):
         delta, n = c.astype(moments.first.dtype) - moments.first, moments.leaf.shape[0]
         # The result is at least delta^2, since x_0 is one of the rows, so little cancels.
         squares = moments.squares - 2 * delta * moments.total + n * delta**2
         return xla.sum_elements(squares.ravel()) / n
 
-    return mean_over_devices(reduce(jnp.add, map(of_leaf, moments, center)))
+    return mean_over_devices(reduce(jnp.add, map(leaf_sqdist, moments, center)))
 
 
 def sqnorms(gradients: Gradients) -> tuple[jax.Array, jax.Array]:

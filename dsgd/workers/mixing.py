@@ -64,22 +64,22 @@ def mix(
             lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), axis.mean(tree), tree
         )
     if topology.row_stochastic and not (some_lost and keep_sums):
-        return _pulled(tree, gather_neighbours(tree, topology, step), topology, step, onto=True)
+        return _pull(tree, gather_neighbours(tree, topology, step), topology, step, onto=True)
     own_weights = (
-        _kept(topology, step)
+        _own_weights(topology, step)
         if some_lost
-        else of_round(np.stack([W.sum(axis=1) for W in topology.matrices]), topology, step)
+        else round_rows(np.stack([W.sum(axis=1) for W in topology.matrices]), topology, step)
     )
-    wide = axis.widened(tree)
-    moved = _pulled(
-        wide, axis.widened(gather_neighbours(tree, topology, step)), topology, step, onto=False
+    wide = axis.widen(tree)
+    moved = _pull(
+        wide, axis.widen(gather_neighbours(tree, topology, step)), topology, step, onto=False
     )
     mixed = jax.tree.map(
         lambda x, change: own_weights.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + change,
         wide,
         moved,
     )
-    return axis.narrowed(mixed, tree)
+    return axis.narrow(mixed, tree)
 
 
 def laplacian(
@@ -112,7 +112,7 @@ def laplacian(
         # The computed mean has a rounding error, as the models have; the second mean removes it.
         times = 1 if weighted else topology.n
         return jax.tree.map(lambda leaf, off: times * (leaf - off[None]), rough, axis.mean(rough))
-    return _pulled(
+    return _pull(
         tree,
         gather_neighbours(tree, topology, step) if table is None else table,
         topology,
@@ -192,7 +192,7 @@ def to_each_neighbour(tree: PyTree, otherwise: PyTree, topology: Topology) -> Py
     """
     routes, participants = edge_routes_of(topology, axis.devices()), participation()
     places = jnp.asarray(routes.places)[_here(topology, None)[1]]
-    receivers = of_round(lists_of(topology, 0).workers, topology)
+    receivers = round_rows(lists_of(topology, 0).workers, topology)
     arrives = receivers >= 0
     if participants is not None:
         arrives &= participants.arrives(axis.ids(topology.n)[:, None], receivers)
@@ -237,7 +237,7 @@ def _bring(tree: PyTree, permutes: list[Permute], length: int) -> PyTree:
     return jax.tree.map(bring, tree)
 
 
-def of_round(numbers: np.ndarray, topology: Topology, step: jax.Array | None = None) -> jax.Array:
+def round_rows(numbers: np.ndarray, topology: Topology, step: jax.Array | None = None) -> jax.Array:
     """Returns the block's part of the round's numbers from a table with all rounds of a schedule
     and all workers: `[period, N]` to `[n]`.
     """
@@ -281,7 +281,7 @@ def out_degree(topology: Topology, step: jax.Array | None = None) -> jax.Array:
     """
     participants = participation()
     assert participants is not None
-    lists = of_round(lists_of(topology, 0).workers, topology, step)
+    lists = round_rows(lists_of(topology, 0).workers, topology, step)
     sends_to = (
         (lists >= 0)
         & participants.present[lists]
@@ -306,14 +306,14 @@ def _arrives(routes: Routes, at: tuple, topology: Topology) -> jax.Array | None:
     return participants and participants.arrives(axis.ids(topology.n)[:, None], _others(routes, at))
 
 
-def _kept(topology: Topology, step: jax.Array | None) -> jax.Array:
+def _own_weights(topology: Topology, step: jax.Array | None) -> jax.Array:
     """Returns the row sums of W when each sender keeps what does not arrive, `[n]`: 1, minus what
     leaves, plus what arrives.
     """
     participants, turn = participation(), _turn(topology, step)
     assert participants is not None
     to = lists_of(topology, 0)
-    ids, lists = axis.ids(topology.n)[:, None], of_round(to.workers, topology, step)
+    ids, lists = axis.ids(topology.n)[:, None], round_rows(to.workers, topology, step)
     leaves = jnp.where(
         participants.arrives(ids, lists),
         axis.local_block(jnp.asarray(to.weights)[turn], topology.n),
@@ -338,7 +338,7 @@ def _common(mean: jax.Array) -> jax.Array:
     return lax.reduce_precision(mean, kind.nexp, kind.nmant - 1)
 
 
-def _pulled(
+def _pull(
     tree: PyTree,
     table: PyTree,
     topology: Topology,
@@ -351,11 +351,13 @@ def _pulled(
     if not weighted:
         routes = routes._replace(weights=routes.weights != 0)
     return jax.tree.map(
-        partial(summed, routes, at, onto=onto, arrives=_arrives(routes, at, topology)), tree, table
+        partial(add_neighbours, routes, at, onto=onto, arrives=_arrives(routes, at, topology)),
+        tree,
+        table,
     )
 
 
-def summed(
+def add_neighbours(
     routes: Routes,
     at: tuple[int | jax.Array, ...],
     block: jax.Array,
@@ -378,13 +380,13 @@ def summed(
         arrives: which of the weights count; None: all.
     """
     kind = block.dtype
-    block, table = axis.widened((block, table))
+    block, table = axis.widen((block, table))
     weights = jnp.asarray(routes.weights, block.dtype)[at]
     if arrives is not None:
         weights = jnp.where(arrives, weights, 0)
     if routes.places is None:
-        return _by_product(block, table, weights, onto).astype(kind)
-    return _by_rows(block, table, jnp.asarray(routes.places)[at], weights, onto).astype(kind)
+        return _multiply(block, table, weights, onto).astype(kind)
+    return _add_rows(block, table, jnp.asarray(routes.places)[at], weights, onto).astype(kind)
 
 
 def _check(tree: PyTree, topology: Topology) -> None:
@@ -414,7 +416,7 @@ def _turn(topology: Topology, step: jax.Array | None):
     return lax.rem(jnp.asarray(step, jnp.int32), np.int32(topology.period))
 
 
-def _by_product(block: jax.Array, table: jax.Array, weights: jax.Array, onto: bool) -> jax.Array:
+def _multiply(block: jax.Array, table: jax.Array, weights: jax.Array, onto: bool) -> jax.Array:
     """Sums all rows of the table by a matrix product, as differences from the block's first row, so
     that the product is 0 if models agree.
     """
@@ -427,7 +429,7 @@ def _by_product(block: jax.Array, table: jax.Array, weights: jax.Array, onto: bo
     return pulled.reshape(block.shape) + (block if onto else 0)
 
 
-def _by_rows(
+def _add_rows(
     block: jax.Array, table: jax.Array, places: jax.Array, weights: jax.Array, onto: bool
 ) -> jax.Array:
     """Sums a few rows of the table for each worker, term by term."""

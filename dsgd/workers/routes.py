@@ -86,7 +86,7 @@ def routes_of(topology: Topology, devices: int, rows: bool | None = None) -> Rou
       the whole table. `rows`, if given, forces the first or the second, for measurements.
     """
     n = topology.n // devices
-    permutes = [_permutes(_needed(W, n, devices), n, devices) for W in topology.matrices]
+    permutes = [_permutes(_list_rows(W, n, devices), n, devices) for W in topology.matrices]
     brought = max(sum(permute.workers.shape[1] for permute in round) for round in permutes)
     gathered = devices > 1 and brought >= topology.n - n
     length = topology.n if gathered else n + brought
@@ -138,7 +138,7 @@ def edge_routes_of(topology: Topology, devices: int) -> EdgeRoutes:
     # Edges are in the order of (sender, receiver); this is the order of (receiver, sender).
     origin[edges] = edges[np.lexsort((sender, receiver))]
     moves = csr_array((np.ones(N * K), (np.arange(N * K), origin)), shape=(N * K, N * K))
-    permutes = _permutes(_needed(moves, n, devices), n, devices)
+    permutes = _permutes(_list_rows(moves, n, devices), n, devices)
     places = np.empty((devices, n), np.int32)
     for device in range(devices):
         table, place = _table(permutes, device, n), np.zeros(N * K, np.int32)
@@ -159,7 +159,7 @@ def different(permutes: list[list[Permute]]) -> tuple[list[list[Permute]], np.nd
     return list(rounds.values()), np.array([list(rounds).index(key) for key in keys], np.int32)
 
 
-def _needed(W: csr_array, n: int, devices: int) -> dict[tuple[int, int], np.ndarray]:
+def _list_rows(W: csr_array, n: int, devices: int) -> dict[tuple[int, int], np.ndarray]:
     """Returns, by (sender, receiver), the sorted workers of the sender whose rows the receiver
     needs.
     """

@@ -39,7 +39,7 @@ def weights() -> tuple[float, ...] | None:
 
 
 @contextmanager
-def weighted(by: Sequence[float] | None) -> Iterator[Any]:
+def with_weights(by: Sequence[float] | None) -> Iterator[Any]:
     """Context in which means over workers have the given weights; None: equal weights."""
     current = None if by is None else _Weights(tuple(map(float, by)))
     before = _current.set(current)

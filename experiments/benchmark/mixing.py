@@ -151,7 +151,7 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
 def step_and_mix(plan: routes.Routes, A: jax.Array, b: jax.Array, x: jax.Array) -> jax.Array:
     """Returns a round of DSGD on quadratics, with one implementation of the sums."""
     x = xla.materialize(x - by_hand.LEARNING_RATE * (A * x - b))  # in memory, as in `mix`
-    return gossip.summed(plan, (0, 0), x, x, onto=True)
+    return gossip.add_neighbours(plan, (0, 0), x, x, onto=True)
 
 
 def mixing(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:

@@ -75,7 +75,7 @@ def test_means_of_booleans_and_integers_are_floating_point_numbers(rows):
     some = workers.Participation(jnp.asarray(COUNTED), jnp.asarray(COUNTED), lambda i, j: i == j)
 
     def means(x):
-        with workers.weighted(WEIGHTS):
+        with workers.with_weights(WEIGHTS):
             weighted = workers.mean(x), workers.weighted_sum(x)
         with workers.with_participation(some):
             partly = workers.mean(x), workers.share_delivered()

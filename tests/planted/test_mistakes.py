@@ -79,8 +79,8 @@ MISTAKES = [
     ),
     Mistake(
         "dsgd/communication/calls/all_workers.py",
-        "jnp.asarray(weights, workers.widened(rows).dtype)",
-        "jnp.ones_like(weights, workers.widened(rows).dtype)",
+        "jnp.asarray(weights, workers.widen(rows).dtype)",
+        "jnp.ones_like(weights, workers.widen(rows).dtype)",
         '"tests/dsgd/problems/test_weights.py::test_a_worker_of_weight_2_counts_as_two_workers[DeMo]"',
     ),
     Mistake(

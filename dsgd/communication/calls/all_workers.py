@@ -133,7 +133,7 @@ class AllWorkerCalls(Sender):
         def mean(rows):
             if weights is None:
                 return workers.mean_rows(rows)
-            shares = jnp.asarray(weights, workers.widened(rows).dtype) / sum(weights)
+            shares = jnp.asarray(weights, workers.widen(rows).dtype) / sum(weights)
             return jnp.tensordot(shares, rows, 1, precision="highest").astype(rows.dtype)
 
         return delivery._replace(received=jax.tree.map(mean, delivery.received))

@@ -148,7 +148,7 @@ class OtherCalls(Sender):
         was weighted.
         """
         weights = self.problem.weights if self.problem is not None and self.record.weighs else None
-        with jax.named_scope(f"{MESSAGE}.unrecorded"), workers.weighted(weights):
+        with jax.named_scope(f"{MESSAGE}.unrecorded"), workers.with_weights(weights):
             yield
 
     def _unless(self, call: str, wrong: Any, number: Any) -> jax.Array:

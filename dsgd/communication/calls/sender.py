@@ -85,7 +85,7 @@ class Sender(Round):
     def _weigh(self) -> Iterator[None]:
         """Context in which means over workers have the problem's weights."""
         self.record.weighs = True
-        with workers.weighted(self.problem and self.problem.weights):
+        with workers.with_weights(self.problem and self.problem.weights):
             yield
 
     def _require_pattern(self, what: str, pattern: Any, kind: Any) -> Any:

@@ -160,9 +160,9 @@ class ServerCalls(Sender):
         Returns:
             The mean, leaves `[N, part]`.
         """
-        transport = transports.around_ring(self.workers)
+        transport = transports.ring_hops(self.workers)
         return self._send_compressed(
-            "around_ring", transport, compressed.around_ring, compressor, shards
+            "around_ring", transport, compressed.ring_mean, compressor, shards
         ).received
 
     def _reply(

@@ -49,7 +49,7 @@ def test_sums_and_means_of_long_rows_are_those_of_numpy(dtype, any_mesh):
 
 
 def weighted(x):
-    with workers.weighted(WEIGHTS):
+    with workers.with_weights(WEIGHTS):
         return workers.mean_and_sqdist(x)
 
 
