@@ -84,18 +84,20 @@ def adapt(model: Any, inputs: PyTree) -> Network:
     from flax import linen, nnx  # noqa: PLC0415 (takes a quarter of a second to import)
 
     if isinstance(model, linen.Module):
-        return _of_linen(model, _samples(inputs))
+        return _adapt_linen(model, _samples(inputs))
     if isinstance(model, nnx.Module):
         parts = _split(model)
-        return _of_nnx(
+        return _adapt_nnx(
             type(model).__name__,
             parts,
-            _Given(jax.tree.map(_copied, parts.params)),
+            _Given(jax.tree.map(_copy, parts.params)),
             _samples(inputs),
         )
     if callable(model) and (not inspect.isclass(model) or issubclass(model, nnx.Module)):
-        parts = _made(model)
-        return _of_nnx(parts.graph.nodes[0].type.__name__, parts, _NnxInit(model), _samples(inputs))
+        parts = _make_parts(model)
+        return _adapt_nnx(
+            parts.graph.nodes[0].type.__name__, parts, _NnxInit(model), _samples(inputs)
+        )
     raise ValueError(f"model = {checks.show(model)}; expected {_NEED}")
 
 
@@ -176,7 +178,7 @@ class _LinenInit(sameness.Compared):
         )
 
 
-def _of_linen(module: Any, inputs: PyTree) -> Network:
+def _adapt_linen(module: Any, inputs: PyTree) -> Network:
     from flax.errors import InvalidRngError, ModifyScopeVariableError  # noqa: PLC0415
 
     name, leaves, structure = type(module).__name__, *jax.tree.flatten(inputs)
@@ -260,7 +262,7 @@ def _split(module: Any) -> _Parts:
     )
     params, kinds = nnx.to_pure_dict(rest), dict(nnx.to_flat_state(rest))
 
-    def of(kind: Any) -> tuple[bool, ...]:
+    def flags(kind: Any) -> tuple[bool, ...]:
         paths = [
             tuple(getattr(entry, "key", entry) for entry in path)
             for path, _ in tree_leaves_with_path(params)
@@ -270,7 +272,7 @@ def _split(module: Any) -> _Parts:
             for path in paths
         )
 
-    return _Parts(graph, params, streams, of(nnx.Param), of(nnx.BatchStat))
+    return _Parts(graph, params, streams, flags(nnx.Param), flags(nnx.BatchStat))
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,11 +322,11 @@ class _NnxTrain(_Nnx):
         module.train()
         outputs = module(inputs, **dict(self.arguments))
         after = _split(module).params
-        kept = [_at(after, path) for path, _ in tree_leaves_with_path(params)]
+        kept = [_look_up(after, path) for path, _ in tree_leaves_with_path(params)]
         return outputs, jax.tree.unflatten(jax.tree.structure(params), kept)
 
 
-def _at(tree: PyTree, path: tuple[Any, ...]) -> Any:
+def _look_up(tree: PyTree, path: tuple[Any, ...]) -> Any:
     for entry in path:
         tree = tree[entry.key]
     return tree
@@ -337,10 +339,10 @@ class _NnxInit(sameness.Compared):
     def __call__(self, key: jax.Array) -> PyTree:
         from flax import nnx  # noqa: PLC0415
 
-        return _split(_with_arrays(self.factory(nnx.Rngs(key)))).params
+        return _split(_mark_arrays(self.factory(nnx.Rngs(key)))).params
 
 
-def _with_arrays(module: Any) -> Any:
+def _mark_arrays(module: Any) -> Any:
     """Marks attributes that are arrays as part of the module's state, if the module was made inside
     a trace; flax recognises such attributes outside of traces only.
     """
@@ -386,7 +388,7 @@ class _Given:
         return hash(jax.tree.structure(self.params))
 
 
-def _made(factory: Callable) -> _Parts:
+def _make_parts(factory: Callable) -> _Parts:
     """Returns the parts of the module that the factory makes, without computing its arrays."""
     from flax import nnx  # noqa: PLC0415
 
@@ -399,7 +401,7 @@ def _made(factory: Callable) -> _Parts:
         if not isinstance(module, nnx.Module):
             others.append(module)
             return None
-        parts = _split(_with_arrays(module))
+        parts = _split(_mark_arrays(module))
         made.append(parts._replace(params=None))
         return parts.params
 
@@ -412,12 +414,12 @@ def _made(factory: Callable) -> _Parts:
     return made[0]._replace(params=params)
 
 
-def _copied(leaf: Any) -> Any:
+def _copy(leaf: Any) -> Any:
     """Copies a leaf to the host; random keys stay JAX arrays."""
     return leaf if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key) else np.array(leaf)
 
 
-def _of_nnx(
+def _adapt_nnx(
     name: str, parts: _Parts, init: Callable[[jax.Array], PyTree], inputs: PyTree
 ) -> Network:
     if not any(parts.trained):

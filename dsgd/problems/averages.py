@@ -66,19 +66,19 @@ class Statistics(sameness.Compared):
         ids = workers.ids(n * workers.devices())
         old, rest = leaves.split(self.training.averages, params)
 
-        def of_batch(id, samples, k):
+        def average_of_batch(id, samples, k):
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), k), id)
-            return self._of_batch(params, self.sample(key, samples))
+            return self._fixed_point(params, self.sample(key, samples))
 
         def add(total, k):
-            each = jax.vmap(of_batch, (0, pooled.axes(data), None))(ids, data, k)
+            each = jax.vmap(average_of_batch, (0, pooled.axes(data), None))(ids, data, k)
             return jax.tree.map(lambda total, leaf: total + leaf / _BATCHES, total, each), None
 
         zeros = workers.replicate(jax.tree.map(jnp.zeros_like, old), n)
         each = lax.scan(add, zeros, jnp.arange(_BATCHES))[0]
         return leaves.merged(self.training.averages, params, workers.mean(each), rest)
 
-    def _of_batch(self, params: Params, batch: Examples) -> PyTree:
+    def _fixed_point(self, params: Params, batch: Examples) -> PyTree:
         """Returns the limit of the running averages if all batches equal this one: the fixed point
         b / (1 - a) of their update, s = a s + b.
         """
@@ -156,11 +156,11 @@ def depends(function: Callable[..., PyTree], first: PyTree, *rest: PyTree) -> bo
     """
     jaxpr = jax.make_jaxpr(function)(first, *rest).jaxpr
     return any(
-        _reached(jaxpr, [at < len(jax.tree.leaves(first)) for at in range(len(jaxpr.invars))])
+        _propagate(jaxpr, [at < len(jax.tree.leaves(first)) for at in range(len(jaxpr.invars))])
     )
 
 
-def _reached(jaxpr: Any, dependent: list[bool]) -> list[bool]:
+def _propagate(jaxpr: Any, dependent: list[bool]) -> list[bool]:
     """Returns which results of a jaxpr depend on the arguments marked in `dependent`."""
     found = {
         id(variable) for variable, marked in zip(jaxpr.invars, dependent, strict=True) if marked
@@ -174,7 +174,7 @@ def _reached(jaxpr: Any, dependent: list[bool]) -> list[bool]:
             and equation.primitive.name not in _LOOPS
         )
         results = (
-            _reached(inner[0], given)
+            _propagate(inner[0], given)
             if direct and any(given)
             else [any(given)] * len(equation.outvars)
         )

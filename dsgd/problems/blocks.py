@@ -16,7 +16,7 @@ from dsgd.base import PyTree
 from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement
 from dsgd.machines.arrays import by_worker, own_workers, owned
-from dsgd.problems.examples import Examples, arrays, converted, stacked
+from dsgd.problems.examples import Examples, arrays, convert, stack
 
 
 class Loaded(NamedTuple):
@@ -47,7 +47,7 @@ class ByWorker:
 
     load: Callable[[int], tuple[Any, Any]]
 
-    def loaded(self, N: int) -> Loaded:
+    def load_workers(self, N: int) -> Loaded:
         """Loads the data of N workers. All processes must call it together.
 
         Raises:
@@ -58,7 +58,7 @@ class ByWorker:
             ids = own_workers(N)
             # Copied, since `load` may reuse its arrays for the next worker.
             pairs = {
-                n: owned(jax.tree.map(converted, arrays(f"data of worker {n}", self.load(n))))
+                n: owned(jax.tree.map(convert, arrays(f"data of worker {n}", self.load(n))))
                 for n in ids
             }
             summaries = {
@@ -85,20 +85,20 @@ class ByWorker:
                 lambda *of_workers: np.concatenate(of_workers), *(pairs[n] for n in range(N))
             )
             parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-            return Loaded(stacked(inputs, targets, parts), sizes, pairs[0])
+            return Loaded(stack(inputs, targets, parts), sizes, pairs[0])
         longest = max(sizes)
 
-        def padded(at: int) -> jax.Array:
+        def pad_leaf(at: int) -> jax.Array:
             def rows(some: slice) -> np.ndarray:
                 return np.stack(
-                    [_padded(jax.tree.leaves(pairs[n])[at], longest) for n in range(N)[some]]
+                    [_pad(jax.tree.leaves(pairs[n])[at], longest) for n in range(N)[some]]
                 )
 
             return by_worker(rows, N, all_rows=False)
 
         some = pairs[ids[0]]
         inputs, targets = jax.tree.unflatten(
-            jax.tree.structure(some), [padded(at) for at in range(len(jax.tree.leaves(some)))]
+            jax.tree.structure(some), [pad_leaf(at) for at in range(len(jax.tree.leaves(some)))]
         )
         real = np.arange(longest)[None, :] < np.array(sizes)[:, None]
         weights = by_worker(lambda some: real[some].astype(jnp.result_type(float)), N)
@@ -113,6 +113,6 @@ def _kind(pair: PyTree) -> str:
     )
 
 
-def _padded(leaf: np.ndarray, longest: int) -> np.ndarray:
+def _pad(leaf: np.ndarray, longest: int) -> np.ndarray:
     """Pads an array to `longest` rows by repeating the last row."""
     return np.pad(leaf, [(0, longest - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)], mode="edge")

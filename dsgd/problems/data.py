@@ -88,7 +88,7 @@ def load(
             "files only"
         )
     if isinstance(data, Dataset):
-        return _checked(data)
+        return _validate(data)
     if not isinstance(data, str | Path):
         return _from_arrays("arrays", *_pair(data))
     if str(data) in BUNDLED:
@@ -99,7 +99,7 @@ def load(
                 f"load: data = {data!r} is read from files; pass data_dir (--data-dir), the "
                 "folder that holds them"
             )
-        return _checked(
+        return _validate(
             Dataset(
                 name=str(data), **files.read(str(data), records.user_path("data_dir", data_dir))
             )
@@ -284,7 +284,7 @@ def _apportion(sizes: np.ndarray, seats: int, rng: np.random.RandomState) -> np.
     return given.astype(int)
 
 
-def _checked(dataset: Dataset) -> Dataset:
+def _validate(dataset: Dataset) -> Dataset:
     """Validates a data set and returns it with arrays in place of array-like objects."""
     name = dataset.name
     if not isinstance(name, str) or not checks.is_integer(dataset.classes) or dataset.classes < 1:
@@ -359,14 +359,14 @@ def _require_classes(where: str, targets: np.ndarray, samples: int, classes: int
 
 
 def _digits() -> Dataset:
-    table = np.loadtxt(_bundled("digits.csv.gz"), delimiter=",")
+    table = np.loadtxt(_find_bundled("digits.csv.gz"), delimiter=",")
     return _from_arrays(
         "digits", np.reshape(table[:, :-1], (-1, 8, 8, 1)) / 16, table[:, -1].astype(int)
     )
 
 
 def _breast_cancer() -> Dataset:
-    table = np.loadtxt(_bundled("breast_cancer.csv"), delimiter=",", skiprows=1)
+    table = np.loadtxt(_find_bundled("breast_cancer.csv"), delimiter=",", skiprows=1)
     dataset = _from_arrays("breast-cancer", table[:, :-1], table[:, -1].astype(int))
     centre, scale = dataset.train_inputs.mean(axis=0), dataset.train_inputs.std(axis=0)
     return dataset._replace(
@@ -375,7 +375,7 @@ def _breast_cancer() -> Dataset:
     )
 
 
-def _bundled(name: str) -> Path:
+def _find_bundled(name: str) -> Path:
     """Returns the path of a file that scikit-learn ships, without importing scikit-learn, which
     takes a second.
     """

@@ -89,7 +89,7 @@ def minibatch(batch_size: int, replacement: bool | Literal["epoch"] = True) -> S
         batch_size=batch_size,
         truncate=first,
         numbered=replacement == EPOCH,
-        choose=selected,
+        choose=select,
     )
 
 
@@ -111,18 +111,18 @@ class Minibatch:
         self, key: jax.Array, data: Examples | Pooled, number: jax.Array | None = None
     ) -> Examples:
         if isinstance(data, Pooled):
-            chosen, counted = self._chosen(
+            chosen, counted = self._choose(
                 key, data.size.astype(jnp.uint32), data.longest, number, data.longest > _LONG
             )
             return data.batch(
                 data.offset + chosen.astype(jnp.int32), counted.astype(jnp.result_type(float))
             )
         size = jnp.sum(data.weights).astype(jnp.uint32)
-        chosen, counted = self._chosen(key, size, data.weights.shape[0], number)
+        chosen, counted = self._choose(key, size, data.weights.shape[0], number)
         inputs, targets = jax.tree.map(lambda leaf: leaf[chosen], (data.inputs, data.targets))
         return Examples(inputs, targets, counted.astype(data.weights.dtype))
 
-    def _chosen(
+    def _choose(
         self,
         key: jax.Array,
         size: jax.Array,
@@ -146,14 +146,16 @@ class Minibatch:
                     "minibatch: replacement = 'epoch' without a batch number; expected a "
                     "numbered sampler: pass Problem(sample=problems.minibatch(B, 'epoch'))"
                 )
-            return _of_epoch(key, number, B, size)
+            return _draw_of_epoch(key, number, B, size)
         if self.replacement:
             # One word of random bits per sample, where randint draws two. The remainder is uniform
             # up to a relative error of size / 2^32.
             return jax.random.bits(key, (B,), jnp.uint32) % size, jnp.ones(B, bool)
         counted = jnp.arange(B) < size
         if many:
-            return _Order.drawn(key, size).of(jnp.arange(B, dtype=jnp.uint32) % size, size), counted
+            return _Order.draw(key, size).entries(
+                jnp.arange(B, dtype=jnp.uint32) % size, size
+            ), counted
         # The rows with the B largest of `longest` random numbers are a uniform draw without
         # replacement. Padding gets -1, so it comes last; it does not count.
         lots = jax.random.uniform(key, (longest,))
@@ -161,7 +163,7 @@ class Minibatch:
         return jnp.pad(chosen, (0, B - chosen.size)), counted
 
 
-def _of_epoch(
+def _draw_of_epoch(
     key: jax.Array, number: jax.Array, batch_size: int, m: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the rows of batch `number` in epochs of m samples, uint32 `[B]`, and which of them
@@ -173,11 +175,11 @@ def _of_epoch(
     epoch, offset = k // m * size + k % m * size // m, k % m * size % m
     place = offset + jnp.arange(batch_size, dtype=jnp.uint32)
     later = place >= m
-    orders = [_Order.drawn(jax.random.fold_in(key, epoch + i), m) for i in range(2)]
+    orders = [_Order.draw(jax.random.fold_in(key, epoch + i), m) for i in range(2)]
     order = jax.tree.map(
         lambda now, next: jnp.where(later[None], next[:, None], now[:, None]), *orders
     )
-    return order.of(jnp.where(later, place - m, place) % m, m), jnp.arange(batch_size) < size
+    return order.entries(jnp.where(later, place - m, place) % m, m), jnp.arange(batch_size) < size
 
 
 class _Order(NamedTuple):
@@ -197,11 +199,11 @@ class _Order(NamedTuple):
     salts: jax.Array
 
     @classmethod
-    def drawn(cls, key: jax.Array, m: jax.Array) -> _Order:
+    def draw(cls, key: jax.Array, m: jax.Array) -> _Order:
         pivots, salts = jax.random.bits(key, (2, _TURNS), jnp.uint32)
         return cls(pivots % m, salts)
 
-    def of(self, places: jax.Array, m: jax.Array) -> jax.Array:
+    def entries(self, places: jax.Array, m: jax.Array) -> jax.Array:
         """Returns the entries at these places, uint32 `[B]`."""
 
         def turn(x, drawn):
@@ -235,18 +237,18 @@ class Keyed(sameness.Compared):
         self, key: jax.Array, data: Examples | Pooled, number: jax.Array | None = None
     ) -> Examples:
         if number is None:
-            return keyed(key, self.sample(key, data))
-        return keyed(jax.random.fold_in(key, number), self.sample(key, data, number))
+            return add_key(key, self.sample(key, data))
+        return add_key(jax.random.fold_in(key, number), self.sample(key, data, number))
 
 
-def keyed(key: jax.Array, batch: Examples) -> Examples:
+def add_key(key: jax.Array, batch: Examples) -> Examples:
     """Returns the batch with its own key, which is derived from the key that it is drawn with."""
     return batch._replace(key=jax.random.fold_in(key, _OWN_KEY))
 
 
 def with_keys(sampler: Sampler) -> Sampler:
     """Returns the sampler with a key added to its batches, and to streamed batches."""
-    return replace(sampler, draw=Keyed(sampler.draw), keyed=keyed)
+    return replace(sampler, draw=Keyed(sampler.draw), keyed=add_key)
 
 
 def first(batch: Examples, samples: jax.Array) -> Examples:
@@ -256,7 +258,7 @@ def first(batch: Examples, samples: jax.Array) -> Examples:
     )
 
 
-def selected(data: Examples | Pooled, samples: jax.Array) -> Examples:
+def select(data: Examples | Pooled, samples: jax.Array) -> Examples:
     """Returns the batch of the samples with these numbers, int32 `[b]`, of one worker."""
     weights = jnp.ones(samples.shape, jnp.result_type(float))
     if isinstance(data, Pooled):
@@ -277,15 +279,15 @@ def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:
     index = np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
     real = np.arange(longest)[None, :] < np.array([len(part) for part in parts])[:, None]
 
-    def stacked(leaf: np.ndarray) -> jax.Array:
-        return by_worker(lambda some: converted(leaf[index[some]]), len(parts))
+    def stack_leaf(leaf: np.ndarray) -> jax.Array:
+        return by_worker(lambda some: convert(leaf[index[some]]), len(parts))
 
     weights = by_worker(lambda some: real[some].astype(jnp.result_type(float)), len(parts))
-    inputs, targets = jax.tree.map(stacked, (inputs, targets))
+    inputs, targets = jax.tree.map(stack_leaf, (inputs, targets))
     return Examples(inputs, targets, weights)
 
 
-def stacked(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples | Pooled:
+def stack(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples | Pooled:
     """Returns the workers' samples as `pad` does, or in one pool if padding would more than double
     the memory and add more than 8 MB.
 
@@ -295,20 +297,20 @@ def stacked(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Example
     row = sum(leaf[:1].nbytes for leaf in jax.tree.leaves((inputs, targets)))
     padding = N * max(sizes) - sum(sizes)
     if agreement.is_single_process() and padding > sum(sizes) and padding * row > _WASTE:
-        inputs, targets = jax.tree.map(converted, (inputs, targets))
+        inputs, targets = jax.tree.map(convert, (inputs, targets))
         return pool(inputs, targets, parts, Examples)
     return pad(inputs, targets, parts)
 
 
-def on_device(inputs: PyTree, targets: PyTree) -> Examples:
+def to_device(inputs: PyTree, targets: PyTree) -> Examples:
     """Returns samples that all workers share, leaves `[m, ...]`, given numpy arrays."""
     weights = np.ones(len(jax.tree.leaves(inputs)[0]))
     return Examples(
-        *jax.tree.map(lambda leaf: from_host(converted(leaf)), (inputs, targets, weights))
+        *jax.tree.map(lambda leaf: from_host(convert(leaf)), (inputs, targets, weights))
     )
 
 
-def converted(leaf: np.ndarray) -> np.ndarray:
+def convert(leaf: np.ndarray) -> np.ndarray:
     """Returns real numbers in JAX's default float type, and integers unchanged. It uses numpy,
     since each conversion on the device would be a program to compile.
     """
@@ -348,11 +350,11 @@ def arrays(what: str, pair: Any) -> tuple[PyTree, PyTree]:
     if (
         not isinstance(pair, tuple | list)
         or len(pair) != 2
-        or (isinstance(pair, list) and _of_workers(pair))
+        or (isinstance(pair, list) and _is_per_worker(pair))
     ):
         several = (
             f"; for separate data of {len(pair)} workers pass problems.ByWorker(lambda n: data[n])"
-            if _of_workers(pair)
+            if _is_per_worker(pair)
             else ""
         )
         raise ValueError(
@@ -374,7 +376,7 @@ def arrays(what: str, pair: Any) -> tuple[PyTree, PyTree]:
             where = f"{what}: {part}{keystr(path[1:])} has shape {leaf.shape}"
             several = (
                 "; for separate data of the workers pass problems.ByWorker(lambda n: data[n])"
-                if _of_workers(pair)
+                if _is_per_worker(pair)
                 else ""
             )
             raise ValueError(
@@ -383,7 +385,7 @@ def arrays(what: str, pair: Any) -> tuple[PyTree, PyTree]:
     return inputs, targets
 
 
-def _of_workers(pairs: Any) -> bool:
+def _is_per_worker(pairs: Any) -> bool:
     """Whether the argument looks like a list of (inputs, targets), one for each worker."""
     return (
         isinstance(pairs, tuple | list)

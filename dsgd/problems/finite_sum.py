@@ -27,9 +27,9 @@ from dsgd.problems.examples import (
     Examples,
     arrays,
     minibatch,
-    on_device,
     one,
-    stacked,
+    stack,
+    to_device,
     with_keys,
 )
 from dsgd.problems.partition import BY_CLASS, require_parts, split
@@ -74,9 +74,9 @@ class MeanLoss(sameness.Compared):
                 f"loss of finite_sum: batch is a {type(batch).__name__}; expected "
                 "problems.Examples(inputs, targets, weights)"
             )
-        return self.of_samples(params, batch) + self.penalty(self.split(params)[0])
+        return self.mean_over_samples(params, batch) + self.penalty(self.split(params)[0])
 
-    def of_samples(self, params: PyTree, batch: Examples) -> jax.Array:
+    def mean_over_samples(self, params: PyTree, batch: Examples) -> jax.Array:
         """Returns the mean loss of the batch in training mode, without the norm."""
         if self.training is None:
             losses = accumulate.total(self.total, params, batch, self.chunk_size)
@@ -98,7 +98,7 @@ class MeanLoss(sameness.Compared):
         outputs = (
             self.apply(params, batch.inputs)
             if key is None
-            else self._in_training(params, batch, key)
+            else self._training_outputs(params, batch, key)
         )
         losses = _means(self.per_sample(outputs, batch.targets))
         return jnp.sum(losses * jnp.where(counted, batch.weights, 0))
@@ -107,7 +107,7 @@ class MeanLoss(sameness.Compared):
         """Returns the model's outputs in evaluation mode, for messages."""
         return self.apply(params, batch.inputs)
 
-    def _in_training(self, params: PyTree, batch: Examples, key: Any) -> PyTree:
+    def _training_outputs(self, params: PyTree, batch: Examples, key: Any) -> PyTree:
         assert self.training is not None
         if self.training.random and not isinstance(key, jax.Array):
             if any(self.training.averages):
@@ -120,18 +120,18 @@ class MeanLoss(sameness.Compared):
         inputs = counted_rows(batch) if any(self.training.averages) else batch.inputs
         return self.training.apply(params, inputs, key if self.training.random else None)[0]
 
-    def with_slope(
+    def total_and_slope(
         self, params: PyTree, batch: Examples, counted: jax.Array
     ) -> tuple[jax.Array, PyTree]:
         """Returns `total` and its gradient with respect to the trained leaves."""
         trained, fixed = self.split(params)
 
-        def of(trained: PyTree) -> jax.Array:
+        def summed(trained: PyTree) -> jax.Array:
             return self.total(
                 leaves.merged(self.trained or (), params, trained, fixed), batch, counted
             )
 
-        return jax.value_and_grad(of)(trained)
+        return jax.value_and_grad(summed)(trained)
 
     def split(self, params: PyTree) -> tuple[PyTree, tuple[Any, ...]]:
         """Returns the trained part of the parameters, and the other leaves."""
@@ -165,8 +165,10 @@ class LossAndMetrics(sameness.Compared):
         self, params: PyTree, data: Examples | Pooled, test: Examples | tuple[()]
     ) -> tuple[dict[str, jax.Array], PyTree]:
         block = pooled.of_block(data)
-        rows = _rows(block if self.of_worker is None else _spaced(block, self.of_worker), _shares)
-        of_piece = self.loss.with_slope
+        rows = _rows(
+            block if self.of_worker is None else _space_evenly(block, self.of_worker), _shares
+        )
+        of_piece = self.loss.total_and_slope
         if 0 in (workers.weights() or ()):
             of_piece = accumulate.skip_zero_weights(of_piece, lambda piece: piece.weights)
         summed = accumulate.total(of_piece, params, rows, self.chunk_size)
@@ -174,13 +176,13 @@ class LossAndMetrics(sameness.Compared):
         if self.loss.l2:
             penalty = jax.value_and_grad(self.loss.penalty)(self.loss.split(params)[0])
             value, slope = jax.tree.map(jnp.add, (value, slope), penalty)
-        return {"loss": value, **self._tested(params, test)}, slope
+        return {"loss": value, **self._test(params, test)}, slope
 
-    def _tested(self, params: PyTree, test: Examples | tuple[()]) -> dict[str, jax.Array]:
+    def _test(self, params: PyTree, test: Examples | tuple[()]) -> dict[str, jax.Array]:
         if not isinstance(test, Examples):
             return {}
 
-        def of_piece(params, piece, counted):
+        def sums_of_piece(params, piece, counted):
             outputs = self.loss.apply(params, piece.inputs)
             weights = jnp.where(counted, piece.weights, 0)
             return {
@@ -188,7 +190,7 @@ class LossAndMetrics(sameness.Compared):
                 for name, metric in self.metrics
             }
 
-        summed = accumulate.total(of_piece, params, test, self.chunk_size)
+        summed = accumulate.total(sums_of_piece, params, test, self.chunk_size)
         return jax.tree.map(lambda value: value / len(test.weights), summed)
 
 
@@ -216,7 +218,7 @@ def _rows(
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), data._replace(weights=each))
 
 
-def _spaced(data: Examples | Pooled, count: int) -> Examples:
+def _space_evenly(data: Examples | Pooled, count: int) -> Examples:
     """Returns `count` evenly spaced samples of each of the block's workers, leaves `[n, count,
     ...]`. A worker with fewer samples has all of them, and padding of weight 0.
     """
@@ -339,9 +341,9 @@ def finite_sum(
     if not 0 <= l2 < np.inf:
         raise ValueError(f"{name}: l2 = {l2}; expected a finite number >= 0")
     if isinstance(data, ByWorker):
-        examples, sizes, some = data.loaded(workers)
+        examples, sizes, some = data.load_workers(workers)
     else:
-        examples, sizes, some = _loaded(data, workers, partition, alpha, seed, min_samples)
+        examples, sizes, some = _load(data, workers, partition, alpha, seed, min_samples)
     _require_samples(name, sizes, min_samples)
     if batch_size is None:
         batch_size, replacement = max(sizes), False
@@ -352,7 +354,7 @@ def finite_sum(
             f"{name}: epochs of {max(sizes)} samples in batches of {batch_size}; expected a "
             "product below 2^32"
         )
-    of_worker = _of_worker(name, evaluation_size, workers, max(sizes))
+    of_worker = _evaluated_of_worker(name, evaluation_size, workers, max(sizes))
     shared = _held_out(test, metrics, some, evaluation_size)
     rows = jax.eval_shape(
         lambda data: _rows(pooled.flat(data) if isinstance(data, Pooled) else data), examples
@@ -363,7 +365,7 @@ def finite_sum(
     _require_per_sample(name, mean, measured, params, rows)
     outputs = jax.eval_shape(partial(functions.apply), params, accumulate.of_length(rows.inputs, 1))
     _require_meaning(name, loss, measured, outputs, examples, shared)
-    chunk_size = chunk or accumulate.fitting(mean.with_slope, params, rows)
+    chunk_size = chunk or accumulate.fitting(mean.total_and_slope, params, rows)
     piece = max(batch_size, chunk_size // workers)
     mean = replace(mean, chunk_size=piece)
     if isinstance(examples, Pooled):
@@ -393,7 +395,7 @@ def finite_sum(
     )
 
 
-def _of_worker(name: str, size: int | None, workers: int, longest: int) -> int | None:
+def _evaluated_of_worker(name: str, size: int | None, workers: int, longest: int) -> int | None:
     """Returns the number of samples of each worker that are evaluated; None if these are all."""
     if size is None:
         return None
@@ -430,13 +432,13 @@ def _statistics(
     )
 
 
-def _loaded(
+def _load(
     data: Any, workers: int, partition: str | Sequence[Any], alpha: float, seed: int, least: int
 ) -> Loaded:
     """Partitions the data over the workers."""
     inputs, targets = arrays("data", data)
     parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed, least)
-    return Loaded(stacked(inputs, targets, parts), list(map(len, parts)), (inputs, targets))
+    return Loaded(stack(inputs, targets, parts), list(map(len, parts)), (inputs, targets))
 
 
 def _parts(
@@ -537,7 +539,7 @@ def _held_out(
     M = len(jax.tree.leaves(held_out[0])[0])
     if size is not None and size < M:
         held_out = jax.tree.map(lambda leaf: leaf[np.arange(size) * M // size], held_out)
-    return on_device(*held_out)
+    return to_device(*held_out)
 
 
 def _require_per_sample(

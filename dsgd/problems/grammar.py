@@ -17,19 +17,19 @@ Rules = dict[str, dict[str, float]]
 DOCUMENTS, SENTENCES = 128, 32  # number of documents, and of sentences in each document
 
 
-def _ranked(words: str) -> dict[str, float]:
+def _rank(words: str) -> dict[str, float]:
     """Returns the words with probabilities by Zipf's law, proportional to 1/r for rank r."""
     ranks = {word: 1 / rank for rank, word in enumerate(words.split(), 1)}
     return {word: share / sum(ranks.values()) for word, share in ranks.items()}
 
 
-def _ending(words: dict[str, float], end: str) -> dict[str, float]:
+def _add_ending(words: dict[str, float], end: str) -> dict[str, float]:
     return {word + end: share for word, share in words.items()}
 
 
-_NOUNS = _ranked("dog cat bird farmer river teacher horse doctor garden robot painter king")
-_TRANSITIVE = _ranked("see follow help find hear know paint remember")
-_INTRANSITIVE = _ranked("sleep run sing wait work fall jump laugh")
+_NOUNS = _rank("dog cat bird farmer river teacher horse doctor garden robot painter king")
+_TRANSITIVE = _rank("see follow help find hear know paint remember")
+_INTRANSITIVE = _rank("sleep run sing wait work fall jump laugh")
 
 
 def _phrases(number: str) -> Rules:
@@ -55,10 +55,10 @@ def _phrases(number: str) -> Rules:
             f"{verb}I": 0.25,
             f"{verb}I ADVERB": 0.15,
         },
-        determiner: _ranked("the this every" if number == "1" else "the some many"),
-        noun: _NOUNS if number == "1" else _ending(_NOUNS, "s"),
-        f"{verb}T": _ending(_TRANSITIVE, "s") if number == "1" else _TRANSITIVE,
-        f"{verb}I": _ending(_INTRANSITIVE, "s") if number == "1" else _INTRANSITIVE,
+        determiner: _rank("the this every" if number == "1" else "the some many"),
+        noun: _NOUNS if number == "1" else _add_ending(_NOUNS, "s"),
+        f"{verb}T": _add_ending(_TRANSITIVE, "s") if number == "1" else _TRANSITIVE,
+        f"{verb}I": _add_ending(_INTRANSITIVE, "s") if number == "1" else _INTRANSITIVE,
     }
 
 
@@ -67,8 +67,8 @@ RULES: Rules = {
     START: {"NP1 CLAUSE1": 0.5, "NP2 CLAUSE2": 0.5},
     **_phrases("1"),
     **_phrases("2"),
-    "ADJECTIVE": _ranked("old small red quiet clever happy tired green"),
-    "ADVERB": _ranked("often slowly again alone today well"),
+    "ADJECTIVE": _rank("old small red quiet clever happy tired green"),
+    "ADVERB": _rank("often slowly again alone today well"),
 }
 
 

@@ -116,12 +116,12 @@ def language_model(
     return finite_sum(
         model,
         next_byte,
-        _joined(train),
+        _concatenate(train),
         workers,
         spread([len(inputs) for inputs, _ in train], workers) if partition == "files" else "blocks",
         weights=weights,
         batch_size=batch_size,
-        test=_joined(test),
+        test=_concatenate(test),
         metrics={"test_bits_per_byte": bits},
         chunk=chunk,
         evaluation_size=evaluation_size,
@@ -166,7 +166,7 @@ def windows(text: bytes, context: int) -> Windows:
     return inputs.reshape(count, context), targets.reshape(count, context)
 
 
-def _joined(parts: list[Windows]) -> Windows:
+def _concatenate(parts: list[Windows]) -> Windows:
     inputs, targets = zip(*parts, strict=True)
     return np.concatenate(inputs), np.concatenate(targets)
 

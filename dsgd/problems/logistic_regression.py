@@ -94,7 +94,7 @@ def logistic_regression(
         metrics={"test_accuracy": right},
         name=f"logistic_regression({dataset.name}, {partition})",
     )
-    smoothness = _smoothness(problem, l2, 1 / 2, _with_ones)
+    smoothness = _smoothness(problem, l2, 1 / 2, _append_ones)
     return problem._replace(
         constants=problem.constants._replace(smoothness=smoothness, strong_convexity=l2 or None)
     )
@@ -234,7 +234,7 @@ def _matrix(rows: Any) -> Any:
     return rows.tocsr().astype(float) if isinstance(rows, SparseRows) else rows.astype(float)
 
 
-def _with_ones(rows: Any) -> Any:
+def _append_ones(rows: Any) -> Any:
     """Returns the matrix with a column of ones for the bias, in float64."""
     ones, matrix = np.ones((len(rows), 1)), _matrix(rows)
     if issparse(matrix):

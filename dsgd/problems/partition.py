@@ -24,7 +24,7 @@ def _blocks(
     return np.array_split(np.arange(len(labels)), workers)
 
 
-def _by_label(
+def _label_blocks(
     labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator
 ) -> list[np.ndarray]:
     shuffled = rng.permutation(len(labels))
@@ -44,7 +44,7 @@ def _dirichlet(
     for members in classes:
         shuffled = rng.permutation(members)
         pieces.append(np.split(shuffled, _ends(rng.dirichlet(concentration), len(members))))
-    if min(map(len, _joined(pieces))) < least:
+    if min(map(len, _join(pieces))) < least:
         found = _better_ends(
             concentration, np.array([len(members) for members in classes]), rng, least
         )
@@ -52,10 +52,10 @@ def _dirichlet(
             np.split(rng.permutation(members), ends)
             for members, ends in zip(classes, found, strict=True)
         ]
-    return [rng.permutation(part) for part in _joined(pieces)]
+    return [rng.permutation(part) for part in _join(pieces)]
 
 
-def _joined(pieces: list[list[np.ndarray]]) -> list[np.ndarray]:
+def _join(pieces: list[list[np.ndarray]]) -> list[np.ndarray]:
     """Returns each worker's samples, given each class's pieces for the workers."""
     return [np.concatenate(share) for share in zip(*pieces, strict=True)]
 
@@ -102,7 +102,7 @@ BY_CLASS = {"by-label", "dirichlet"}
 PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
     "iid": _iid,
     "blocks": _blocks,
-    "by-label": _by_label,
+    "by-label": _label_blocks,
     "dirichlet": _dirichlet,
 }
 """The partition rules of `split` by name: functions (labels, N, alpha, numpy generator) -> the

@@ -118,13 +118,13 @@ def per_sample(
 def _batch(problem: Problem) -> Any:
     """Returns the shapes and types of a batch of one worker."""
 
-    def drawn(data):
+    def draw(data):
         first = pooled.of_rows(
             pooled.flat(data) if isinstance(data, Pooled) else data, jnp.int32(0)
         )
         return problem.sample(jax.random.key(0), first, *[jnp.int32(0)] * problem.numbered)
 
-    return jax.eval_shape(drawn, problem.data)
+    return jax.eval_shape(draw, problem.data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,14 +173,14 @@ class PerSample(sameness.Compared):
         """
         trained, fixed = leaves.split(self.trained, params)
 
-        def of_one(one):
+        def change_one(one):
             inputs, targets = jax.tree.map(lambda leaf: leaf[None], (one.inputs, one.targets))
             single = Examples(inputs, targets, jnp.ones_like(one.weights)[None], one.key)
 
             def loss(trained):
                 whole = leaves.merged(self.trained, params, trained, fixed)
                 return (
-                    self.loss.of_samples(whole, single)
+                    self.loss.mean_over_samples(whole, single)
                     if isinstance(self.loss, MeanLoss)
                     else self.loss(whole, single)
                 )
@@ -195,7 +195,7 @@ class PerSample(sameness.Compared):
             return changed
 
         weights = jnp.where(counted, rows.weights, 0)
-        each = units.scale_rows(weights, workers.widen(jax.vmap(of_one)(rows)))
+        each = units.scale_rows(weights, workers.widen(jax.vmap(change_one)(rows)))
         return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), each)
 
     def _noisy(self, total: PyTree, batch: Examples) -> PyTree:

@@ -133,15 +133,15 @@ def _groups(rows: bool, x: jax.Array) -> jax.Array:
 
 
 def _group_norms(penalty: float, rows: bool, params: Params) -> jax.Array:
-    def of_leaf(x):
+    def norms_of_leaf(x):
         groups, powers = jax.vmap(xla.rescaled)(_groups(rows, x))
         return groups.shape[1] ** 0.5 * jnp.sum(powers * optax.safe_norm(groups, 0.0, axis=1))
 
-    return penalty * _sum(jax.tree.map(of_leaf, params))
+    return penalty * _sum(jax.tree.map(norms_of_leaf, params))
 
 
 def _shrink_groups(penalty: float, rows: bool, params: Params, step: Any) -> Params:
-    def of_leaf(x):
+    def shrink_leaf(x):
         groups = _groups(rows, x)
         rescaled, powers = jax.vmap(xla.rescaled)(groups)
         least = step * penalty * groups.shape[1] ** 0.5 / powers
@@ -149,7 +149,7 @@ def _shrink_groups(penalty: float, rows: bool, params: Params, step: Any) -> Par
         factors = jnp.maximum(1 - least / norm, 0)[:, None]
         return (groups * factors).astype(x.dtype).reshape(x.shape)
 
-    return jax.tree.map(of_leaf, params)
+    return jax.tree.map(shrink_leaf, params)
 
 
 @checks.arguments
@@ -184,11 +184,11 @@ def nonnegative() -> Regularizer:
 
 
 def _inside(low: float, high: float, params: Params) -> jax.Array:
-    def of_leaf(x):
+    def contains(x):
         tolerance = _ROUNDINGS * jnp.finfo(x.dtype).eps * jnp.abs(x)
         return jnp.all((x >= low - tolerance) & (x <= high + tolerance))
 
-    feasible = jax.tree.map(of_leaf, params)
+    feasible = jax.tree.map(contains, params)
     return jnp.where(jnp.all(jnp.stack(jax.tree.leaves(feasible))), 0.0, jnp.inf)
 
 

@@ -69,7 +69,7 @@ def solved(problem: Problem, tolerance: float = 1e-12) -> Problem:
         )
     data = jax.tree.map(arrays.on_host, problem.data)
     with jax.enable_x64(True):
-        data, params = jax.tree.map(_in_float64, (data, problem.init(jax.random.key(0))))
+        data, params = jax.tree.map(_to_float64, (data, problem.init(jax.random.key(0))))
         start, unravel = ravel_pytree(params)
         smooth, prox, r = _composite(drop_arrays(problem), unravel)
         x = _stationary(problem.name, smooth, prox, data, start, tolerance)
@@ -80,7 +80,7 @@ def solved(problem: Problem, tolerance: float = 1e-12) -> Problem:
     )
 
 
-def _in_float64(leaf: Any) -> Any:
+def _to_float64(leaf: Any) -> Any:
     leaf = jnp.asarray(leaf)
     return leaf.astype(float) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
@@ -133,19 +133,19 @@ def _stationary(
     """
 
     @jax.jit
-    def moved(x, L, data):
+    def mapping(x, L, data):
         return x - prox(x - smooth(x, data)[1] / L, 1 / L)
 
     @jax.jit
     def differential(x, direction, L, data):
-        return jax.jvp(lambda x: moved(x, L, data), (x,), (direction,))[1]
+        return jax.jvp(lambda x: mapping(x, L, data), (x,), (direction,))[1]
 
     @jax.jit
     def descend(x, L, data, steps):
         return _fista(smooth, prox, x, L, data, steps)
 
     def size(x):  # |G(x)|
-        return float(L * jnp.linalg.norm(moved(x, L, data)))
+        return float(L * jnp.linalg.norm(mapping(x, L, data)))
 
     x, L = descend(x, _curvature(smooth, x, data), data, 0)
     small = tolerance * max(1.0, size(x))
@@ -153,12 +153,12 @@ def _stationary(
         x, L = descend(x, L, data, _STEPS << attempt)
         now, before = size(x), np.inf
         while small < now < before / 2:
-            step = _newton_step(partial(differential, x, L=L, data=data), moved(x, L, data))
+            step = _newton_step(partial(differential, x, L=L, data=data), mapping(x, L, data))
             before, candidate = now, x + step
             now = size(candidate)
             x = candidate if now < before else x
         if size(x) <= small:
-            return x - moved(x, L, data)
+            return x - mapping(x, L, data)
     raise ValueError(
         f"solved: {name}: the norm of the gradient mapping is {size(x):.3g} after "
         f"{_STEPS << _ATTEMPTS} proximal gradient steps, above {small:.3g}; expected a convex "

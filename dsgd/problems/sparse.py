@@ -97,7 +97,7 @@ def sparse_rows(matrix: Any, longest: int | None = None) -> SparseRows:
         ValueError: if `matrix` is not such a matrix, has entries that are not finite or outside the
             range of float32, or has a row with more than k entries.
     """
-    return _padded("sparse_rows: matrix", _canonical("sparse_rows: matrix", matrix), longest)
+    return _pad("sparse_rows: matrix", _canonical("sparse_rows: matrix", matrix), longest)
 
 
 def smaller(where: str, *matrices: Any) -> tuple[SparseRows | np.ndarray, ...]:
@@ -117,7 +117,7 @@ def smaller(where: str, *matrices: Any) -> tuple[SparseRows | np.ndarray, ...]:
         matrix.shape[1] for matrix in rows
     ):  # each entry takes a value and a column
         return tuple(matrix.toarray() for matrix in rows)
-    return tuple(_padded(where, matrix, longest) for matrix in rows)
+    return tuple(_pad(where, matrix, longest) for matrix in rows)
 
 
 def _canonical(where: str, matrix: Any) -> Any:
@@ -177,7 +177,7 @@ def _longest(rows: Any) -> int:
     return max(1, int(np.diff(rows.indptr).max(initial=0)))
 
 
-def _padded(where: str, rows: Any, longest: int | None) -> SparseRows:
+def _pad(where: str, rows: Any, longest: int | None) -> SparseRows:
     k = _longest(rows) if longest is None else checks.positive_int("sparse_rows: longest", longest)
     if not _longest(rows) <= k <= rows.shape[1]:
         raise ValueError(

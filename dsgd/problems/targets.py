@@ -272,7 +272,7 @@ def _are_indices(
         and set(labels.tolist()) != {-1, 1}
     )
 
-    def lost(label: int) -> bool:
+    def is_lost(label: int) -> bool:
         found = of[label]
         if not np.isfinite(found).all():
             return True
@@ -281,7 +281,7 @@ def _are_indices(
         similar = (0 if label < 0 else K - 1, label + K if label < 0 else None, adjacent[label])
         return any(other in of and np.array_equal(found, of[other]) for other in similar)
 
-    return depends and any(map(lost, outside))
+    return depends and any(map(is_lost, outside))
 
 
 def _are_probabilities(

@@ -94,10 +94,10 @@ def docstrings(library: Path) -> list[bytes]:
 
 
 def _document(module: ast.Module) -> bytes:
-    return "".join(f"{text}\n\n" for text in _said(module)).encode(errors="replace")
+    return "".join(f"{text}\n\n" for text in _docstrings(module)).encode(errors="replace")
 
 
-def _said(node: ast.AST) -> Iterator[str]:
+def _docstrings(node: ast.AST) -> Iterator[str]:
     """Yields the docstrings in a module, class or function, in order. For speed, definitions nested
     in statements such as `if` are left out.
     """
@@ -107,4 +107,4 @@ def _said(node: ast.AST) -> Iterator[str]:
         yield text
     for inner in node.body:
         if isinstance(inner, _DOCUMENTED):
-            yield from _said(inner)
+            yield from _docstrings(inner)
