@@ -27,6 +27,7 @@ from dsgd import (
     problems,
     workers,
 )
+from dsgd.communication import transports
 from dsgd.engine import clock, measurements, tape
 from dsgd.engine.queries import Asked
 from dsgd.wire import counts
@@ -220,7 +221,8 @@ class Sent(NamedTuple):
 
     def record(self) -> communication.Record:
         record = communication.Record("mine", jax.random.key(0), jnp.int32(0))
-        record.add("mix", network.gossip(topologies.ring(N)), self.bits)
+        graph = topologies.ring(N)
+        record.add("mix", transports.to_neighbours(graph, jnp.int32(0)), self.bits)
         if self.compute is not None:
             record.time("computed", "compute", self.compute)
         return record
