@@ -31,7 +31,7 @@ Need = Literal[
     "tree",
     "unbiased compressor",
 ]
-_STEPS = ("step_size", "step_sizes", "learning_rate")  # of methods without an optimizer
+_STEPS = ("step_size", "step_sizes")  # of methods without an optimizer
 F = TypeVar("F", bound=Build)
 
 

@@ -32,7 +32,7 @@ from experiments.shared.studies import Case, Tuned
 EPOCHS, EQUAL, ALL = "epochs", "equal", "all clients"
 WINDOW = 5  # rounds over which figures average the accuracy
 COSTS = {"rounds": "communication rounds", "megabits": "Mbit sent and received"}
-SYMBOLS = {"proximal": "μ", "regularization": "α", "step": "η", "momentum": "β"}
+SYMBOLS = {"penalty": "μ", "outer_step": "η", "momentum": "β"}
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,10 @@ def make_cases(args: Args, clients: Clients) -> dict[tuple[str, str], Case]:
 
     sgd, star = studies.with_sgd, network.star
     add_epochs("fed_avg", algorithms.fed_avg)
-    add_epochs("fed_prox", algorithms.fed_prox, proximal=(0.01, 0.1, 1.0))
+    add_epochs("fed_prox", algorithms.fed_prox, penalty=(0.01, 0.1, 1.0))
     add_epochs("fed_nova", algorithms.fed_nova)
-    add_epochs("fed_dyn", algorithms.fed_dyn, regularization=(0.03, 0.1, 0.3))
-    add_epochs("fed_adam", algorithms.fed_adam, step=(0.01, 0.03, 0.1))
+    add_epochs("fed_dyn", algorithms.fed_dyn, penalty=(0.03, 0.1, 0.3))
+    add_epochs("fed_adam", algorithms.fed_adam, outer_step=(0.01, 0.03, 0.1))
     add("fed_avg_equal", sgd(algorithms.fed_avg, equal))
     add("scaffold", sgd(algorithms.scaffold, equal, via=star))
     add("mime", mime, momentum=(0.0, 0.9))

@@ -41,8 +41,8 @@ from experiments.planning import plane
 from experiments.planning.plane import Best, Chosen, Runs
 from experiments.shared import commands, figures, statistics, tables, tuning
 
-BASELINE = SYNCHRONOUS[0].method
-METHODS = tuple(dict.fromkeys(candidate.method for candidate in SYNCHRONOUS))
+BASELINE = SYNCHRONOUS[0].name
+METHODS = tuple(dict.fromkeys(candidate.name for candidate in SYNCHRONOUS))
 SPEEDUPS = (1.1, 1.5, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -131,7 +131,7 @@ def panels_of(
     args: Args, partition: str, problem: dsgd.Problem, methods: list[str]
 ) -> Iterator[Panel]:
     """Yields the panels of a partition, for each delay those of all participations."""
-    candidates = [each for each in SYNCHRONOUS if each.method in methods]
+    candidates = [each for each in SYNCHRONOUS if each.name in methods]
     trained, target = [], args.target
     for share in args.participations:
         words = f"training, {partition}" + f", {share:g} of the workers" * (share < 1)
@@ -150,12 +150,12 @@ def panels_of(
 
 def left_out(runs: dict[Candidate, list[Runs]]) -> list[str]:
     """Returns the names of the methods without runs, or of their settings if others have runs."""
-    methods = {candidate.method for candidate, trained in runs.items() if trained}
+    methods = {candidate.name for candidate, trained in runs.items() if trained}
     return list(
         dict.fromkeys(
-            f"{candidate.method} ({candidate.settings})"
-            if candidate.method in methods
-            else candidate.method
+            f"{candidate.name} ({candidate.settings})"
+            if candidate.name in methods
+            else candidate.name
             for candidate, trained in runs.items()
             if not trained
         )

@@ -220,17 +220,17 @@ def find(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Returns the candidates with this name; or the default instance of the registered method with
     this name or alias.
     """
-    if found := [each for each in candidates if each.method == name]:
+    if found := [each for each in candidates if each.name == name]:
         return found
     spelled = name.lower().replace("-", "_")
     try:
         full = spelled if spelled in facts.METHODS else facts.full_name(spelled)
     except ValueError as error:
-        known = ", ".join(dict.fromkeys(each.method for each in candidates))
+        known = ", ".join(dict.fromkeys(each.name for each in candidates))
         raise ValueError(
             f"--methods {name}: expected some of {known}, or a name that python -m algorithms lists"
         ) from error
-    found = [each for each in candidates if each.method == full]
+    found = [each for each in candidates if each.name == full]
     if not found and full not in facts.METHODS:
         raise ValueError(f"--methods {name}: expected {facts.find(full).name}, not a variant of it")
     return found or [candidate(facts.METHODS[full].function)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import optax
 
 from algorithms import methods, optimizers
@@ -18,13 +16,13 @@ from dsgd import Algorithm, Compressor, checks, communication, compressors
     page="how_to/compression.md",
     aliases=("csgd",),
     settings={"compressor": compressors.whole_model(compressors.random_quantization(4))},
-    variants={"ring": {"via": "ring"}},
+    variants={"ring": {"ring": True}},
 )
 @checks.arguments
 def compressed_sgd(
     optimizer: optax.GradientTransformation,
     compressor: Compressor,
-    via: Literal["server", "ring"] = "server",
+    ring: bool = False,
     allow_biased: bool = False,
 ) -> Algorithm:
     r"""Compressed SGD (CSGD): all messages are compressed. They go through N servers, each of which
@@ -41,18 +39,15 @@ def compressed_sgd(
             of headers. The last shards are padded, and the padding is sent and counted. An
             all-reduce pads nothing; so if N does not divide d, `minibatch_sgd` counts fewer bits
             than this method with `compressors.identity`.
-        via: "server" (3.4) or "ring" (3.5).
+        ring: whether messages go around a ring (3.5) instead of through N servers (3.4).
         allow_biased: whether a biased compressor is accepted. CSGD need not converge with one.
 
     Raises:
-        ValueError: if `via` is not one of the two, or the compressor is biased and `allow_biased`
-            is not set.
+        ValueError: if the compressor is biased and `allow_biased` is not set.
 
     Source: Liu and Zhang, section 3.1.2. Departure: (3.5) is printed without 1/N. Each shard is
     compressed separately.
     """
-    if via not in ("server", "ring"):
-        raise ValueError(f"compressed_sgd: via = {via!r}; expected 'server' or 'ring'")
     if not compressor.unbiased and not allow_biased:
         raise ValueError(
             f"compressed_sgd: the compressor {compressor.name} is biased; expected an unbiased "
@@ -61,7 +56,7 @@ def compressed_sgd(
 
     def update(x, gradients, round):
         shards = communication.shards(gradients, round.workers, compressor)
-        if via == "ring":
+        if ring:
             mean = round.around_ring(compressor, shards)
         else:
             mean = round.from_servers(
@@ -70,6 +65,6 @@ def compressed_sgd(
         return optimizers.step(optimizer, x, communication.unshard(mean, x.params, compressor))
 
     options = ", ".join(
-        [compressor.name, *[via] * (via != "server"), *["allow_biased"] * (not compressor.unbiased)]
+        [compressor.name, *["ring"] * ring, *["allow_biased"] * (not compressor.unbiased)]
     )
     return methods.one_model(f"compressed_sgd({options})", optimizer, update)

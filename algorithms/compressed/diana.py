@@ -23,7 +23,7 @@ from dsgd.extend import Real
 def diana(
     optimizer: optax.GradientTransformation,
     compressor: Compressor,
-    alpha: Real | None = None,
+    memory_step: Real | None = None,
     *,
     via: network.OneServer | network.NServers = network.star,
 ) -> Algorithm:
@@ -49,15 +49,15 @@ def diana(
             momentum. On problems with a regularizer it must have no momentum; $\gamma$ may be a
             schedule.
         compressor: Q, unbiased, with $E|Q(x) - x|^2 \le \omega |x|^2$.
-        alpha: $\alpha$, in [0, 1]; None: $1 / (1 + \omega)$, with the largest $\omega$ of the
+        memory_step: $\alpha$, in [0, 1]; None: $1 / (1 + \omega)$, with the largest $\omega$ of the
             vectors that are compressed. Larger numbers may let the shifts diverge.
         via: one server, `network.star` or `network.parameter_server`; or N servers,
             `network.multi_server`, for which all workers must participate.
 
     Raises:
-        ValueError: if the compressor is biased, alpha is not in [0, 1], or `via` is another
+        ValueError: if the compressor is biased, the step is not in [0, 1], or `via` is another
             pattern. At the start of a run: if the compressor states no $\omega$ for a vector and
-            alpha is None.
+            the step is None.
 
     Source: Mishchenko, Gorbunov, Takáč and Richtárik, "Distributed learning with compressed
     gradient differences", 2019; for any unbiased Q, Horváth et al., "Stochastic distributed
@@ -68,11 +68,11 @@ def diana(
             f"diana: the compressor {compressor.name} is biased; expected an unbiased one, such as "
             "compressors.random_k(0.1): use ef21 for biased ones"
         )
-    if alpha is None:
-        alpha_of, name = (lambda sizes, N: 1 / (1 + _omega("diana", compressor, sizes))), ""
+    if memory_step is None:
+        alpha, name = (lambda sizes, N: 1 / (1 + _omega("diana", compressor, sizes))), ""
     else:
-        alpha_of, name = checks.number("diana: alpha", alpha, "[0, 1]"), f", {alpha}"
-    up = Up(compressor, shift=alpha_of, over="arrived")
+        alpha, name = checks.number("diana: memory_step", memory_step, "[0, 1]"), f", {memory_step}"
+    up = Up(compressor, shift=alpha, over="arrived")
     return with_memories(f"diana({compressor.name}{name})", optimizer, up, None, via=via)
 
 
@@ -88,8 +88,8 @@ def diana(
 def ef_bv(
     optimizer: optax.GradientTransformation,
     compressor: Compressor,
-    lambda_: Real | None = None,
-    nu: Real | None = None,
+    memory_step: Real | None = None,
+    gain: Real | None = None,
     *,
     via: network.OneServer | network.NServers = network.star,
 ) -> Algorithm:
@@ -111,10 +111,10 @@ def ef_bv(
     Args:
         optimizer: as in `diana`.
         compressor: C, unbiased or a contraction.
-        lambda_: $\lambda$, in [0, 1]. None: the number for which $\lambda C$ has the smallest
+        memory_step: $\lambda$, in [0, 1]. None: the number for which $\lambda C$ has the smallest
             error bound, $1 / (1 + \omega)$ for an unbiased compressor, 1 for a contraction.
-        nu: $\nu$, above 0. None: the same for the mean of N independent messages, with $\omega / N$
-            in the place of $\omega$: $1 / (1 + \omega / N)$; 1 for a contraction.
+        gain: $\nu$, above 0. None: the same for the mean of N independent messages, with
+            $\omega / N$ in the place of $\omega$: $1 / (1 + \omega / N)$; 1 for a contraction.
         via: as in `diana`.
 
     Raises:
@@ -132,19 +132,19 @@ def ef_bv(
             return 1.0
         return lambda sizes, N: 1 / (1 + _omega("ef_bv", compressor, sizes) / workers(N))
 
-    given = [compressor.name, *(f"{number}" for number in (lambda_, nu) if number is not None)]
+    numbers = [f"{number}" for number in (memory_step, gain) if number is not None]
+    if memory_step is not None:
+        checks.number("ef_bv: memory_step", memory_step, "[0, 1]")
+    if gain is not None:
+        checks.number("ef_bv: gain", gain, "(0, inf)")
     up = Up(
         compressor,
-        shift=least(lambda N: 1) if lambda_ is None else _within("lambda_", lambda_, "[0, 1]"),
-        gain=least(lambda N: N) if nu is None else _within("nu", nu, "(0, inf)"),
+        shift=least(lambda N: 1) if memory_step is None else memory_step,
+        gain=least(lambda N: N) if gain is None else gain,
     )
     contracting = () if compressor.unbiased else (compressor,)
-    name = f"ef_bv({', '.join(given)})"
+    name = f"ef_bv({', '.join([compressor.name, *numbers])})"
     return with_memories(name, optimizer, up, None, via=via, contracting=contracting)
-
-
-def _within(name: str, value: Real, interval: str) -> Real:
-    return checks.number(f"ef_bv: {name}", value, interval)
 
 
 def _omega(method: str, compressor: Compressor, sizes: tuple[int, ...]) -> float:

@@ -17,13 +17,13 @@ from dsgd.extend import Real
     regularizer=True,
     paper="Gao et al., 2024",
     page="how_to/compression.md#combine-memories",
-    settings={"compressor": compressors.whole_model(compressors.top_k(0.1)), "eta": 0.1},
+    settings={"compressor": compressors.whole_model(compressors.top_k(0.1)), "error_weight": 0.1},
 )
 @checks.arguments
 def econtrol(
     optimizer: optax.GradientTransformation,
     compressor: Compressor,
-    eta: Real,
+    error_weight: Real,
     *,
     via: network.OneServer | network.NServers = network.star,
 ) -> Algorithm:
@@ -46,23 +46,23 @@ def econtrol(
         optimizer: the step; `optax.sgd(gamma)` gives the equation. On problems with a regularizer a
             proximal step of $\gamma$ follows, and it must have no momentum.
         compressor: C, a contraction.
-        eta: $\eta$, at least 0. The theory has a small multiple of the contraction $\delta$; in
-            practice it is tuned, from about $\delta$ to 0.3.
+        error_weight: $\eta$, at least 0. The theory has a small multiple of the contraction
+            $\delta$; in practice it is tuned, from about $\delta$ to 0.3.
         via: one server, `network.star` or `network.parameter_server`; or N servers,
             `network.multi_server`, for which all workers must participate.
 
     Raises:
-        ValueError: if eta is negative, or `via` is another pattern. At the start of a run: if the
-            compressor states no contraction for a vector.
+        ValueError: if the weight is negative, or `via` is another pattern. At the start of a run:
+            if the compressor states no contraction for a vector.
 
     Source: Gao, Islamov and Stich, "EControl: fast distributed optimization with compression and
     error control", 2024. Departure: $h_n$ starts at 0 instead of $g_n(x_0)$.
     """
-    checks.number("econtrol: eta", eta, "[0, inf)")
+    checks.number("econtrol: error_weight", error_weight, "[0, inf)")
     return with_memories(
-        f"econtrol({compressor.name}, {eta})",
+        f"econtrol({compressor.name}, {error_weight})",
         optimizer,
-        Up(compressor, error=eta, shift=1.0),
+        Up(compressor, error=error_weight, shift=1.0),
         None,
         via=via,
         contracting=(compressor,),

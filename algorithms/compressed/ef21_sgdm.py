@@ -23,7 +23,7 @@ from dsgd.extend import Real
 def ef21_sgdm(
     optimizer: optax.GradientTransformation,
     compressor: Compressor,
-    eta: Real = 0.1,
+    momentum_step: Real = 0.1,
     *,
     double: bool = False,
     via: network.OneServer | network.NServers = network.star,
@@ -50,26 +50,26 @@ def ef21_sgdm(
         optimizer: the step; `optax.sgd(gamma)` gives the equation. On problems with a regularizer a
             proximal step of $\gamma$ follows, and it must have no momentum.
         compressor: C, a contraction.
-        eta: $\eta$, in (0, 1].
+        momentum_step: $\eta$, in (0, 1].
         double: whether the momentum is averaged a second time.
         via: one server, `network.star` or `network.parameter_server`; or N servers,
             `network.multi_server`, for which all workers must participate.
 
     Raises:
-        ValueError: if eta is not in (0, 1], or `via` is another pattern. At the start of a run: if
-            the compressor states no contraction for a vector.
+        ValueError: if the momentum step is not in (0, 1], or `via` is another pattern. At the
+            start of a run: if the compressor states no contraction for a vector.
 
     Source: Fatkhullin, Tyurin and Richtárik, "Momentum provably improves error feedback!", 2023.
     Departure: $v_n$, $w_n$ and $u_n$ start at 0; the paper's start at a gradient of a mini-batch at
     $x_0$.
     """
-    checks.number("ef21_sgdm: eta", eta, "(0, 1]")
+    checks.number("ef21_sgdm: momentum_step", momentum_step, "(0, 1]")
     return with_memories(
-        f"ef21_sgdm({compressor.name}, {eta}{', double' * double})",
+        f"ef21_sgdm({compressor.name}, {momentum_step}{', double' * double})",
         optimizer,
         Up(compressor, shift=1.0),
         None,
-        vector=(double_momentum if double else momentum)(eta),
+        vector=(double_momentum if double else momentum)(momentum_step),
         via=via,
         contracting=(compressor,),
     )

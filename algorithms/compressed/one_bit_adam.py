@@ -186,7 +186,7 @@ class Local(NamedTuple):
 )
 @checks.arguments
 def zero_one_adam(
-    learning_rate: optax.ScalarOrSchedule,
+    step_size: optax.ScalarOrSchedule,
     freeze: Period,
     compressor: Compressor = compressors.sign,
     *,
@@ -227,7 +227,7 @@ def zero_one_adam(
     all-reduce of the gradients in the rounds $\mathcal T_v$.
 
     Args:
-        learning_rate: $\gamma$, or a schedule from the number of the round to $\gamma_t$.
+        step_size: $\gamma$, or a schedule from the number of the round to $\gamma_t$.
         freeze: $T_f$, at least 1; several times $1 / (1 - \beta_2)$, as in `one_bit_adam`. All
             numbers of rounds may be swept.
         compressor: C, a contraction.
@@ -246,8 +246,8 @@ def zero_one_adam(
     is updated before the step; once the distance between exchanges doubles, DeepSpeed's are one
     round later (17, 19, 21 where they are 16, 18, 20 here), and its s is 32678.
     """
-    if not callable(learning_rate):
-        checks.number("zero_one_adam: learning_rate", learning_rate, "(0, inf)")
+    if not callable(step_size):
+        checks.number("zero_one_adam: step_size", step_size, "(0, inf)")
     freeze = checks.period("zero_one_adam: freeze", freeze)
     updates = checks.period("zero_one_adam: updates", updates)
     stretch = checks.period("zero_one_adam: stretch", stretch)
@@ -271,7 +271,7 @@ def zero_one_adam(
 
     def update(state, gradients, round):
         x, y, t = state.server, state.workers, round.step
-        gamma: Any = learning_rate(t) if callable(learning_rate) else learning_rate
+        gamma: Any = step_size(t) if callable(step_size) else step_size
         v = round.when(
             updates_v(t),
             lambda v: optimizers.moving_average(beta2, v, _squares(round.mean(gradients))),

@@ -65,7 +65,7 @@ def diloco(
 def slowmo(
     optimizer: optax.GradientTransformation,
     period: Period,
-    step: Real = 1.0,
+    outer_step: Real = 1.0,
     momentum: Real = 0.7,
     *,
     via: network.AllReduce = network.ring_all_reduce,
@@ -83,7 +83,7 @@ def slowmo(
     Args:
         optimizer: each worker's inner step; its state is kept.
         period: H. It may be swept.
-        step: $\alpha$, the slow step size, in units of the inner step size.
+        outer_step: $\alpha$, the slow step size, in units of the inner step size.
         momentum: $\beta$, in [0, 1). With $\beta = 0$ and $\alpha = 1$ the method is `local_sgd`.
         via: as in `diloco`.
 
@@ -97,7 +97,7 @@ def slowmo(
     filtering", 2016.
     """
     period = checks.period("slowmo: period", period)
-    checks.number("slowmo: step", step, "(0, inf)")
+    checks.number("slowmo: outer_step", outer_step, "(0, 3e38]")
     checks.number("slowmo: momentum", momentum, "[0, 1)")
-    outer = optax.sgd(step, momentum=momentum)
+    outer = optax.sgd(outer_step, momentum=momentum)
     return local_updates(f"slowmo({period}, {momentum})", optimizer, outer, period, via=via)

@@ -70,9 +70,9 @@ def easgd(
 @checks.arguments
 def eamsgd(
     optimizer: optax.GradientTransformation,
-    momentum: Real = 0.99,
     period: Period = 10,
     moving_rate: Real = 0.9,
+    momentum: Real = 0.99,
     *,
     via: network.AllReduce = network.star,
 ) -> Algorithm:
@@ -89,8 +89,8 @@ def eamsgd(
 
     Args:
         optimizer: each worker's step without momentum; `optax.sgd(gamma)` gives the equation.
-        momentum: $\mu$, in [0, 1).
         period, moving_rate, via: as in `easgd`.
+        momentum: $\mu$, in [0, 1).
 
     Raises:
         ValueError: as `easgd`, or if $\mu$ is not in [0, 1).

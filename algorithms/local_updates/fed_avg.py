@@ -72,13 +72,13 @@ def fed_avg(
 @method(
     sends="changes of the participating clients every H-th round, the model back, through a server",
     paper="FedProx: Li et al., 2020, Algorithm 2",
-    settings={"period": 4, "proximal": 0.1},
+    settings={"period": 4, "penalty": 0.1},
 )
 @checks.arguments
 def fed_prox(
     optimizer: optax.GradientTransformation,
     period: Period,
-    proximal: Real,
+    penalty: Real,
     *,
     inclusion: Real | Sequence[float] | None = None,
     via: network.AllReduce = network.star,
@@ -97,7 +97,7 @@ def fed_prox(
     Args:
         optimizer: as in `fed_avg`; `optax.sgd(gamma)` needs $\gamma (L + \mu) < 2$.
         period: H. It may be swept.
-        proximal: $\mu$, at least 0. The paper tunes it over 0.001, 0.01, 0.1 and 1.
+        penalty: $\mu$, at least 0. The paper tunes it over 0.001, 0.01, 0.1 and 1.
         inclusion: as in `fed_avg`. The paper draws clients with probability $p_n$, with
             replacement, and gives equal weights to their models; the second form of `fed_avg` has
             the same expectation.
@@ -108,11 +108,11 @@ def fed_prox(
 
     Source: Li et al., "Federated optimization in heterogeneous networks", 2020, Algorithm 2.
     """
-    checks.number("fed_prox: proximal", proximal, "[0, inf)")
+    checks.number("fed_prox: penalty", penalty, "[0, inf)")
 
     def direction(gradients: Gradients, x: Outer, y: Inner) -> Gradients:
         return jax.tree.map(
-            lambda g, y, x: g + jnp.asarray(proximal, g.dtype) * (y - x[None]),
+            lambda g, y, x: g + jnp.asarray(penalty, g.dtype) * (y - x[None]),
             gradients,
             y.params,
             x.params,

@@ -16,13 +16,13 @@ from dsgd.extend import Gradients, Period, Real
     sends="changes of the participating clients every H-th round, the model back, through a server",
     exact="any data",
     paper="FedDyn: Acar et al., 2021, Algorithm 1",
-    settings={"period": 4, "regularization": 1.0},
+    settings={"period": 4, "penalty": 1.0},
 )
 @checks.arguments
 def fed_dyn(
     optimizer: optax.GradientTransformation,
     period: Period,
-    regularization: Real = 0.01,
+    penalty: Real = 0.01,
     *,
     via: network.AllReduce = network.star,
 ) -> Algorithm:
@@ -49,7 +49,7 @@ def fed_dyn(
         optimizer: each client's step; `optax.sgd(gamma)` needs $\gamma (L + \alpha) < 2$. Its state
             starts again in each period.
         period: H. It may be swept.
-        regularization: $\alpha$, above 0. The paper uses 0.1, 0.01 and 0.001. With few local steps,
+        penalty: $\alpha$, above 0. The paper uses 0.1, 0.01 and 0.001. With few local steps,
             an $\alpha$ much below $1 / (\gamma H)$ makes the step along h long.
         via: communication pattern; by default each client has its own link to the server.
 
@@ -61,11 +61,11 @@ def fed_dyn(
     gradients.
     """
     period = checks.period("fed_dyn: period", period)
-    checks.number("fed_dyn: regularization", regularization, "(0, inf)")
+    checks.number("fed_dyn: penalty", penalty, "(0, inf)")
 
     def direction(gradients: Gradients, x: Outer, y: Inner) -> Gradients:
         return jax.tree.map(
-            lambda g, g_n, y, x: g - g_n + jnp.asarray(regularization, g.dtype) * (y - x[None]),
+            lambda g, g_n, y, x: g - g_n + jnp.asarray(penalty, g.dtype) * (y - x[None]),
             gradients,
             y.memory,
             y.params,
@@ -78,18 +78,16 @@ def fed_dyn(
         # Means over all clients of values that are 0 for those that do not participate.
         (mean, share), (delivered, _) = round.aggregate(sent, optax.tree.zeros_like(sent), via)
         h, memory = jax.tree.map(
-            lambda old, sent: old + jnp.asarray(regularization, old.dtype) * sent,
+            lambda old, sent: old + jnp.asarray(penalty, old.dtype) * sent,
             (x.memory, y.memory),
             (mean, delivered),
         )
         share = jnp.where(share > 0, share, 1)
-        outer = jax.tree.map(
-            lambda mean, h: (mean / share + h / regularization).astype(h.dtype), mean, h
-        )
+        outer = jax.tree.map(lambda mean, h: (mean / share + h / penalty).astype(h.dtype), mean, h)
         return outer, h, memory
 
     return local_updates(
-        f"fed_dyn({period}, {regularization})",
+        f"fed_dyn({period}, {penalty})",
         optimizer,
         optax.sgd(1.0),
         period,

@@ -65,7 +65,7 @@ def fed_opt(
 def fed_avgm(
     optimizer: optax.GradientTransformation,
     period: Period,
-    step: Real = 1.0,
+    outer_step: Real = 1.0,
     momentum: Real = 0.9,
     *,
     inclusion: Real | Sequence[float] | None = None,
@@ -80,7 +80,7 @@ def fed_avgm(
 
     Args:
         optimizer, period: as in `fed_avg`.
-        step: $\eta$.
+        outer_step: $\eta$.
         momentum: $\beta$, in [0, 1).
         inclusion, via: as in `fed_avg`.
 
@@ -90,24 +90,24 @@ def fed_avgm(
     Source: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for
     federated visual classification", 2019.
     """
-    checks.number("fed_avgm: step", step, "(0, inf)")
+    checks.number("fed_avgm: outer_step", outer_step, "(0, 3e38]")
     checks.number("fed_avgm: momentum", momentum, "[0, 1)")
-    outer = optax.sgd(step, momentum=momentum)
+    outer = optax.sgd(outer_step, momentum=momentum)
     return client_updates("fed_avgm", optimizer, period, outer, inclusion, via)
 
 
 @method(
     sends="changes of the participating clients every H-th round, the model back, through a server",
     paper="Reddi et al., 2021, Algorithm 2",
-    settings={"period": 4, "step": 0.1},
+    settings={"period": 4, "outer_step": 0.1},
 )
 @checks.arguments
 def fed_adagrad(
     optimizer: optax.GradientTransformation,
     period: Period,
-    step: Real,
+    outer_step: Real,
     beta1: Real = 0.0,
-    tau: Real = 1e-3,
+    epsilon: Real = 1e-3,
     *,
     inclusion: Real | Sequence[float] | None = None,
     via: network.AllReduce = network.star,
@@ -122,9 +122,9 @@ def fed_adagrad(
 
     Args:
         optimizer, period: as in `fed_avg`.
-        step: $\eta$, tuned in the paper.
+        outer_step: $\eta$, tuned in the paper.
         beta1: $\beta_1$, in [0, 1).
-        tau: $\tau$, the degree of adaptivity, from 1e-18 to 1e18.
+        epsilon: $\tau$, the degree of adaptivity, from 1e-18 to 1e18.
         inclusion, via: as in `fed_avg`.
 
     Raises:
@@ -137,23 +137,23 @@ def fed_adagrad(
     def second(v, delta):
         return v + delta**2
 
-    outer = _adaptive("fed_adagrad", step, beta1, tau, second)
+    outer = _adaptive("fed_adagrad", outer_step, beta1, epsilon, second)
     return client_updates("fed_adagrad", optimizer, period, outer, inclusion, via)
 
 
 @method(
     sends="changes of the participating clients every H-th round, the model back, through a server",
     paper="Reddi et al., 2021, Algorithm 2",
-    settings={"period": 4, "step": 0.1},
+    settings={"period": 4, "outer_step": 0.1},
 )
 @checks.arguments
 def fed_yogi(
     optimizer: optax.GradientTransformation,
     period: Period,
-    step: Real,
+    outer_step: Real,
     beta1: Real = 0.9,
     beta2: Real = 0.99,
-    tau: Real = 1e-3,
+    epsilon: Real = 1e-3,
     *,
     inclusion: Real | Sequence[float] | None = None,
     via: network.AllReduce = network.star,
@@ -163,7 +163,7 @@ def fed_yogi(
     $$ v_t = v_{t-1} - (1 - \beta_2) \Delta_t^2\, \mathrm{sign}(v_{t-1} - \Delta_t^2) $$
 
     Args:
-        optimizer, period, step, beta1, beta2, tau, inclusion, via: as in `fed_adam`.
+        optimizer, period, outer_step, beta1, beta2, epsilon, inclusion, via: as in `fed_adam`.
 
     Raises:
         ValueError: as `fed_adam`.
@@ -175,23 +175,23 @@ def fed_yogi(
     def second(v, delta):
         return v - (1 - beta2) * delta**2 * jnp.sign(v - delta**2)
 
-    outer = _adaptive("fed_yogi", step, beta1, tau, second)
+    outer = _adaptive("fed_yogi", outer_step, beta1, epsilon, second)
     return client_updates("fed_yogi", optimizer, period, outer, inclusion, via)
 
 
 @method(
     sends="changes of the participating clients every H-th round, the model back, through a server",
     paper="Reddi et al., 2021, Algorithm 2",
-    settings={"period": 4, "step": 0.1},
+    settings={"period": 4, "outer_step": 0.1},
 )
 @checks.arguments
 def fed_adam(
     optimizer: optax.GradientTransformation,
     period: Period,
-    step: Real,
+    outer_step: Real,
     beta1: Real = 0.9,
     beta2: Real = 0.99,
-    tau: Real = 1e-3,
+    epsilon: Real = 1e-3,
     *,
     inclusion: Real | Sequence[float] | None = None,
     via: network.AllReduce = network.star,
@@ -207,9 +207,9 @@ def fed_adam(
 
     Args:
         optimizer, period: as in `fed_avg`.
-        step: $\eta$, tuned in the paper.
+        outer_step: $\eta$, tuned in the paper.
         beta1, beta2: $\beta_1$ and $\beta_2$, in [0, 1).
-        tau: $\tau$, the degree of adaptivity, from 1e-18 to 1e18.
+        epsilon: $\tau$, the degree of adaptivity, from 1e-18 to 1e18.
         inclusion, via: as in `fed_avg`.
 
     Raises:
@@ -223,7 +223,7 @@ def fed_adam(
     def second(v, delta):
         return beta2 * v + (1 - beta2) * delta**2
 
-    outer = _adaptive("fed_adam", step, beta1, tau, second)
+    outer = _adaptive("fed_adam", outer_step, beta1, epsilon, second)
     return client_updates("fed_adam", optimizer, period, outer, inclusion, via)
 
 
@@ -236,33 +236,35 @@ class _Moments(NamedTuple):
 
 def _adaptive(
     name: str,
-    step: Real,
+    outer_step: Real,
     beta1: Real,
-    tau: Real,
+    epsilon: Real,
     second: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> optax.GradientTransformation:
     r"""Returns the server's optimizer of Algorithm 2, $x - \eta m_t / (\sqrt{v_t} + \tau)$.
 
     Args:
         name: the method's, for error messages.
-        step, beta1, tau: $\eta$, $\beta_1$, $\tau$.
+        outer_step, beta1, epsilon: $\eta$, $\beta_1$, $\tau$.
         second: $(v_{t-1}, \Delta_t) \mapsto v_t$, of one leaf.
     """
-    checks.number(f"{name}: step", step, "(0, inf)")
+    checks.number(f"{name}: outer_step", outer_step, "(0, 3e38]")
     checks.number(f"{name}: beta1", beta1, "[0, 1)")
-    checks.number(f"{name}: tau", tau, "[1e-18, 1e18]")  # so that its square is a normal float32
+    # so that its square is a normal float32
+    checks.number(f"{name}: epsilon", epsilon, "[1e-18, 1e18]")
 
     def init(params):
-        return _Moments(optax.tree.zeros_like(params), optax.tree.full_like(params, tau**2))
+        return _Moments(optax.tree.zeros_like(params), optax.tree.full_like(params, epsilon**2))
 
     def update(updates, state, params=None):
         m = jax.tree.map(
             lambda m, delta: (beta1 * m + (1 - beta1) * delta).astype(m.dtype), state.first, updates
         )
         v = jax.tree.map(lambda v, delta: second(v, delta).astype(v.dtype), state.second, updates)
-        steps = jax.tree.map(
-            lambda m, v: (-step * wide(m) / (jnp.sqrt(wide(v)) + tau)).astype(m.dtype), m, v
-        )
-        return steps, _Moments(m, v)
+
+        def step(m, v):
+            return (-outer_step * wide(m) / (jnp.sqrt(wide(v)) + epsilon)).astype(m.dtype)
+
+        return jax.tree.map(step, m, v), _Moments(m, v)
 
     return optax.GradientTransformation(init, update)

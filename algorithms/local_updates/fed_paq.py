@@ -101,7 +101,7 @@ def fed_comgate(
     period: Period,
     compressor: Compressor,
     *,
-    step: Real = 1.0,
+    outer_step: Real = 1.0,
     via: network.OneServer = network.star,
 ) -> Algorithm:
     r"""FedCOMGATE: FedPAQ with local steps that are corrected by the differences between the
@@ -124,7 +124,7 @@ def fed_comgate(
     Args:
         step_size: $\gamma$, positive. It may be swept.
         period, compressor, via: as in `fed_paq`.
-        step: $\eta$, the step of the server, positive.
+        outer_step: $\eta$, the step of the server, positive.
 
     Raises:
         ValueError: as in `fed_paq`, or if a step is not positive.
@@ -135,8 +135,8 @@ def fed_comgate(
     """
     _require_unbiased("fed_comgate", compressor)
     period = checks.period("fed_comgate: period", period)
-    for name, value in {"step_size": step_size, "step": step}.items():
-        checks.number(f"fed_comgate: {name}", value, "(0, inf)")
+    for name, value in {"step_size": step_size, "outer_step": outer_step}.items():
+        checks.number(f"fed_comgate: {name}", value, "(0, 3e38]")
 
     def direction(gradients: Gradients, x: Outer, y: Inner) -> Gradients:
         return optax.tree.sub(gradients, y.memory)
@@ -156,7 +156,7 @@ def fed_comgate(
     return local_updates(
         f"fed_comgate({period}, {compressor.name})",
         optax.sgd(step_size),
-        optax.sgd(step),
+        optax.sgd(outer_step),
         period,
         via=via,
         direction=direction,

@@ -25,7 +25,7 @@ from dsgd.extend import Gradients, Params, Period, PyTree, Real
 def mime_lite(
     optimizer: optax.GradientTransformation,
     period: Period,
-    server_step: Real = 1.0,
+    outer_step: Real = 1.0,
     *,
     via: network.AllReduce = network.star,
 ) -> Algorithm:
@@ -52,7 +52,7 @@ def mime_lite(
             step is the whole update of the optimizer, and the new state is discarded: Adam's
             moments contain the gradient of that step, which the paper's do not.
         period: H. It may be swept.
-        server_step: $\eta_s$, positive; fedjax has the same. With 1 the server takes the mean of
+        outer_step: $\eta_s$, positive; fedjax has the same. With 1 the server takes the mean of
             $y^{(n)}$. It may be swept.
         via: communication pattern; by default each client has its own link to the server.
 
@@ -63,7 +63,7 @@ def mime_lite(
     learning", 2020, Algorithm 1 (MimeLite).
     """
     period = checks.period("mime_lite: period", period)
-    checks.number("mime_lite: server_step", server_step, "(0, inf)")
+    checks.number("mime_lite: outer_step", outer_step, "(0, inf)")
 
     def update(x: Outer, y: Inner, gradients: Gradients, round: Communicator):
         at_start = round.step % period == 0
@@ -76,7 +76,7 @@ def mime_lite(
         def synchronize(x: Outer, y: Inner):
             sent = outer_gradient(x, y), y.memory.gradient
             delta, c = round.weighted_mean(sent, via)
-            return _synchronized(optimizer, x, y, scaled(server_step, delta), c)
+            return _synchronized(optimizer, x, y, scaled(outer_step, delta), c)
 
         return round.every(period, synchronize, x, y)
 
@@ -95,7 +95,7 @@ def mime_lite(
 def mime(
     optimizer: optax.GradientTransformation,
     period: Period,
-    server_step: Real = 1.0,
+    outer_step: Real = 1.0,
     *,
     via: network.AllReduce = network.star,
 ) -> Algorithm:
@@ -118,7 +118,7 @@ def mime(
     Args:
         optimizer: as in `mime_lite`.
         period: H, the number of local steps. It may be swept.
-        server_step, via: as in `mime_lite`.
+        outer_step, via: as in `mime_lite`.
 
     Raises:
         ValueError: if the period is less than 1 or more than 2^31 - 1, or $\eta_s$ is not
@@ -129,7 +129,7 @@ def mime(
     learning", 2020, Algorithm 1 (Mime).
     """
     period = checks.period("mime: period", period)
-    checks.number("mime: server_step", server_step, "(0, inf)")
+    checks.number("mime: outer_step", outer_step, "(0, inf)")
 
     def query(state: State, round: Round) -> tuple[Query, Query, Query]:
         x, y, at_start = state.server.params, state.workers.params, round.step % period == 0
@@ -149,7 +149,7 @@ def mime(
 
         def synchronize(x: Outer, y: Inner):
             delta = round.weighted_mean(outer_gradient(x, y), via)
-            return _synchronized(optimizer, x, y, scaled(server_step, delta), x.memory)
+            return _synchronized(optimizer, x, y, scaled(outer_step, delta), x.memory)
 
         return round.every(period, synchronize, x, y)
 

@@ -44,8 +44,8 @@ def noloco(
     topology: Topology,
     period: Period = 50,
     *,
-    step: Real = 0.7,
-    consensus: Real = 0.7,
+    outer_step: Real = 0.7,
+    consensus_step: Real = 0.7,
     momentum: Real = 0.5,
 ) -> Algorithm:
     r"""NoLoCo: H local steps from a slow model, then a step of the slow model with momentum on the
@@ -69,8 +69,8 @@ def noloco(
         topology: W, doubly stochastic. `topologies.random_matchings(N)` is the paper's choice: a
             schedule of random pairs that all workers know and that advances with each exchange.
         period: H. It may be swept.
-        step: $\eta$, positive.
-        consensus: $\eta_c$, positive.
+        outer_step: $\eta$, positive.
+        consensus_step: $\eta_c$, positive.
         momentum: $\alpha$, in [0, 1).
 
     Raises:
@@ -83,8 +83,8 @@ def noloco(
     """
     period = checks.period("noloco: period", period)
     gossip.require_topology("noloco", topology)
-    checks.number("noloco: step", step, "(0, inf)")
-    checks.number("noloco: consensus", consensus, "(0, inf)")
+    checks.number("noloco: outer_step", outer_step, "(0, inf)")
+    checks.number("noloco: consensus_step", consensus_step, "(0, inf)")
     checks.number("noloco: momentum", momentum, "[0, 1)")
 
     def update(y: Slow, gradients, round):
@@ -95,7 +95,7 @@ def noloco(
             slow, change = round.mix((y.slow, change), topology)
             v = jax.tree.map(
                 lambda v, change, mixed, slow: (
-                    momentum * v + step * change + consensus * (mixed - slow)
+                    momentum * v + outer_step * change + consensus_step * (mixed - slow)
                 ).astype(v.dtype),
                 *(y.momentum, change, slow, y.slow),
             )

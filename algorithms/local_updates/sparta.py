@@ -15,12 +15,12 @@ from dsgd.extend import selected_count
 @method(
     sends="a random part of the models, by an all-reduce",
     paper="SPARTA: EXO Labs, 2025",
-    settings={"density": 0.2},
+    settings={"fraction": 0.2},
 )
 @checks.arguments
 def sparta(
     optimizer: optax.GradientTransformation,
-    density: float = 0.005,
+    fraction: float = 0.005,
     *,
     via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
@@ -39,7 +39,7 @@ def sparta(
 
     Args:
         optimizer: each worker's step; its state stays local.
-        density: p, in (0, 1].
+        fraction: p, in (0, 1].
         via: as in `local_sgd`.
 
     Raises:
@@ -48,14 +48,16 @@ def sparta(
     Source: EXO Labs, "SPARTA", 2025, a report; `SparseCommunicator` of its package exo gym draws
     each element independently with probability p, so that the number of elements is random.
     """
-    checks.number("sparta: density", density, "(0, 1]")
+    checks.number("sparta: fraction", fraction, "(0, 1]")
 
     def update(y: optimizers.Model, gradients, round):
         y = optimizers.local_step(optimizer, y, gradients, round)
         leaves, treedef = jax.tree.flatten(y.params)
         rows = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
         keys = jax.random.split(round.next_key(), len(rows))
-        places = [_drawn(key, density, leaf.shape[1]) for key, leaf in zip(keys, rows, strict=True)]
+        places = [
+            _drawn(key, fraction, leaf.shape[1]) for key, leaf in zip(keys, rows, strict=True)
+        ]
         parts = [leaf[:, drawn] for leaf, drawn in zip(rows, places, strict=True)]
         averaged = [
             row.at[:, drawn]
@@ -68,14 +70,14 @@ def sparta(
         return y._replace(params=treedef.unflatten(averaged))
 
     return methods.local_models(
-        f"sparta({density:g})", optimizer, update, absent=methods.gets_average
+        f"sparta({fraction:g})", optimizer, update, absent=methods.gets_average
     )
 
 
-def _drawn(key: jax.Array, density: float, d: int) -> jax.Array:
+def _drawn(key: jax.Array, fraction: float, d: int) -> jax.Array:
     """Returns the indices of the drawn elements of a leaf with d elements, in increasing order. The
     cost is proportional to their number.
     """
-    k = selected_count(density, d)
+    k = selected_count(fraction, d)
     ends = np.arange(k + 1) * d // k
     return jax.random.randint(key, (k,), ends[:-1], ends[1:])

@@ -66,47 +66,47 @@ r"""$v_n = g_n(x)$."""
 
 
 @checks.arguments
-def momentum(eta: Real) -> Vector:
+def momentum(momentum_step: Real) -> Vector:
     r"""The momentum $v_n \leftarrow (1 - \eta) v_n + \eta g_n(x)$, which starts at 0.
 
     Args:
-        eta: $\eta$, in (0, 1].
+        momentum_step: $\eta$, in (0, 1].
 
     Raises:
-        ValueError: if eta is not in (0, 1].
+        ValueError: if the step is not in (0, 1].
     """
-    checks.number("memories.momentum: eta", eta, "(0, 1]")
+    checks.number("memories.momentum: momentum_step", momentum_step, "(0, 1]")
 
     def step(v, g, x):
-        v = _average(v, eta, g)
+        v = _average(v, momentum_step, g)
         return v, v
 
-    return Vector(optax.tree.zeros_like, step, f"momentum({eta})")
+    return Vector(optax.tree.zeros_like, step, f"momentum({momentum_step})")
 
 
 @checks.arguments
-def double_momentum(eta: Real) -> Vector:
+def double_momentum(momentum_step: Real) -> Vector:
     r"""The momentum, averaged a second time: $v_n \leftarrow (1 - \eta) v_n + \eta g_n(x)$, then
     $w_n \leftarrow (1 - \eta) w_n + \eta v_n$. Both start at 0, and w is compressed.
 
     Args:
-        eta: $\eta$, in (0, 1].
+        momentum_step: $\eta$, in (0, 1].
 
     Raises:
-        ValueError: if eta is not in (0, 1].
+        ValueError: if the step is not in (0, 1].
     """
-    checks.number("memories.double_momentum: eta", eta, "(0, 1]")
+    checks.number("memories.double_momentum: momentum_step", momentum_step, "(0, 1]")
 
     def start(params):
         return optax.tree.zeros_like(params), optax.tree.zeros_like(params)
 
     def step(state, g, x):
         v, w = state
-        v = _average(v, eta, g)
-        w = _average(w, eta, v)
+        v = _average(v, momentum_step, g)
+        w = _average(w, momentum_step, v)
         return w, (v, w)
 
-    return Vector(start, step, f"double_momentum({eta})")
+    return Vector(start, step, f"double_momentum({momentum_step})")
 
 
 @checks.arguments

@@ -34,7 +34,7 @@ class Candidate:
     `updates`.
 
     Args:
-        method: name in tables and figures.
+        name: of the method, in tables and figures.
         function: (optimizer, *arguments) -> method.
         arguments: what the function receives after the optimizer. A string is the name of a
             hyperparameter in `grids`, a function is called with the number of workers (and returns
@@ -48,7 +48,7 @@ class Candidate:
             empty or contains non-finite numbers, or the step size is one of them.
     """
 
-    method: str
+    name: str
     function: Callable[..., Algorithm]
     arguments: tuple[Any, ...] = ()
     grids: Mapping[str, Sequence[float]] | None = None
@@ -80,7 +80,7 @@ class Candidate:
         return ", ".join(dict.fromkeys(filter(None, map(_label, self.arguments))))
 
     def __str__(self) -> str:
-        return f"{self.method}, {self.settings}" if self.settings else self.method
+        return f"{self.name}, {self.settings}" if self.settings else self.name
 
     def build(self, optimizer: Any, workers: int, **values: Any) -> Algorithm:
         """Returns the method.
@@ -90,7 +90,7 @@ class Candidate:
             workers: N.
             values: values of the hyperparameters in `grids`, which may be traced.
         """
-        arguments = [_passed(each, workers, values) for each in self.arguments]
+        arguments = [_resolve(each, workers, values) for each in self.arguments]
         return self.function(optimizer, *arguments)
 
     def expression(self, optimizer: str, workers: int, values: Mapping[str, float]) -> str:
@@ -102,10 +102,10 @@ class Candidate:
             values: values of the hyperparameters in `grids`.
         """
         return call(
-            self.function, optimizer, *(_written(each, workers, values) for each in self.arguments)
+            self.function, optimizer, *(_write(each, workers, values) for each in self.arguments)
         )
 
-    def replaced(self, compressor: Compressor | None = None, topology: Any = None) -> Candidate:
+    def substitute(self, compressor: Compressor | None = None, topology: Any = None) -> Candidate:
         """Returns the candidate with another compressor or topology in all places of one.
 
         Args:
@@ -114,7 +114,7 @@ class Candidate:
                 candidate's own topology if it accepts them. None: unchanged.
         """
 
-        def of(argument: Any) -> Any:
+        def replace_argument(argument: Any) -> Any:
             if isinstance(argument, Compressor) and compressor is not None:
                 return compressor
             if not callable(argument) or topology is None:
@@ -124,7 +124,7 @@ class Candidate:
             keywords = {name: each for name, each in keywords.items() if name in accepted}
             return functools.partial(topology, **keywords) if keywords else topology
 
-        return replace(self, arguments=tuple(map(of, self.arguments)))
+        return replace(self, arguments=tuple(map(replace_argument, self.arguments)))
 
 
 def require(candidates: Sequence[Candidate]) -> None:
@@ -159,7 +159,8 @@ def _reference(function: Callable[..., Any]) -> str:
     return f"{root if is_public else module}.{name}"
 
 
-def _passed(argument: Any, workers: int, values: Mapping[str, Any]) -> Any:
+def _resolve(argument: Any, workers: int, values: Mapping[str, Any]) -> Any:
+    """Returns what the function receives for an argument of a candidate."""
     if isinstance(argument, str):
         return values[argument]
     if isinstance(argument, Compressor) or not callable(argument):
@@ -175,17 +176,17 @@ def _label(argument: Any) -> str:
     return getattr(inner, "__name__", "").replace("_", " ")
 
 
-def _written(argument: Any, workers: int, values: Mapping[str, float]) -> str:
+def _write(argument: Any, workers: int, values: Mapping[str, float]) -> str:
     """Returns the expression of an argument."""
     if isinstance(argument, str):
         return repr(np.asarray(values[argument]).item())
     if isinstance(argument, Compressor):
-        return _qualified(argument.name, "compressors", dsgd.compressors)
+        return _qualify(argument.name, "compressors", dsgd.compressors)
     if not callable(argument):
         return repr(argument)
     made, root = argument(workers), _inner(argument).__module__.split(".")[0]
     if isinstance(made, Topology) and root == "topologies":
-        return _qualified(made.name, root, sys.modules[root])
+        return _qualify(made.name, root, sys.modules[root])
     return call(argument, f"{workers}")
 
 
@@ -196,12 +197,12 @@ def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _qualified(name: str, prefix: str, module: Any) -> str:
+def _qualify(name: str, prefix: str, module: Any) -> str:
     """Returns a name such as `top_k(0.1)` with the module's prefix of its functions. Other words
     are texts.
     """
 
-    def of(word: re.Match[str]) -> str:
+    def qualify(word: re.Match[str]) -> str:
         return f"{prefix}.{word[0]}" if hasattr(module, word[0]) else repr(word[0])
 
-    return re.sub(r"(?<![\w.])[a-z_]\w*", of, name)
+    return re.sub(r"(?<![\w.])[a-z_]\w*", qualify, name)

@@ -63,7 +63,7 @@ def changes(goal: Goal, finals: Sequence[Final], networks: Networks) -> list[Cha
                     Change(
                         axis,
                         float(factors[network]),
-                        candidate.method,
+                        candidate.name,
                         candidate.settings,
                         points[outcomes[i].point[network]],
                         sign * float(mean[i, network]),

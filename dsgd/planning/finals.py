@@ -222,7 +222,7 @@ def _row(
     if goal.target is not None:
         until = scores.cost[0]
     row = Planned(
-        trained.contender.candidate.method,
+        trained.contender.candidate.name,
         trained.contender.candidate.settings,
         point,
         positive_estimate(until, spacing),

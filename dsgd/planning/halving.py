@@ -207,7 +207,7 @@ def _survivors(
         else:
             at = int(found[0].argmin())
             value = goal.sign * rung.scores[i].value[0, at].mean()
-            left.append(Eliminated(candidate.method, candidate.settings, 0, float(value)))
+            left.append(Eliminated(candidate.name, candidate.settings, 0, float(value)))
     return alive, left
 
 

@@ -186,7 +186,7 @@ def best_of_each(methods: list[str], chosen: list[Chosen], found: list[np.ndarra
     shape = (len(methods), *found[0].shape[:-1])
     best = Best(np.full(shape, np.inf), np.zeros(shape), np.full(shape, -1))
     for i, (each, seconds) in enumerate(zip(chosen, found, strict=True)):
-        at = methods.index(each.candidate.method)
+        at = methods.index(each.candidate.name)
         mean, error = dsgd.history.mean_and_error(np.moveaxis(seconds, -1, 0))
         better = mean < best.mean[at]
         for into, values in zip(best, (mean, error, i), strict=True):

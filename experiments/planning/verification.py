@@ -267,7 +267,7 @@ def candidates(args: Args) -> Iterator[Candidate]:
     """Yields the first settings of each method, mini-batch SGD first, with `--period`."""
     for name in METHODS:
         if name in (METHODS[0], *args.methods):
-            candidate = next(each for each in algorithms.SYNCHRONOUS if each.method == name)
+            candidate = next(each for each in algorithms.SYNCHRONOUS if each.name == name)
             yield dataclasses.replace(
                 candidate, grids=dict.fromkeys(candidate.swept, (args.period,))
             )
@@ -460,7 +460,7 @@ def predict(
     history = dsgd.history.evaluated_records(chosen.result.history)
     return Row(
         *point,
-        chosen.candidate.method,
+        chosen.candidate.name,
         run.described,
         chosen.settings["learning_rate"],
         run.rounds,

@@ -186,7 +186,7 @@ def compressed_sgd(
     )
     messages = N * N + (N if via == "server" else 0)
     exact = _affine(
-        moments.with_compressor(method, via), problem, compression=compression, messages=messages
+        moments.with_compressor(method, via == "ring"), problem, compression=compression, messages=messages
     )
     bound = partial(theory.compressed_sgd.bound, compression=compression)
     return _compressed(problem, effect, dithered(problem, compression), via, exact, bound)
@@ -221,7 +221,7 @@ def _compressed(problem: Problem, effect, compressor: Compressor, via, exact, bo
         lambda T, gamma: bound(
             **constants, noise=noise, steps=T, workers=problem.workers, learning_rate=gamma, via=via
         ),
-        runs.with_step(algorithms.compressed_sgd, compressor, via),
+        runs.with_step(algorithms.compressed_sgd, compressor, via == "ring"),
         exact,
         random=True,
     )

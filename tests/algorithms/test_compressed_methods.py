@@ -33,7 +33,7 @@ CLUSTER = clusters.Cluster(clusters.constant(1.0))
 METHODS: dict[str, Callable[[optax.GradientTransformation, dsgd.Compressor], dsgd.Algorithm]] = {
     "csgd": lambda optimizer, Q: compressed_sgd(optimizer, Q, allow_biased=True),
     "compressed_sgd_ring": lambda optimizer, Q: compressed_sgd(
-        optimizer, Q, via="ring", allow_biased=True
+        optimizer, Q, ring=True, allow_biased=True
     ),
     "error_compensated_sgd": lambda optimizer, Q: error_compensated_sgd(
         optimizer, Q, Q, allow_expanding=True

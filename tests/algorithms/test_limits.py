@@ -42,9 +42,9 @@ def steep_problem() -> dsgd.Problem:
 
 METHODS: dict[str, Any] = {
     "mean": algorithms.minibatch_sgd,
-    "ring": partial(algorithms.compressed_sgd, compressor=compressors.identity, via="ring"),
+    "ring": partial(algorithms.compressed_sgd, compressor=compressors.identity, ring=True),
     "quantized ring": partial(
-        algorithms.compressed_sgd, compressor=compressors.random_quantization(8), via="ring"
+        algorithms.compressed_sgd, compressor=compressors.random_quantization(8), ring=True
     ),
     "servers": partial(algorithms.compressed_sgd, compressor=compressors.identity),
     "gossip": partial(algorithms.decentralized_sgd, topology=topologies.ring(N)),

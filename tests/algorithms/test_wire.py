@@ -34,7 +34,7 @@ STEP = optax.sgd(0.1)
 
 METHODS: dict[str, Callable[[dsgd.Compressor], dsgd.Algorithm]] = {
     "csgd": lambda Q: compressed_sgd(STEP, Q, allow_biased=True),
-    "compressed_sgd_ring": lambda Q: compressed_sgd(STEP, Q, via="ring", allow_biased=True),
+    "compressed_sgd_ring": lambda Q: compressed_sgd(STEP, Q, ring=True, allow_biased=True),
     "error_compensated_sgd": lambda Q: error_compensated_sgd(STEP, Q, Q, allow_expanding=True),
     "ef21": lambda Q: ef21(STEP, Q, Q),
 }
@@ -260,9 +260,9 @@ def around_ring(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("method", ["compressed_sgd_ring", "error_compensated_sgd", "whole-model"])
 def test_every_message_is_counted_where_it_leaves_and_where_it_arrives(method, any_mesh):
     build = {
-        "compressed_sgd_ring": compressed_sgd(STEP, TELLING, via="ring"),
+        "compressed_sgd_ring": compressed_sgd(STEP, TELLING, ring=True),
         "error_compensated_sgd": error_compensated_sgd(STEP, TELLING, TELLING),
-        "whole-model": compressed_sgd(STEP, compressors.whole_model(TELLING), via="ring"),
+        "whole-model": compressed_sgd(STEP, compressors.whole_model(TELLING), ring=True),
     }
     layers = numbers() if method != "whole-model" else {"weights": numbers()["weights"]}
     gradients = {

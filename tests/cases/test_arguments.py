@@ -69,8 +69,8 @@ REFUSED = {
         CODE._replace(name="mine", encode=None)
     ),
     **{
-        rf"{name}: tau = {re.escape(repr(tau))}; .*1e-18": partial(
-            getattr(algorithms, name), SGD, 2, 0.1, tau=tau
+        rf"{name}: epsilon = {re.escape(repr(tau))}; .*1e-18": partial(
+            getattr(algorithms, name), SGD, 2, 0.1, epsilon=tau
         )
         for name in ("fed_adam", "fed_yogi", "fed_adagrad")
         for tau in (0.0, 1e-45, 1e300)
@@ -106,7 +106,7 @@ def test_the_degrees_of_adaptivity_at_both_ends_are_finite(tau, dtype):
     model = problems.Model(lambda key: jnp.zeros(2, dtype), lambda x, a: a @ x)
     data = np.eye(2, dtype=dtype)[[0, 0]], np.ones(2, dtype)
     problem = problems.finite_sum(model, optax.squared_error, data, 2, batch_size=None)
-    method = algorithms.fed_adam(SGD, 2, 0.1, tau=tau)
+    method = algorithms.fed_adam(SGD, 2, 0.1, epsilon=tau)
     x = dsgd.run(method, problem, steps=4, key=jax.random.key(0), mesh=1).params
     assert x[1] == 0
     assert np.isfinite(x).all()

@@ -71,7 +71,7 @@ def test_seconds_of_minibatch_sgd_are_those_of_the_all_reduce(small, baseline):
     (trained,) = baseline
     (chosen,) = plane.choose(trained, 0.8)
     assert (chosen.rounds > 0).all()
-    best = the_map.locate(args, problem, 0.0, [BASELINE.method], [chosen])
+    best = the_map.locate(args, problem, 0.0, [BASELINE.name], [chosen])
     workers = 2 if trained.participation else 4
     for i, latency in enumerate(the_map.axis(args, args.latencies)):
         for j, bandwidth in enumerate(the_map.axis(args, args.bandwidths)):
@@ -84,7 +84,7 @@ def test_seconds_of_minibatch_sgd_are_those_of_the_all_reduce(small, baseline):
 def test_a_model_counts_after_the_next_exchange(small):
     """The loss is that of the mean model, which the workers have after rounds 8, 16 and so on."""
     args, problem = small
-    (local,) = (each for each in the_map.SYNCHRONOUS if each.method == "local_sgd")
+    (local,) = (each for each in the_map.SYNCHRONOUS if each.name == "local_sgd")
     (runs,) = plane.train(args, problem, dataclasses.replace(local, grids={"H": (1, 8)}))
     history = runs.trained.history
     target = float(history["loss"][1].max(axis=0)[3])  # at round 12
@@ -122,7 +122,7 @@ def test_each_network_has_the_settings_with_the_fewest_seconds():
     """Of a method that reaches the target only with one of its settings, and of one with two."""
 
     def settings(method):
-        candidate = dataclasses.replace(the_map.SYNCHRONOUS[0], method=method)
+        candidate = dataclasses.replace(the_map.SYNCHRONOUS[0], name=method)
         return plane.Chosen(candidate, {}, None, np.zeros(2))  # pyright: ignore[reportArgumentType] (no result)
 
     chosen = [settings("one"), settings("two"), settings("two")]

@@ -106,7 +106,7 @@ def test_seconds_of_a_gradient_are_those_of_its_samples(tmp_path):
 
 def test_registered_methods_are_candidates_with_their_default_settings():
     args = dataclasses.replace(ARGS, methods=("k-gt", "gt_svrg"), topologies=("complete",))
-    found = {each.method: each for each in command.make_task(args).candidates}
+    found = {each.name: each for each in command.make_task(args).candidates}
     assert (
         found["k_gt"].expression("opt", 4, {"H": 5})
         == "algorithms.k_gt(opt, topologies.complete(4), 5)"

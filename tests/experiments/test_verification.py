@@ -66,7 +66,7 @@ def test_predictions_are_computations_and_collectives(trained):
     }
     d = sum(leaf.size for leaf in jax.tree.leaves(problem.init(jax.random.key(0))))
     for each in chosen:
-        method, rounds = each.candidate.method, int(each.rounds[0])
+        method, rounds = each.candidate.name, int(each.rounds[0])
         row = verification.predict(
             args,
             Point(1e6, 0.0),

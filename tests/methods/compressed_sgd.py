@@ -51,7 +51,7 @@ CASES = {
         lambda given: recursion(given, through_servers, clipped),
     ),
     "ring": Case(
-        lambda given: compressed_sgd(given.optimizer, HALF, "ring", allow_biased=True),
+        lambda given: compressed_sgd(given.optimizer, HALF, ring=True, allow_biased=True),
         lambda given: recursion(given, around_ring, largest_half),
         optimizer="momentum",
     ),

@@ -14,7 +14,7 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     title: Case(
-        lambda given: eamsgd(given.optimizer, MU, H, BETA),
+        lambda given: eamsgd(given.optimizer, H, BETA, MU),
         lambda given: recursion(given, MU),
         absent=title == "absent",
         symbols={"x": "server", "velocity": "workers.optimizer.trace"},
@@ -22,5 +22,5 @@ CASES = {
     for title in ("", "absent")
 }
 EQUALS = {
-    "no momentum": (lambda: eamsgd(SGD, 0.0, 4, 0.9), lambda: easgd(SGD, 4, 0.9)),
+    "no momentum": (lambda: eamsgd(SGD, 4, 0.9, 0.0), lambda: easgd(SGD, 4, 0.9)),
 }

@@ -28,7 +28,7 @@ def recursion(given: Given) -> Rounds:
 
 
 def method(given: Setting) -> Algorithm:
-    return fed_comgate(given.gamma, H, unbiased(SHORT), step=ETA)
+    return fed_comgate(given.gamma, H, unbiased(SHORT), outer_step=ETA)
 
 
 bits = fed_paq.bits

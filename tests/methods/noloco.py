@@ -30,7 +30,7 @@ def recursion(given: Given) -> Rounds:
 
 
 def method(given: Setting) -> Algorithm:
-    numbers = {"step": ETA, "consensus": CONSENSUS, "momentum": BETA}
+    numbers = {"outer_step": ETA, "consensus_step": CONSENSUS, "momentum": BETA}
     return noloco(given.optimizer, given.graph, H, **numbers)
 
 
@@ -46,7 +46,7 @@ CASES = {
 PAIRS = graphs.topology("matchings", 6)
 EQUALS = {
     "full steps": (
-        lambda: noloco(MOMENTUM, PAIRS, 4, step=1.0, consensus=1.0, momentum=0.0),
+        lambda: noloco(MOMENTUM, PAIRS, 4, outer_step=1.0, consensus_step=1.0, momentum=0.0),
         lambda: local_sgd(MOMENTUM, 4, PAIRS),
     ),
 }

@@ -139,7 +139,7 @@ def test_compressed_sgd_with_additive_errors(numbers, via, messages):
     def rounds(z):
         return steps(of, lambda t, x: of.mean_A @ x[t] - of.mean_b + np.sqrt(total / D) * z[t])
 
-    build = moments.with_compressor(algorithms.compressed_sgd, via)
+    build = moments.with_compressor(algorithms.compressed_sgd, via == "ring")
     agree(of, build, rounds, D, compression=COMPRESSION, messages=messages)
 
 
@@ -316,7 +316,7 @@ def test_a_round_with_another_number_of_messages_is_refused(numbers, messages, m
     """Also with N * N + N - 1 messages, although two of them share a row with the first key that is
     tried.
     """
-    build = moments.with_compressor(algorithms.compressed_sgd, "server")
+    build = moments.with_compressor(algorithms.compressed_sgd)
     with pytest.raises(ValueError, match=message):
         moments.second_moments(
             build, numbers(False).problem, GAMMA, steps=3, compression=1.0, messages=messages

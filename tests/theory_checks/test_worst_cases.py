@@ -168,7 +168,7 @@ def test_asynchronous_methods_are_covered(rule):
     [
         pytest.param(
             lambda rate, compressor: algorithms.compressed_sgd(
-                optax.sgd(rate), compressor, via="ring", allow_biased=True
+                optax.sgd(rate), compressor, ring=True, allow_biased=True
             ),
             BY_GAP,
             ((1.1 - 0.9 * MU) / (1.1 + 0.9 * MU)) ** 4,

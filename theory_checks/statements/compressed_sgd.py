@@ -236,9 +236,9 @@ def check(
 
     def measure(gamma):
         if compressor is not None:
-            factory = runs.with_step(method, compressor, via)
+            factory = runs.with_step(method, compressor, via == "ring")
             return runs.average_gradient(factory, problem, gamma, steps, seeds=seeds, seed=seed)
-        build = moments.with_compressor(method, via)
+        build = moments.with_compressor(method, via == "ring")
         noise = {"compression": compression, "messages": messages(problem, via)}
         return runs.exact_gradient(build, problem, gamma, steps, **noise)
 

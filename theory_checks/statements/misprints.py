@@ -174,7 +174,7 @@ def _ring_step(g: np.ndarray) -> float:
     """Returns the aggregate of the project's ring: one step with gamma = 1 from 0."""
     A = np.ones((len(g), 4))
     problem = problems.quadratic(A, -np.outer(g, np.ones(4)))
-    method = algorithms.compressed_sgd(optax.sgd(1.0), compressors.identity, via="ring")
+    method = algorithms.compressed_sgd(optax.sgd(1.0), compressors.identity, ring=True)
     with jax.enable_x64(True):
         return -float(dsgd.run(method, problem, steps=1, key=jax.random.key(0), mesh=1).params[0])
 

@@ -34,10 +34,10 @@ def test_names_of_candidates_are_distinct_and_describe_them():
     lazy = partial(topologies.ring, weights=topologies.lazy)
     each = Candidate("x", algorithms.choco_sgd, (lazy, compressors.whole_model(SIGN), 0.5))
     assert str(each) == "x, ring, sign"
-    other = each.replaced(topology=topologies.complete, compressor=TENTH)
+    other = each.substitute(topology=topologies.complete, compressor=TENTH)
     assert str(other) == "x, complete, top_k(0.1)"
     # weights belong to the candidate, not to the graph
-    assert "chain(8, lazy)" in each.replaced(topology=topologies.chain).build(SGD, N).name
+    assert "chain(8, lazy)" in each.substitute(topology=topologies.chain).build(SGD, N).name
     assert "complete(8)" in other.build(SGD, N).name
 
 

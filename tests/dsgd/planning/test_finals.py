@@ -42,7 +42,7 @@ def runs(arrivals: Arrivals, stop_at: int = -1, **metrics: Callable[[np.ndarray]
     def train(setting: training.Setting, contender: training.Contender, rounds: int, name: str):
         if next(calls) == stop_at:
             raise KeyboardInterrupt
-        is_fresh, method = name.startswith("finalists"), contender.candidate.method
+        is_fresh, method = name.startswith("finalists"), contender.candidate.name
         first = np.stack(
             [
                 np.broadcast_to(arrivals(method, point, setting.seeds, is_fresh), setting.seeds)

@@ -90,7 +90,7 @@ def test_the_best_on_each_network_survive():
     each = rung(count=24, networks=6, points=8)
     goal = Goal("accuracy", -1, seconds=1.0)
     alive, left = halving._survivors(each, goal, share=0.25, finalists=4)  # a quarter of 24 is more
-    by_name = {contender.candidate.method: contender for contender in alive}
+    by_name = {contender.candidate.name: contender for contender in alive}
     best = np.stack([found.value[..., 0].min(axis=1) for found in each.scores], axis=1)
     expected = {int(i) for row in (0, 3) for i in np.argsort(best[row])[:6]}
     for network in range(6):

@@ -101,7 +101,7 @@ def test_seconds_and_ranking_are_those_of_runs_on_the_cluster(plan, histories, t
     best = {}
     for each, values, history in histories:
         found = seconds_to(history, target, values.get("H", 1)).mean(axis=-1)
-        best[each.method] = min(found.min(), best.get(each.method, np.inf))
+        best[each.name] = min(found.min(), best.get(each.name, np.inf))
     assert [row.method for row in plan.rows] == sorted(best, key=best.__getitem__)
     for row in plan.rows:
         np.testing.assert_allclose(row.seconds.value, best[row.method], 1e-6, err_msg=row.method)
@@ -114,7 +114,7 @@ def test_rounds_and_bits_are_those_until_the_target(plan, histories, target):
         (history,) = (
             h
             for each, values, h in histories
-            if each.method == row.method and values.items() <= row.values.items()
+            if each.name == row.method and values.items() <= row.values.items()
         )
         point = RATES.index(row.values["learning_rate"])
         first = (history["loss"][point] <= target).argmax(axis=-1)
