@@ -73,13 +73,13 @@ def local_models(
         absent: see `dsgd.Algorithm`.
     """
 
-    def of_workers(server, models, gradients, round):
+    def update_workers(server, models, gradients, round):
         return server, update(models, gradients, round)
 
     method = with_server(
         name,
         optimizer,
-        of_workers,
+        update_workers,
         server=lambda params: (),
         start=start or (lambda models: models),
         topology=topology,

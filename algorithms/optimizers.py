@@ -45,9 +45,9 @@ def init(optimizer: optax.GradientTransformation, params: Params) -> Model:
         ValueError: if the optimizer fails on these parameters, returns updates of another shape, or
             draws random numbers from a key that is not in its state.
     """
-    with _named(optimizer):
+    with _name_errors(optimizer):
         memory = optimizer.init(params)
-    return Model(params, _with_state_keys(optimizer, params, memory))
+    return Model(params, _wrap_keys(optimizer, params, memory))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -89,9 +89,9 @@ def update(
         for i, key in zip(places, keys, strict=True):
             leaves[i] = key
         memory = treedef.unflatten(leaves)
-    with _named(optimizer):
+    with _name_errors(optimizer):
         updates, after = optimizer.update(
-            gradient, jax.tree.map(_given, memory, is_leaf=is_state_key), params
+            gradient, jax.tree.map(_unwrap_key, memory, is_leaf=is_state_key), params
         )
         if keyed:
             after = jax.tree.map(
@@ -102,7 +102,7 @@ def update(
             )
     _require_updates(optimizer, updates, params)
     if jax.tree.structure(after) == jax.tree.structure(memory):
-        after = jax.tree.map(_of_type, after, memory)
+        after = jax.tree.map(_keep_type, after, memory)
     return updates, after
 
 
@@ -125,11 +125,11 @@ def update_frozen(
     if not has_keys(memory):
         return jax.vmap(lambda g, x: update(optimizer, g, memory, x)[0])(gradients, params)
 
-    def of_worker(key, g, x):
+    def step_worker(key, g, x):
         return update(optimizer, g, randomness.of_owner(memory, key), x)[0]
 
     keys = workers.keys(round.next_key(), round.workers)
-    return jax.vmap(of_worker)(keys, gradients, params)
+    return jax.vmap(step_worker)(keys, gradients, params)
 
 
 def has_keys(memory: PyTree) -> bool:
@@ -160,12 +160,12 @@ def step_local(
     memory of the gradients.
     """
 
-    def stepped(params, overwritten):
+    def step_overwritten(params, overwritten):
         memory, gradients = overwritten
         after = jax.vmap(partial(step, optimizer))(Model(params, memory), gradients)
         return after.optimizer, after.params
 
-    memory, params = xla.in_place(stepped, models.params, (models.optimizer, gradients))
+    memory, params = xla.in_place(step_overwritten, models.params, (models.optimizer, gradients))
     return Model(params, memory)
 
 
@@ -368,7 +368,7 @@ def _maker(update: Callable) -> str:
 
 
 @contextmanager
-def _named(optimizer: optax.GradientTransformation) -> Iterator[None]:
+def _name_errors(optimizer: optax.GradientTransformation) -> Iterator[None]:
     """Turns an optimizer's own errors into a one-line ValueError that names the optimizer."""
     try:
         yield
@@ -409,7 +409,7 @@ def _require_updates(
             )
 
 
-def _of_type(new: Any, old: Any) -> Any:
+def _keep_type(new: Any, old: Any) -> Any:
     """Returns a leaf of the new state in the type of the old one, if both are floating point. The
     moments of `optax.inject_hyperparams` have the type of its hyperparameters after a step.
     """
@@ -418,14 +418,12 @@ def _of_type(new: Any, old: Any) -> Any:
     return new.astype(types[0]) if floats and types[0] != types[1] else new
 
 
-def _given(leaf: Any) -> Any:
+def _unwrap_key(leaf: Any) -> Any:
     """Returns a leaf in the form in which the optimizer itself stores it."""
     return leaf.key() if is_state_key(leaf) else leaf
 
 
-def _with_state_keys(
-    optimizer: optax.GradientTransformation, params: Params, memory: PyTree
-) -> PyTree:
+def _wrap_keys(optimizer: optax.GradientTransformation, params: Params, memory: PyTree) -> PyTree:
     """Returns the optimizer's state with random keys wrapped in `StateKey`."""
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (memory, params)

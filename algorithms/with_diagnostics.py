@@ -48,7 +48,7 @@ def with_diagnostics(method: Algorithm) -> Algorithm:
             if not isinstance(query, Query):
                 query, first = query[0], answer[0]
             seen = _sqnorms(query, first[1] if query.loss else first, round)
-        round.log(**seen, **({} if round.timings is None else _by_worker(round.timings)))
+        round.log(**seen, **({} if round.timings is None else _worker_timings(round.timings)))
         return after
 
     return method._replace(name=f"with_diagnostics({method.name})", update=update)
@@ -73,7 +73,7 @@ def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.
     return {"local_sqnorms": local, "global_sqnorm": whole}
 
 
-def _by_worker(measured: Timings) -> dict[str, jax.Array]:
+def _worker_timings(measured: Timings) -> dict[str, jax.Array]:
     some = jnp.any(~jnp.isnan(measured.compute), axis=1)
     totals = measured._replace(
         compute=jnp.where(some, jnp.nansum(measured.compute, axis=1), jnp.nan)

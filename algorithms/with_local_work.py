@@ -43,18 +43,18 @@ def with_local_work(
         what = f"{work.samples.shape[1]} micro-batches"
         work = LocalWork(*owned(tuple(work)))
 
-    def given(state: State, round: Round) -> LocalWork:
+    def current_work(state: State, round: Round) -> LocalWork:
         asked = work if isinstance(work, LocalWork) else work(state, round)
         require_arrays(f"with_local_work({method.name}): work", asked, round.workers)
         return asked
 
     def query(state, round):
-        own, problem = given(state, round), round.problem
+        own, problem = current_work(state, round), round.problem
         sizes = () if problem is None else (problem.batch_size, problem.batch_sizes)
         # A method with its own clock asks the cluster how long this work takes.
         asked = method.query(state, round._replace(work=in_samples(own, *sizes)))
 
-        def with_own(asked: Query) -> Query:
+        def add_work(asked: Query) -> Query:
             if asked.work is not None or asked.samples is not None:
                 what = "choose their samples" if asked.work is None else "set the local work"
                 raise ValueError(
@@ -63,6 +63,6 @@ def with_local_work(
                 )
             return asked._replace(work=own)
 
-        return jax.tree.map(with_own, asked, is_leaf=lambda node: isinstance(node, Query))
+        return jax.tree.map(add_work, asked, is_leaf=lambda node: isinstance(node, Query))
 
     return method._replace(name=f"with_local_work({method.name}, {what})", query=query)

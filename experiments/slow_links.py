@@ -27,7 +27,7 @@ from matplotlib.axes import Axes
 
 import algorithms
 import dsgd
-from algorithms.local_updates.streaming_diloco import of_fragments
+from algorithms.local_updates.streaming_diloco import fragment_leaves
 from dsgd import network, problems
 from experiments.shared import commands, figures, statistics, studies, tables, tuning
 from experiments.shared.studies import RATE, Case
@@ -312,7 +312,7 @@ def fragment_sizes(problem: dsgd.Problem, fragments: int) -> np.ndarray:
     """
     params = jax.eval_shape(problem.init, jax.random.key(0))
     leaves = jax.tree.leaves(params)
-    sizes = [sum(leaves[i].size for i in member) for member in of_fragments(params, fragments)]
+    sizes = [sum(leaves[i].size for i in member) for member in fragment_leaves(params, fragments)]
     return np.array(sizes) / np.mean(sizes)
 
 

@@ -90,7 +90,7 @@ def _generator(name: str, n: int, seed: int) -> np.random.Generator:
 
 def _shift(n: int, u: int) -> csr_array:
     """Returns $A^{(u)}$, in which worker i receives from the worker that is u places before."""
-    return _received(n, (np.arange(n) - u) % n)
+    return _matrix_of_sender(n, (np.arange(n) - u) % n)
 
 
 def _pairs(n: int, u: int, first: int) -> csr_array:
@@ -100,10 +100,10 @@ def _pairs(n: int, u: int, first: int) -> csr_array:
         j = (i + u) % n
         if partner[i] == i and partner[j] == j:
             partner[i], partner[j] = j, i
-    return _received(n, partner)
+    return _matrix_of_sender(n, partner)
 
 
-def _received(n: int, sender: np.ndarray) -> csr_array:
+def _matrix_of_sender(n: int, sender: np.ndarray) -> csr_array:
     """Returns the matrix with weight (n - 1) / n for the model of the sender, and 1 / n for the
     worker's own.
     """

@@ -188,7 +188,7 @@ def erdos_renyi(
     import networkx as nx  # noqa: PLC0415 (takes a quarter of a second to import)
 
     graph = nx.gnp_random_graph(n, probability, seed=seed)
-    return _drawn(name, graph, weights, "a higher probability")
+    return _random_topology(name, graph, weights, "a higher probability")
 
 
 @checks.arguments
@@ -219,7 +219,7 @@ def random_regular(n: int, degree: int, seed: int = 0, weights: Weights = metrop
     require_memory(name, (degree + 1) * n, _DRAWN)
     import networkx as nx  # noqa: PLC0415
 
-    return _drawn(
+    return _random_topology(
         name, nx.random_regular_graph(degree, n, seed=seed), weights, "a degree of at least 3"
     )
 
@@ -330,7 +330,9 @@ def from_graph(
     nodes = list(range(len(graph))) if numbered else list(graph)
     names = None if numbered else nodes
     if isinstance(weights, str):
-        return Topology(f"{name}, {weights}", _weighted(name, graph, nodes, weights), names)
+        return Topology(
+            f"{name}, {weights}", _matrix_from_attribute(name, graph, nodes, weights), names
+        )
     if weights is None and any(_informative(value) for _, _, value in graph.edges(data="weight")):  # pyright: ignore[reportCallIssue]
         warnings.warn(
             f"{name}: the edges have an attribute 'weight', which is not used; pass "
@@ -401,7 +403,9 @@ def _informative(weight: Any) -> bool:
     return weight is not None and not (checks.is_number(weight) and weight == 1)
 
 
-def _weighted(name: str, graph: nx.Graph, nodes: list[Any], attribute: str) -> csr_array:
+def _matrix_from_attribute(
+    name: str, graph: nx.Graph, nodes: list[Any], attribute: str
+) -> csr_array:
     """Returns W from an edge attribute. Nodes without a loop get the remainder to 1 on the
     diagonal.
     """
@@ -510,11 +514,11 @@ def named(
         raise ValueError(
             f"{error} (the workers are the nodes {checks.show(names)}, in this order)"
         ) from error
-    W = [_on_edges(name, W, one) for W, one in zip(matrices, rounds, strict=True)]
+    W = [_require_edges(name, W, one) for W, one in zip(matrices, rounds, strict=True)]
     return Topology(name, W, names, role_of(weights))
 
 
-def _on_edges(name: str, W: Any, adjacency: csr_array) -> csr_array:
+def _require_edges(name: str, W: Any, adjacency: csr_array) -> csr_array:
     """Returns W as a sparse matrix, after checking that it has weights on edges of the graph
     only.
     """
@@ -542,7 +546,7 @@ def _on_edges(name: str, W: Any, adjacency: csr_array) -> csr_array:
     return W
 
 
-def _drawn(name: str, graph: nx.Graph[Any], weights: Weights, hint: str) -> Topology:
+def _random_topology(name: str, graph: nx.Graph[Any], weights: Weights, hint: str) -> Topology:
     import networkx as nx  # noqa: PLC0415
 
     if not nx.is_connected(graph):

@@ -28,7 +28,7 @@ def metropolis(adjacency: csr_array) -> csr_array:
     """
     degrees = _degrees("metropolis", adjacency)
     edges = coo_array(adjacency)
-    return _with_own(edges, 1 / (1 + np.maximum(degrees[edges.row], degrees[edges.col])))
+    return _add_diagonal(edges, 1 / (1 + np.maximum(degrees[edges.row], degrees[edges.col])))
 
 
 @checks.arguments
@@ -42,7 +42,7 @@ def max_degree(adjacency: csr_array) -> csr_array:
     """
     degrees = _degrees("max_degree", adjacency)
     edges = coo_array(adjacency)
-    return _with_own(edges, np.full(edges.nnz, 1 / (1 + degrees.max())))
+    return _add_diagonal(edges, np.full(edges.nnz, 1 / (1 + degrees.max())))
 
 
 @checks.arguments
@@ -75,7 +75,7 @@ def uniform(adjacency: csr_array) -> csr_array:
     Source: Liu and Zhang, section 5.2.1; Assran et al., "Stochastic gradient push", 2019.
     """
     edges = coo_array(adjacency)
-    return _with_own(edges, 1 / (1 + np.asarray(adjacency.sum(axis=0))[edges.col]))
+    return _add_diagonal(edges, 1 / (1 + np.asarray(adjacency.sum(axis=0))[edges.col]))
 
 
 @checks.arguments
@@ -132,7 +132,7 @@ def _degrees(weights: str, adjacency: csr_array) -> np.ndarray:
     return np.asarray(adjacency.sum(axis=1))
 
 
-def _with_own(edges: coo_array, weights: np.ndarray) -> csr_array:
+def _add_diagonal(edges: coo_array, weights: np.ndarray) -> csr_array:
     """Returns W with these weights on the edges, and on the diagonal the remainder of each column
     to 1.
     """

@@ -13,7 +13,7 @@ from jax import lax
 import topologies
 from algorithms import gossip, methods, optimizers, weights
 from algorithms.facts import method
-from algorithms.mechanisms.arrivals import NO_ROUNDS, begun_after, on_cluster
+from algorithms.mechanisms.arrivals import NO_ROUNDS, begin_after, with_cluster
 from dsgd import Algorithm, Query, Round, State, Topology, checks, communication, network, workers
 from dsgd.extend import Params, PyTree
 
@@ -113,21 +113,21 @@ def asynchronous_gossip_sgd(
             Local(local.params, local.optimizer, local.params),
         )
 
-    def following(state: State, round: Round) -> Exchange:
+    def next_exchange(state: State, round: Round) -> Exchange:
         return _following(
             state.server,
-            on_cluster(round),
+            with_cluster(round),
             neighbours,
             communication.bits.row_bits(state.workers.params),
         )
 
     def query(state, round):
         weights.warn_if_cancelled("asynchronous_gossip_sgd", optimizer, round)
-        return Query(state.workers.read, workers=following(state, round).worker[None])
+        return Query(state.workers.read, workers=next_exchange(state, round).worker[None])
 
     def update(state, gradients, round):
         round.require_all(NO_ROUNDS)
-        now = following(state, round)
+        now = next_exchange(state, round)
         local: Local = state.workers
         pair = jnp.stack([now.worker, now.partner])
         here, rows = workers.locate(pair, round.workers)
@@ -219,7 +219,7 @@ def _following(events: Events, round: Round, neighbours: _Neighbours, bits: int)
     )
     # A worker without neighbours sends nothing.
     end = start[worker] + jnp.where(pair[0] == pair[1], 0.0, latency + jnp.max(jnp.stack(ports)))
-    computing = begun_after(round, end)
+    computing = begin_after(round, end)
     elapsed = jnp.maximum(end, 0)
     after = Events(
         events.ready.at[worker].set(end + round.cluster.seconds(computing, worker[None])[0])

@@ -108,7 +108,7 @@ def asynchronous_server(
     optimizers.require_descent(optimizer)
     method, _, own = name.partition("(")
     servers = checks.positive_int(f"{method}: servers", servers, most=_MOST_SERVERS)
-    delays, bound = _validated(method, delays, bound)
+    delays, bound = _validate(method, delays, bound)
 
     def init(params, N):
         if bound is not None and bound < N - 1:
@@ -122,23 +122,23 @@ def asynchronous_server(
         model = optimizers.init(optimizer, params)
         return State(Server(model if start is None else start(model), buffer, events))
 
-    def following(state: State, round: Round) -> tuple[arrivals.Arrival, Params]:
+    def next_arrival(state: State, round: Round) -> tuple[arrivals.Arrival, Params]:
         """Returns the next arrival and the parameters at which its gradient was computed."""
         server: Server = state.server
         if delays is None:
             bits = communication.bits.row_bits(workers.replicate(server.model.params, 1)) / servers
-            now = arrivals.following(server.events, arrivals.on_cluster(round), bits, bound)
+            now = arrivals.next_arrival(server.events, arrivals.with_cluster(round), bits, bound)
         else:
-            now = _given(method, delays, server, round)
+            now = _rule_arrival(method, delays, server, round)
         return now, unshard(server.buffer[jnp.arange(servers), now.slots], server.model.params)
 
     def query(state, round):
-        now, read = following(state, round)
+        now, read = next_arrival(state, round)
         return Query(read, workers=now.worker[None])
 
     def update(state, gradients, round):
         round.require_all(arrivals.NO_ROUNDS)
-        now, read = following(state, round)
+        now, read = next_arrival(state, round)
         if delays is not None:
             words = (
                 f"delays.{delays.name} returned a staleness of {{}}; expected 0 to "
@@ -146,7 +146,7 @@ def asynchronous_server(
             )
             wrong = first_outside(now.staleness, jnp.minimum(round.step, delays.bound))
             round.refuse_if(~jnp.isnan(wrong), words, wrong)
-        arrival = Arrival(now.worker, _of_elements(now.staleness, read))
+        arrival = Arrival(now.worker, _element_staleness(now.staleness, read))
         model = step(state.server.model, methods.first(gradients), arrival, read)
         checks.require_same(
             f"{method}: step gives the model", model, state.server.model, types=True
@@ -173,7 +173,7 @@ def asynchronous_server(
     )
 
 
-def _validated(
+def _validate(
     method: str, delays: delays_.Delays | None, bound: int | None
 ) -> tuple[delays_.Delays | None, int | None]:
     """Returns `delays` and `bound`, with bounds as Python integers.
@@ -197,7 +197,9 @@ def _validated(
     return delays, bound
 
 
-def _given(method: str, delays: delays_.Delays, server: Server, round: Round) -> arrivals.Arrival:
+def _rule_arrival(
+    method: str, delays: delays_.Delays, server: Server, round: Round
+) -> arrivals.Arrival:
     """Returns an arrival with a uniformly drawn worker and the staleness of the rule. The model
     after t updates has the buffer index t mod (tau + 1).
     """
@@ -210,11 +212,11 @@ def _given(method: str, delays: delays_.Delays, server: Server, round: Round) ->
     t = round.step
     places = (t - jnp.arange(models)) % models
 
-    def moved():
+    def distances():
         buffer = workers.widen(server.buffer)
         return jnp.sum((buffer[:, places] - buffer[:, t % models][:, None]) ** 2, axis=2)
 
-    staleness = delays.staleness(jax.random.fold_in(round.key, 1), t, parts, moved)
+    staleness = delays.staleness(jax.random.fold_in(round.key, 1), t, parts, distances)
     given = isinstance(staleness, jax.Array | np.ndarray) and staleness.shape == (parts,)
     if not given or not jnp.issubdtype(staleness.dtype, jnp.integer):
         raise ValueError(
@@ -227,7 +229,7 @@ def _given(method: str, delays: delays_.Delays, server: Server, round: Round) ->
     )
 
 
-def _of_elements(staleness: jax.Array, params: Params) -> PyTree:
+def _element_staleness(staleness: jax.Array, params: Params) -> PyTree:
     """Returns the staleness `[P]` of the servers' shards as a tree with the staleness of each
     parameter element.
     """

@@ -83,7 +83,7 @@ def stale_step(
         aware: whether to divide by max(1, staleness).
     """
 
-    def divided(old, new, staleness):
+    def divide(old, new, staleness):
         return jnp.where(staleness > 1, old + (new - old) / jnp.maximum(1, staleness), new)
 
     after = optimizers.step(optimizer, model, gradient)
@@ -91,6 +91,6 @@ def stale_step(
         return after
     return after._replace(
         params=jax.tree.map(
-            divided, model.params, after.params, jax.tree.broadcast(staleness, model.params)
+            divide, model.params, after.params, jax.tree.broadcast(staleness, model.params)
         )
     )

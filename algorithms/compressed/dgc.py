@@ -114,7 +114,7 @@ def dgc(
 
     def update(state, gradients, round):
         if clip is not None:
-            gradients = _clipped(gradients, clip / round.workers**0.5)
+            gradients = _clip(gradients, clip / round.workers**0.5)
         u = jax.tree.map(next_momentum, state.workers.momentum, gradients)
         v = optax.tree.add(state.workers.error, u)
         if nesterov:
@@ -142,13 +142,13 @@ def dgc(
     )
 
 
-def _clipped(gradients: Gradients, largest: Real) -> Gradients:
+def _clip(gradients: Gradients, largest: Real) -> Gradients:
     """Scales each worker's gradient down to this norm, leaves `[n, ...]`."""
 
-    def of_worker(gradient):
+    def clip_worker(gradient):
         rescaled, power = xla.rescaled(gradient)
         factor = jnp.minimum(power, largest / jnp.sqrt(xla.sqnorm(rescaled)))
         each = jax.tree.map(lambda leaf: factor.astype(leaf.dtype) * leaf, rescaled)
         return workers.narrow(each, gradient)
 
-    return jax.vmap(of_worker)(gradients)
+    return jax.vmap(clip_worker)(gradients)

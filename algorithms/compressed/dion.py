@@ -72,19 +72,19 @@ def dion(
     def update(gradients, M, Q, others, round):
         M = optax.tree.add(M, gradients)
         P, R, others = matrices.mean_factors(round, M, Q, others)
-        sent = matrices.times(P, matrices.transposed(R))
+        sent = matrices.times(P, matrices.transpose(R))
         M = jax.tree.map(
             lambda M, sent: M - jnp.asarray(1 - momentum, M.dtype) * sent[None], M, sent
         )
-        Q = list(map(_normalized, R))
-        direction = matrices.times(P, matrices.transposed(Q))
+        Q = list(map(_normalize, R))
+        direction = matrices.times(P, matrices.transpose(Q))
         scaled = [math.sqrt(each.shape[0] / each.shape[1]) * each for each in direction]
         return scaled, M, Q, others
 
     return matrices.with_memory(f"dion({rank_fraction:g}, {momentum})", optimizer, rank, update)
 
 
-def _normalized(R: jax.Array) -> jax.Array:
+def _normalize(R: jax.Array) -> jax.Array:
     """Divides columns by their norms. Their squares may be out of the range of half precision."""
     columns = wide(R)
     norms = jnp.linalg.norm(columns, axis=0, keepdims=True)

@@ -14,7 +14,7 @@ from jax import lax
 from algorithms import optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.compensation import Memory, exchange, start
-from algorithms.mechanisms.outer import replicated, scaled
+from algorithms.mechanisms.outer import repeat_rows, scale
 from dsgd import Algorithm, Compressor, Query, State, checks, compressors, workers
 from dsgd.extend import Params, Period, PyTree, Real, wide
 
@@ -119,12 +119,12 @@ def one_bit_adam(
                 beta2, v, _squares(mean)
             )
 
-        def compressed(m, memory):
+        def exchange_momentum(m, memory):
             m_n = optimizers.moving_average(beta1, workers.replicate(m, 1), gradients)
             return exchange(compressor, m_n, memory, round)
 
         m, v = round.when(round.step < warm_up, adam, m, v)
-        m, memory = round.when(round.step >= warm_up, compressed, m, memory)
+        m, memory = round.when(round.step >= warm_up, exchange_momentum, m, memory)
         model = optimizers.Model(x.params, x.optimizer)
         model = optimizers.step(optimizer, model, _direction(m, v, epsilon, x.params))
         return State(Shared(*model, m, v), memory)
@@ -278,25 +278,25 @@ def zero_one_adam(
             x.v,
         )
         m = optimizers.moving_average(beta1, y.m, gradients)
-        step = scaled(gamma, m)
+        step = scale(gamma, m)
         params = optax.tree.sub(
             y.params, _direction(step, workers.replicate(v, 1), epsilon, y.params)
         )
         u = optax.tree.add(y.u, step)
 
-        def exchanged(x, y):
+        def exchange_sum(x, y):
             mean, memory = exchange(compressor, y.u, y.memory, round)
             params = optax.tree.sub(x.params, _direction(mean, x.v, epsilon, x.params))
             # Without any step since the last exchange, there is no mean momentum in u.
             moves = x.total != 0
-            common = scaled(1 / jnp.where(moves, x.total, 1), mean)
+            common = scale(1 / jnp.where(moves, x.total, 1), mean)
             m = jax.tree.map(lambda m, own: jnp.where(moves, m[None], own), common, y.m)
             zeros = optax.tree.zeros_like(y.u)
-            local = Local(replicated(params, y.params), m, zeros, memory)
+            local = Local(repeat_rows(params, y.params), m, zeros, memory)
             return Anchor(params, x.v, 0 * x.total), local
 
         x = Anchor(x.params, v, x.total + gamma)
-        return State(*round.when(exchanges(t), exchanged, x, Local(params, m, u, y.memory)))
+        return State(*round.when(exchanges(t), exchange_sum, x, Local(params, m, u, y.memory)))
 
     return Algorithm(
         f"zero_one_adam({freeze}, {compressor.name}, {updates}, {stretch}, {longest})",

@@ -59,7 +59,7 @@ def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorith
     def update(gradients, e, Q, others, round):
         D = optax.tree.add(gradients, e)
         P, Q, others = matrices.mean_factors(round, D, Q, others)
-        delta = matrices.times(P, matrices.transposed(Q))
+        delta = matrices.times(P, matrices.transpose(Q))
         e = jax.tree.map(lambda D, delta: D - delta[None], D, delta)
         return delta, e, Q, others
 

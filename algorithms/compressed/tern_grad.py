@@ -56,12 +56,12 @@ def tern_grad(optimizer: optax.GradientTransformation, limit: float | None = 2.5
     if limit is not None:
         checks.number("tern_grad: limit", limit, "[1, inf)")
 
-    def limited(g):
+    def limit_gradient(g):
         g = wide(g)
         return g if limit is None else jax.vmap(partial(clip_to_rms, limit=limit))(g)
 
     def update(x, gradients, round):
-        y = jax.tree.map(limited, gradients)
+        y = jax.tree.map(limit_gradient, gradients)
         largest = jax.tree.map(_largest, y)
         s = jax.tree.map(jnp.max, round.all_gather(largest))
         b = count_votes(

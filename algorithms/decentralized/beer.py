@@ -82,7 +82,7 @@ def beer(
     optimization with communication compression", 2022. Departure: the copies of the models start at
     $x_0$ and those of the trackers at $C(V_0)$, instead of 0.
     """
-    return _tracked("beer", optimizer, topology, compressor, consensus_step)
+    return _compressed_tracking("beer", optimizer, topology, compressor, consensus_step)
 
 
 @method(
@@ -131,7 +131,7 @@ def c_gt(
     optimization with linear convergence", 2022. Departure: as for `beer`.
     """
     checks.number("c_gt: memory_step", memory_step, "(0, 1]")
-    return _tracked(
+    return _compressed_tracking(
         "c_gt", optimizer, topology, compressor, consensus_step, memory_step, unbiased=True
     )
 
@@ -176,12 +176,12 @@ def motef(
     momentum tracking", 2024. Departure: as for `beer`.
     """
     checks.number("motef: momentum_step", momentum_step, "(0, 1]")
-    return _tracked(
+    return _compressed_tracking(
         "motef", optimizer, topology, compressor, consensus_step, momentum_step=momentum_step
     )
 
 
-def _tracked(
+def _compressed_tracking(
     name: str,
     optimizer: optax.GradientTransformation,
     topology: Topology,
@@ -213,7 +213,7 @@ def _tracked(
     def send(vectors, copies, round):
         return update_copies(round, compressor, vectors, copies, topology, memory_step)
 
-    def averaged(state, gradients, round):
+    def average_gradients(state, gradients, round):
         return jax.tree.map(
             lambda m, g: m + jnp.where(round.step == 0, 1, momentum_step).astype(m.dtype) * (g - m),
             state.average,
@@ -221,7 +221,7 @@ def _tracked(
         )
 
     def update(state, gradients, round):
-        m = gradients if momentum_step is None else averaged(state, gradients, round)
+        m = gradients if momentum_step is None else average_gradients(state, gradients, round)
         v = optax.tree.add(m, state.correction)
         with round.joint():
             x_pulled, models = send(state.params, state.models, round)

@@ -92,10 +92,10 @@ def momentum_tracking(
     """
     checks.number("momentum_tracking: momentum", momentum, "[0, 1)")
 
-    def accumulated(last, gradients):
+    def accumulate(last, gradients):
         return jax.tree.map(lambda u, g: jnp.asarray(momentum, u.dtype) * u + g, last, gradients)
 
-    return _combine_then_adapt("momentum_tracking", optimizer, topology, accumulated)
+    return _combine_then_adapt("momentum_tracking", optimizer, topology, accumulate)
 
 
 @method(

@@ -125,10 +125,10 @@ def lt_admm_vr(
     """
     inner = _local_admm("lt_admm_vr", optimizer, topology, period, penalty, correction_step)
 
-    def renewed(round: Round) -> jax.Array:
+    def renew(round: Round) -> jax.Array:
         return jnp.broadcast_to(round.step % period == 0, round.workers)
 
-    return with_snapshots(inner.name, inner, renewed)
+    return with_snapshots(inner.name, inner, renew)
 
 
 def _local_admm(

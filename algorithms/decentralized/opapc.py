@@ -20,7 +20,7 @@ class Accelerating(NamedTuple):
 
     Args:
         params: x, its model.
-        x_f: the extrapolated model.
+        x_f: the extrapolate model.
         correction: y, the dual variable.
         lost: the rounding error of y (see `algorithms.decentralized.exact_diffusion.Corrected`).
     """
@@ -91,7 +91,7 @@ def opapc(topology: Topology, smoothness: float, strong_convexity: float) -> Alg
     eta = 1 / (4 * tau * L)
     theta = 1 / (eta * (1 + gossiped.rho))
 
-    def extrapolated(state):
+    def extrapolate(state):
         return jax.tree.map(lambda x, f: tau * x + (1 - tau) * f, state.params, state.x_f)  # x_g
 
     def init(params, N):
@@ -100,11 +100,11 @@ def opapc(topology: Topology, smoothness: float, strong_convexity: float) -> Alg
         return State(workers=Accelerating(x, x, *[optax.tree.zeros_like(x)] * 2))
 
     def query(state, round):
-        return Query(extrapolated(state.workers), exact=True)
+        return Query(extrapolate(state.workers), exact=True)
 
     def update(state, gradients, round):
         round.require_all(ONE_W)
-        state, x_g = state.workers, extrapolated(state.workers)
+        state, x_g = state.workers, extrapolate(state.workers)
         hat = jax.tree.map(
             lambda x, g, x_g, y: (x - eta * (g - mu * x_g + y)) / (1 + eta * mu),
             *(state.params, gradients, x_g, state.correction),

@@ -73,7 +73,7 @@ def prox_skip(
             f"{largest:.6g}, so that I + s (W - I) has no negative eigenvalue"
         )
 
-    def by_chance(round, combine, x):
+    def combine_randomly(round, combine, x):
         return round.when(jax.random.bernoulli(round.next_key(), probability), combine, x)
 
     return adapt_correct_combine(
@@ -82,5 +82,5 @@ def prox_skip(
         topology,
         consensus_step,
         weight=probability,
-        sends=by_chance,
+        sends=combine_randomly,
     )

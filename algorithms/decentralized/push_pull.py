@@ -155,8 +155,8 @@ def _require(name: str, pull: Topology, push: Topology) -> None:
         )
     if not np.intersect1d(pull.roots, push.roots).size:
         raise ValueError(
-            f"{name}: the workers that reach all others on {pull.name} are {_named(pull)}, those "
-            f"that all others reach on {push.name} are {_named(push)}; expected one in common"
+            f"{name}: the workers that reach all others on {pull.name} are {_roots(pull)}, those "
+            f"that all others reach on {push.name} are {_roots(push)}; expected one in common"
         )
 
 
@@ -168,7 +168,7 @@ def _workers(topology: Topology) -> str:
     )
 
 
-def _named(topology: Topology) -> str:
+def _roots(topology: Topology) -> str:
     """Returns the topology's roots as text."""
     names = topology.names or range(topology.n)
     return checks.show([names[root] for root in topology.roots])

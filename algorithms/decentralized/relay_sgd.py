@@ -90,12 +90,12 @@ def relay_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Al
     def update(x0, state: Relayed, gradients, round):
         y = optimizers.local_step(optimizer, state, gradients, round)
         m, c = state.messages, state.counts
-        known, number = _with_neighbours(y.params, m, c)
+        known, number = _add_neighbours(y.params, m, c)
         sent = jax.tree.map(
             lambda known, m: (known[:, None] - m).astype(m.dtype), (known, number), (m, c)
         )
         m, c = round.to_each_neighbour(sent, (m, c), topology)
-        known, number = _with_neighbours(y.params, m, c)
+        known, number = _add_neighbours(y.params, m, c)
 
         def average(known, x0):
             missing = jnp.multiply.outer((N - number).astype(known.dtype), x0)
@@ -122,7 +122,7 @@ def relay_sgd(optimizer: optax.GradientTransformation, topology: Topology) -> Al
     return method._replace(query=query)
 
 
-def _with_neighbours(models: PyTree, messages: PyTree, counts: jax.Array) -> tuple[PyTree, Any]:
+def _add_neighbours(models: PyTree, messages: PyTree, counts: jax.Array) -> tuple[PyTree, Any]:
     """Returns the sums of a worker's model and its messages, leaves `[n, ...]`, and the number of
     models in them, `[n]`; half precision is summed in float32.
     """

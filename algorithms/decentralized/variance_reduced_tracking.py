@@ -57,10 +57,10 @@ def gt_svrg(
     period = checks.period("gt_svrg: period", period)
     gossip.require_topology("gt_svrg", topology)
 
-    def renewed(round: Round) -> jax.Array:
+    def renew(round: Round) -> jax.Array:
         return jnp.broadcast_to(round.step % period == 0, round.workers)
 
-    return with_snapshots(f"gt_svrg({topology.name})", aug_dgm(optimizer, topology), renewed)
+    return with_snapshots(f"gt_svrg({topology.name})", aug_dgm(optimizer, topology), renew)
 
 
 @method(
@@ -94,11 +94,11 @@ def gt_vr(
     checks.number("gt_vr: probability", probability, "(0, 1]")
     gossip.require_topology("gt_vr", topology)
 
-    def renewed(round: Round) -> jax.Array:
+    def renew(round: Round) -> jax.Array:
         coins = jax.random.bernoulli(round.key, probability, (round.workers,))
         return coins | (round.step == 0)
 
-    return with_snapshots(f"gt_vr({topology.name})", aug_dgm(optimizer, topology), renewed)
+    return with_snapshots(f"gt_vr({topology.name})", aug_dgm(optimizer, topology), renew)
 
 
 @method(

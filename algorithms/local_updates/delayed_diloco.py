@@ -10,7 +10,7 @@ import optax
 
 from algorithms import methods, optimizers
 from algorithms.facts import method
-from algorithms.mechanisms.outer import Inner, Outer, local_updates, mean_change, scaled
+from algorithms.mechanisms.outer import Inner, Outer, local_updates, mean_change, scale
 from dsgd import Algorithm, Communicator, checks, network, workers
 from dsgd.extend import Params, Period, PyTree
 
@@ -167,4 +167,4 @@ def _share(changes: Params, round: Communicator) -> Params:
     if weights is None:
         return jax.tree.map(lambda leaf: leaf / N, changes)
     shares = workers.local_block(jnp.asarray(weights), N) / sum(weights)
-    return jax.vmap(scaled)(shares, changes)
+    return jax.vmap(scale)(shares, changes)

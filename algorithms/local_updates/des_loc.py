@@ -83,7 +83,7 @@ def des_loc(
         params = round.every(period, partial(round.average, via=via), params)
         for each, names in ((of_first, FIRST), (of_second, SECOND)):
             if optimizers.moments(names, memory):
-                memory = round.every(each, partial(_averaged, names, round, via), memory)
+                memory = round.every(each, partial(_average_moments, names, round, via), memory)
         return optimizers.Model(params, memory)
 
     return methods.local_models(
@@ -112,7 +112,7 @@ def _require_names(optimizer: optax.GradientTransformation, states: PyTree) -> N
         )
 
 
-def _averaged(
+def _average_moments(
     names: tuple[str, ...], round: Communicator, via: network.AllReduce, states: PyTree
 ) -> PyTree:
     """Returns the states, leaves `[n, ...]`, in which the moments with the given names are averaged

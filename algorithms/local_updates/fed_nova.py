@@ -10,7 +10,7 @@ import optax
 
 from algorithms import optimizers
 from algorithms.facts import method
-from algorithms.mechanisms.outer import Inner, Outer, local_updates, outer_gradient, scaled
+from algorithms.mechanisms.outer import Inner, Outer, local_updates, outer_gradient, scale
 from algorithms.optimizers import Model
 from dsgd import Algorithm, Communicator, checks, network
 from dsgd.extend import Period, PyTree
@@ -93,11 +93,11 @@ def fed_nova(
         moved = [jnp.abs(unit).ravel() for unit in jax.tree.leaves(y.optimizer.unit.params)]
         distance = jnp.stack(moved).max(axis=0)
         counts = distance > 0
-        normalized = jax.vmap(scaled)(1 / jnp.where(counts, distance, 1), outer_gradient(x, y))
+        normalized = jax.vmap(scale)(1 / jnp.where(counts, distance, 1), outer_gradient(x, y))
         sent = normalized, distance, counts.astype(distance.dtype)
         direction, effective, share = round.weighted_mean(sent, via)
         share = jnp.where(share > 0, share, 1)
-        return scaled(effective / share**2, direction), x.memory, y.memory
+        return scale(effective / share**2, direction), x.memory, y.memory
 
     def shared(params):
         optimizers.require_no_noise(optimizer, optimizers.init(optimizer, params).optimizer)
@@ -105,7 +105,7 @@ def fed_nova(
 
     return local_updates(
         f"fed_nova({period})",
-        _measured(optimizer),
+        _measure(optimizer),
         optax.sgd(1.0) if outer is None else outer,
         period,
         via=via,
@@ -115,7 +115,7 @@ def fed_nova(
     )
 
 
-def _measured(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+def _measure(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Returns the optimizer with a `Measured` state."""
 
     def init(params):

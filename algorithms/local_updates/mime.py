@@ -11,7 +11,7 @@ import optax
 
 from algorithms import methods, optimizers
 from algorithms.facts import method
-from algorithms.mechanisms.outer import Inner, Outer, outer_gradient, replicated, scaled
+from algorithms.mechanisms.outer import Inner, Outer, outer_gradient, repeat_rows, scale
 from dsgd import Algorithm, Communicator, Query, Round, State, checks, network, workers
 from dsgd.extend import Gradients, Params, Period, PyTree, Real
 
@@ -76,7 +76,7 @@ def mime_lite(
         def synchronize(x: Outer, y: Inner):
             sent = outer_gradient(x, y), y.memory.gradient
             delta, c = round.weighted_mean(sent, via)
-            return _synchronized(optimizer, x, y, scaled(outer_step, delta), c)
+            return _synchronize(optimizer, x, y, scale(outer_step, delta), c)
 
         return round.every(period, synchronize, x, y)
 
@@ -149,7 +149,7 @@ def mime(
 
         def synchronize(x: Outer, y: Inner):
             delta = round.weighted_mean(outer_gradient(x, y), via)
-            return _synchronized(optimizer, x, y, scaled(outer_step, delta), x.memory)
+            return _synchronize(optimizer, x, y, scale(outer_step, delta), x.memory)
 
         return round.every(period, synchronize, x, y)
 
@@ -192,7 +192,7 @@ def _frozen_step(
     return y._replace(params=round.if_active(after, y.params))
 
 
-def _synchronized(
+def _synchronize(
     optimizer: optax.GradientTransformation, x: Outer, y: Inner, delta: Params, c: Params
 ) -> tuple[Outer, Inner]:
     """Returns the states after the averaging, from the server's step `delta` and the mean gradient
@@ -201,7 +201,7 @@ def _synchronized(
     _, state = optimizers.update(optimizer, c, x.optimizer, x.params)
     after = x._replace(params=optax.tree.sub(x.params, delta), optimizer=state)
     x = workers.if_nonempty(after, x)
-    return x, y._replace(params=replicated(x.params, y.params))
+    return x, y._replace(params=repeat_rows(x.params, y.params))
 
 
 def _clients(

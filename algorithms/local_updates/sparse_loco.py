@@ -59,7 +59,7 @@ def sparse_loco(
     """
     compressor = chunked_top_k(64, 4096, two_bit) if compressor is None else compressor
     outer = optax.sgd(1.0) if outer is None else outer
-    return _compressed("sparse_loco", optimizer, period, compressor, outer, decay)
+    return _compressed_updates("sparse_loco", optimizer, period, compressor, outer, decay)
 
 
 @method(
@@ -105,7 +105,7 @@ def muloco(
     Source: Thérien et al., "MuLoCo: Muon is a practical inner optimizer for DiLoCo", 2025.
     """
     outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
-    return _compressed("muloco", optimizer, period, compressor, outer, decay)
+    return _compressed_updates("muloco", optimizer, period, compressor, outer, decay)
 
 
 @method(
@@ -149,10 +149,12 @@ def qsparse_local_sgd(
     the same rounds.
     """
     compressor = top_k(0.01, contraction(qsgd(7))) if compressor is None else compressor
-    return _compressed("qsparse_local_sgd", optimizer, period, compressor, optax.sgd(1.0), 1.0)
+    return _compressed_updates(
+        "qsparse_local_sgd", optimizer, period, compressor, optax.sgd(1.0), 1.0
+    )
 
 
-def _compressed(
+def _compressed_updates(
     name: str,
     optimizer: optax.GradientTransformation,
     period: Period,

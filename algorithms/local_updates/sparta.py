@@ -55,9 +55,7 @@ def sparta(
         leaves, treedef = jax.tree.flatten(y.params)
         rows = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
         keys = jax.random.split(round.next_key(), len(rows))
-        places = [
-            _drawn(key, fraction, leaf.shape[1]) for key, leaf in zip(keys, rows, strict=True)
-        ]
+        places = [_draw(key, fraction, leaf.shape[1]) for key, leaf in zip(keys, rows, strict=True)]
         parts = [leaf[:, drawn] for leaf, drawn in zip(rows, places, strict=True)]
         averaged = [
             row.at[:, drawn]
@@ -74,7 +72,7 @@ def sparta(
     )
 
 
-def _drawn(key: jax.Array, fraction: float, d: int) -> jax.Array:
+def _draw(key: jax.Array, fraction: float, d: int) -> jax.Array:
     """Returns the indices of the drawn elements of a leaf with d elements, in increasing order. The
     cost is proportional to their number.
     """

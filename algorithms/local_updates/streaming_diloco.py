@@ -108,7 +108,7 @@ def streaming_diloco(
     def update(x: list[Model], y: Model, gradients, round: Communicator):
         y = optimizers.local_step(optimizer, y, gradients, round)
         leaves, treedef = jax.tree.flatten(y.params)
-        members, x = of_fragments(y.params, fragments), list(x)
+        members, x = fragment_leaves(y.params, fragments), list(x)
         for p, member in enumerate(members):
             offset = (p + 1) * period // fragments % period
             rows = [leaves[i] for i in member]
@@ -132,7 +132,7 @@ def streaming_diloco(
         leaves = jax.tree.leaves(params)
         return [
             optimizers.init(outer, [leaves[i] for i in member])
-            for member in of_fragments(params, fragments)
+            for member in fragment_leaves(params, fragments)
         ]
 
     return methods.with_server(
@@ -145,7 +145,7 @@ def streaming_diloco(
     )
 
 
-def of_fragments(model: Params, P: int) -> list[list[int]]:
+def fragment_leaves(model: Params, P: int) -> list[list[int]]:
     """Returns, for each fragment, the indices of its leaves in the flattened model.
 
     Raises:

@@ -29,7 +29,7 @@ UNIT = clusters.Cluster(clusters.constant(1.0))
 NO_ROUNDS = (
     "it has no rounds in which a worker could be absent; use longer compute times for slow workers"
 )
-# up to this number of servers the trip is unrolled, since a loop would cost more than its body
+# up to this number of servers the exchange is unrolled, since a loop would cost more than its body
 _UNROLLED = 8
 
 
@@ -82,12 +82,12 @@ def first_events(N: int, servers: int) -> Events:
     return Events(times[:, 0], times[:, 0], times - 1, numbers, numbers, times[0], times[0])
 
 
-def on_cluster(round: Round) -> Round:
+def with_cluster(round: Round) -> Round:
     """Returns the round, on the cluster `UNIT` if the run has none."""
     return round if round.now else round._replace(now=Now(UNIT))
 
 
-def begun_after(round: Round, seconds: jax.Array) -> Round:
+def begin_after(round: Round, seconds: jax.Array) -> Round:
     """Returns the round as seen by a gradient that starts `seconds` after it, with a key that
     differs from that of the first round's own gradients.
     """
@@ -97,7 +97,7 @@ def begun_after(round: Round, seconds: jax.Array) -> Round:
     )
 
 
-def _begin(events: Events, round: Round) -> Events:
+def _start_first(events: Events, round: Round) -> Events:
     """Starts every worker's first gradient in the first round."""
 
     def compute(ready):
@@ -108,7 +108,7 @@ def _begin(events: Events, round: Round) -> Events:
     )
 
 
-def following(events: Events, round: Round, bits: float, bound: int | None) -> Arrival:
+def next_arrival(events: Events, round: Round, bits: float, bound: int | None) -> Arrival:
     """Returns the next update.
 
     Args:
@@ -118,18 +118,18 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
         bits: size of one shard of the model.
         bound: tau of bounded staleness; None: unbounded.
     """
-    events = _begin(events, round)
-    may = allowed(events.version, round.step, bound)
+    events = _start_first(events, round)
+    may = allowed_workers(events.version, round.step, bound)
     worker = jnp.argmin(jnp.where(may, events.ready, jnp.inf)).astype(jnp.int32)
-    applied, read, received, out = _trip(events, worker, round, bits)
-    computing = begun_after(round, received)
+    applied, read, received, out = _times_of_exchange(events, worker, round, bits)
+    computing = begin_after(round, received)
     ready = events.ready.at[worker].set(
         received + round.cluster.seconds(computing, worker[None])[0]
     )
     reads = events.read.at[worker].set(read)
     # the pairs (worker, shard) that will read this update, or a later one
     fresh = (reads > applied[None]).at[worker].set(True)
-    write = _unused(events.slot, fresh)
+    write = _free_index(events.slot, fresh)
     slot, version = (
         jnp.where(fresh, write[None], events.slot),
         jnp.where(fresh, round.step + 1, events.version),
@@ -150,7 +150,9 @@ def following(events: Events, round: Round, bits: float, bound: int | None) -> A
     )
 
 
-def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple[jax.Array, ...]:
+def _times_of_exchange(
+    events: Events, worker: jax.Array, round: Round, bits: float
+) -> tuple[jax.Array, ...]:
     """Returns the times at which a gradient reaches the servers and the model returns.
 
     Returns:
@@ -160,7 +162,7 @@ def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple
     cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
     pipelined = cluster.convention == "pipelined"
 
-    def trip_of_part(busy, part):
+    def exchange_part(busy, part):
         (sent, received), (into, out) = busy, part
         leaving = jnp.maximum(sent, into - (latency if pipelined else 0))
         sent = leaving + latency + cluster.sending(round, worker[None], bits, leaving)[0]
@@ -172,12 +174,12 @@ def _trip(events: Events, worker: jax.Array, round: Round, bits: float) -> tuple
     begun = jnp.maximum(events.ready[worker], events.blocked_until[worker]), jnp.float32(-jnp.inf)
     few = events.into.shape[0] <= _UNROLLED
     (_, received), (applied, read, free) = lax.scan(
-        trip_of_part, begun, (events.into, events.out), unroll=few or 1
+        exchange_part, begun, (events.into, events.out), unroll=few or 1
     )
     return applied, read, received, free
 
 
-def allowed(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:
+def allowed_workers(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:
     """Returns the workers whose gradient may be update t, such that no staleness will ever exceed
     the bound, bool `[N]`.
 
@@ -194,7 +196,7 @@ def allowed(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:
     return deadline <= jnp.min(jnp.where(urgent, in_order, jnp.iinfo(jnp.int32).max))
 
 
-def _unused(slot: jax.Array, fresh: jax.Array) -> jax.Array:
+def _free_index(slot: jax.Array, fresh: jax.Array) -> jax.Array:
     """Returns, for each shard, a buffer index that is free: every worker that reads from it will
     read this update or a later one; int32 `[P]`.
     """

@@ -110,10 +110,10 @@ def update_copies(
         (copies.own, copies.others),
         (sent.decoded, received),
     )
-    return _pulled(estimates, weights), Copies(own, others, sent.messages)
+    return _pull(estimates, weights), Copies(own, others, sent.messages)
 
 
-def _pulled(estimates: tuple[Params, Params], weights: jax.Array) -> Params:
+def _pull(estimates: tuple[Params, Params], weights: jax.Array) -> Params:
     r"""Returns $\sum_m W_{nm} (x_m - x_n)$ from each worker's own vectors `[n, ...]` and those of
     its neighbours `[n, K, ...]`; half precision is summed in float32.
     """

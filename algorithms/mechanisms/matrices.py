@@ -91,7 +91,7 @@ def times(left: Matrices, right: Matrices) -> Matrices:
     return jax.tree.map(partial(jnp.matmul, precision="highest"), left, right)
 
 
-def transposed(matrices: Matrices) -> Matrices:
+def transpose(matrices: Matrices) -> Matrices:
     """Returns the transposes of the matrices."""
     return [matrix.mT for matrix in matrices]
 
@@ -122,7 +122,7 @@ def mean_factors(
     Q = [warm_start(key, last) for key, last in zip(keys, Q, strict=True)]
     P, means = round.mean((times(D, Q), others))
     P = [orthonormal(each) for each in P]
-    return P, round.mean(times(transposed(D), P)), means
+    return P, round.mean(times(transpose(D), P)), means
 
 
 def with_memory(

@@ -229,7 +229,7 @@ def with_memories(
 
     def init(params, N):
         zeros, served = route.start(params, N)
-        vectors, replies = route.compressed(zeros, served)
+        vectors, replies = route.compression_parts(zeros, served)
         for compressor in contracting:
             communication.require_contraction(method, compressor, replies, insist)
         nothing = optax.tree.zeros_like(served)
@@ -271,7 +271,7 @@ def with_memories(
 
     def model(state):
         x, _, server = route.unpack(state)
-        return route.gathered(server.model.params, x) if estimated else x.params
+        return route.gather(server.model.params, x) if estimated else x.params
 
     return Algorithm(name, init, query, update, model)
 

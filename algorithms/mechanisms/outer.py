@@ -165,8 +165,8 @@ def local_updates(
             delta, shared, own = change(x, y, round, via)
             model = optimizers.Model(x.params, x.optimizer)
             x = Outer(*optimizers.server_step(outer, model, delta), shared)
-            memory = _restarted(inner, x.params, y.optimizer) if fresh else y.optimizer
-            return x, Inner(replicated(x.params, y.params), memory, own)
+            memory = _restart(inner, x.params, y.optimizer) if fresh else y.optimizer
+            return x, Inner(repeat_rows(x.params, y.params), memory, own)
 
         if callable(period):
             return round.when(period(x, round), synchronize, x, y)
@@ -189,17 +189,17 @@ def local_updates(
     )
 
 
-def replicated(tree: PyTree, like: PyTree) -> PyTree:
+def repeat_rows(tree: PyTree, like: PyTree) -> PyTree:
     """Repeats leaves `[...]` to the shape `[n, ...]` of `like`."""
     return jax.tree.map(lambda leaf, rows: jnp.broadcast_to(leaf, rows.shape), tree, like)
 
 
-def scaled(factor: Real, tree: PyTree) -> PyTree:
+def scale(factor: Real, tree: PyTree) -> PyTree:
     """Multiplies all leaves by a scalar; their types stay the same."""
     return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
 
 
-def _restarted(inner: optax.GradientTransformation, params: Params, memory: PyTree) -> PyTree:
+def _restart(inner: optax.GradientTransformation, params: Params, memory: PyTree) -> PyTree:
     """Returns the inner optimizers' states before their first step; their random keys go on."""
     start = optimizers.init(inner, params).optimizer
     return jax.tree.map(

@@ -4,13 +4,13 @@ or through one server, which is no worker and tolerates workers that do not part
 The functions of a route have the same meaning for both:
 
 - `start`: zeros of the shape of the workers' vectors, and the vectors of the servers at the model;
-- `compressed`: both in the form in which they are compressed, leaves `[..., d]`;
+- `compression_parts`: both in the form in which they are compressed, leaves `[..., d]`;
 - `parts`: the workers' vectors of leaves `[n, ...]`;
 - `sizes`: the numbers of elements of the vectors that are compressed;
 - `send`, `reply`: the two messages of a round;
 - `whole`: the model's leaves of a reply;
 - `first`, `step`: the servers' models, and a step of their optimizer;
-- `gathered`: the model's leaves of the servers' vectors;
+- `gather`: the model's leaves of the servers' vectors;
 - `pack`, `unpack`: `State` of what all workers know, what a worker keeps, and what a server keeps.
 """
 
@@ -65,7 +65,7 @@ class NServers(NamedTuple):
     def start(self, params: Params, N: int) -> tuple[Parts, Parts]:
         return communication.start_shards("", params, N, self.up, self.down, None)
 
-    def compressed(self, vectors: Parts, served: Parts) -> tuple[Parts, Parts]:
+    def compression_parts(self, vectors: Parts, served: Parts) -> tuple[Parts, Parts]:
         return vectors, served
 
     def parts(self, tree: Gradients, N: int) -> Parts:
@@ -91,7 +91,7 @@ class NServers(NamedTuple):
     ) -> Model:
         return optimizers.step_local(optimizer, x, by)
 
-    def gathered(self, parts: Parts, like: Params) -> Params:
+    def gather(self, parts: Parts, like: Params) -> Params:
         return self.whole(workers.gather(parts), like)
 
     def pack(self, shared: Any, worker: Any, server: Any) -> State:
@@ -119,7 +119,7 @@ class OneServer(NamedTuple):
     def start(self, params: Params, N: int) -> tuple[Parts, Parts]:
         return workers.replicate(optax.tree.zeros_like(params), N), params
 
-    def compressed(self, vectors: Parts, served: Parts) -> tuple[Parts, Parts]:
+    def compression_parts(self, vectors: Parts, served: Parts) -> tuple[Parts, Parts]:
         rows, down = workers.replicate(served, 1), self.down or self.up
         return (
             communication.flatten(vectors, self.up.layer_wise),
@@ -152,7 +152,7 @@ class OneServer(NamedTuple):
     ) -> Model:
         return proximal_step(optimizer, x, by, round)
 
-    def gathered(self, parts: Parts, like: Params) -> Params:
+    def gather(self, parts: Parts, like: Params) -> Params:
         return parts
 
     def pack(self, shared: Any, worker: Any, server: Any) -> State:

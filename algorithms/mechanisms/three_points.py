@@ -61,7 +61,7 @@ def ef21(C: Compressor) -> ThreePoint:
     def apply(send, x, h, y, round):
         return _sum(h, send(C, optax.tree.sub(x, h)))
 
-    return ThreePoint(f"ef21({C.name})", apply, lambda d: _of_ef21(delta(d)), (C,))
+    return ThreePoint(f"ef21({C.name})", apply, lambda d: _ef21_constants(delta(d)), (C,))
 
 
 @checks.arguments
@@ -103,7 +103,7 @@ def clag(C: Compressor, threshold: Real) -> ThreePoint:
         return _sum(h, send(C, needed, workers.sqnorm_rows(needed) > lazy))
 
     def constants(d):
-        A, B = _of_ef21(delta(d))
+        A, B = _ef21_constants(delta(d))
         return A, max(B, threshold)
 
     return ThreePoint(f"clag({C.name}, {threshold})", apply, constants, (C,))
@@ -202,7 +202,7 @@ def v4(C1: Compressor, C2: Compressor) -> ThreePoint:
         return _sum(b, send(C2, optax.tree.sub(x, b)))
 
     def constants(d):
-        return _of_ef21(1 - (1 - delta1(d)) * (1 - delta2(d)))
+        return _ef21_constants(1 - (1 - delta1(d)) * (1 - delta2(d)))
 
     return ThreePoint(f"v4({C1.name}, {C2.name})", apply, constants, (C1, C2))
 
@@ -239,7 +239,7 @@ def _sum(a: Gradients, b: Gradients) -> Any:
     return jax.tree.map(lambda a, b: a + b.astype(a.dtype), a, b)
 
 
-def _of_ef21(delta: float) -> tuple[float, float]:
+def _ef21_constants(delta: float) -> tuple[float, float]:
     """Returns A and B of EF21."""
     A = 1 - math.sqrt(1 - delta)
     return A, (1 - delta) / A

@@ -63,10 +63,10 @@ def with_loopless_svrg(method: Algorithm, probability: Real) -> Algorithm:
     """
     checks.number("with_loopless_svrg: probability", probability, "(0, 1]")
 
-    def renewed(round: Round) -> jax.Array:
+    def renew(round: Round) -> jax.Array:
         return jnp.broadcast_to(_coin(round, probability), round.workers)
 
-    return with_snapshots(f"{method.name} with loopless SVRG", method, renewed)
+    return with_snapshots(f"{method.name} with loopless SVRG", method, renew)
 
 
 @checks.arguments
@@ -159,7 +159,7 @@ def with_table(name: str, inner: Algorithm, samples: int, drawn: int) -> Algorit
         rows = jax.tree.map(lambda x: jnp.zeros((N, samples, *x.shape[1:]), x.dtype), x)
         return Table(rows, optax.tree.zeros_like(x), x)
 
-    def shared(N: int) -> jax.Array:  # which samples were drawn before
+    def first_draws(N: int) -> jax.Array:  # which samples were drawn before
         return jnp.zeros((N, samples), bool)
 
     def query(state: State, round: Round) -> tuple[Query, ...]:
@@ -176,7 +176,7 @@ def with_table(name: str, inner: Algorithm, samples: int, drawn: int) -> Algorit
         s, known, table = round.draw_samples(drawn), state.server.memory, state.workers.memory
         *sampled, exact = answer
         now, at_start = sampled[:drawn], sampled[drawn:]
-        old = [_of_table(table, known, s[:, k], at_start[k]) for k in draws]
+        old = [_table_rows(table, known, s[:, k], at_start[k]) for k in draws]
         mean = optax.tree.where(round.step == 0, exact, table.mean)
         v = optax.tree.add(optax.tree.sub(now[0], old[0]), mean)
         shares = workers.local_block(1 / jnp.asarray(round.problem.local_samples), round.workers)
@@ -184,9 +184,9 @@ def with_table(name: str, inner: Algorithm, samples: int, drawn: int) -> Algorit
         at = _places(s[:, -1])
         rows = jax.tree.map(lambda rows, g: rows.at[at].set(g), table.gradients, now[-1])
         known = known.at[np.arange(round.workers), s[:, -1]].set(True)
-        return _updated(inner, state, v, Table(rows, mean, table.start), round, known)
+        return _update(inner, state, v, Table(rows, mean, table.start), round, known)
 
-    return _method(name, inner, query, update, memory, shared)
+    return _method(name, inner, query, update, memory, first_draws)
 
 
 def _require_rows(name: str, round: Round, rows: int) -> None:
@@ -205,7 +205,9 @@ def _places(samples: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.arange(len(mine)), mine
 
 
-def _of_table(table: Table, known: jax.Array, samples: jax.Array, at_start: Gradients) -> Gradients:
+def _table_rows(
+    table: Table, known: jax.Array, samples: jax.Array, at_start: Gradients
+) -> Gradients:
     """Returns the table's gradients of these samples, int32 `[N]`; at the start if the samples were
     not drawn before.
     """
@@ -242,7 +244,7 @@ def with_snapshots(name: str, inner: Algorithm, renewed: Callable) -> Algorithm:
         known = round.if_active(known, before)
         # The pair is 0 where the snapshot is new.
         v = optax.tree.add(optax.tree.sub(at_x, at_snapshot), known[1])
-        return _updated(inner, state, v, known, round)
+        return _update(inner, state, v, known, round)
 
     return _method(name, inner, query, update, lambda x, N: (x, optax.tree.zeros_like(x)))
 
@@ -288,7 +290,7 @@ def with_recursion(
         estimated = optax.tree.where(fresh(round), exact, changed)
         x = _rows(_points(name, inner, state, round), last)
         v, last = round.if_active((estimated, x), (v, last))
-        return _updated(inner, state, v, (v if last_gradient is None else (), last), round)
+        return _update(inner, state, v, (v if last_gradient is None else (), last), round)
 
     return _method(name, inner, query, update, memory)
 
@@ -322,7 +324,7 @@ def _inner(state: State) -> State:
     return state._replace(server=state.server.inner, workers=state.workers.inner)
 
 
-def _updated(
+def _update(
     inner: Algorithm,
     state: State,
     v: Gradients,

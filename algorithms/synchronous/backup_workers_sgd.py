@@ -63,13 +63,13 @@ def backup_workers_sgd(optimizer: optax.GradientTransformation, backups: int) ->
         first = jnp.zeros(N, bool).at[order[:counted]].set(True)
         mine = workers.local_block(first, N)
 
-        def kept(leaf):
+        def select_counted(leaf):
             return jnp.where(
                 mine.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.zeros((), leaf.dtype)
             )
 
         with round.unrecorded():
-            total = workers.sum(workers.widen(jax.tree.map(kept, gradients)))
+            total = workers.sum(workers.widen(jax.tree.map(select_counted, gradients)))
         round.sent(
             *_bits(communication.bits.row_bits(gradients), N, mine, counted), network.multi_server
         )

@@ -67,7 +67,7 @@ def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         return Findings(title, (Finding("wire", False, f"{kind}{error}"),))
     seen = _measure(compressor, d, key)
-    return Findings(title, (*wire, _unbiased(compressor, seen), *_constants(compressor, d, seen)))
+    return Findings(title, (*wire, _find_bias(compressor, seen), *_constants(compressor, d, seen)))
 
 
 def vectors(d: int) -> dict[str, np.ndarray]:
@@ -163,7 +163,7 @@ def _measure(compressor: Compressor, d: int, key: jax.Array) -> dict[str, Seen]:
     """Measures the errors on every vector over the draws, in a single program."""
     signs = np.random.default_rng(1).choice([-1.0, 1.0], (DIRECTIONS, d)) / np.sqrt(d)
 
-    def of_vector(key, x):
+    def measure(key, x):
         towards = jnp.concatenate([x[None] / jnp.linalg.norm(x), jnp.asarray(signs, jnp.float32)])
 
         def draw(key):
@@ -176,7 +176,7 @@ def _measure(compressor: Compressor, d: int, key: jax.Array) -> dict[str, Seen]:
 
     named = vectors(d)
     stacked = jnp.asarray(np.stack([*named.values()]), jnp.float32)
-    measured = jax.jit(lambda keys, x: jax.lax.map(lambda each: of_vector(*each), (keys, x)))(
+    measured = jax.jit(lambda keys, x: jax.lax.map(lambda each: measure(*each), (keys, x)))(
         jax.random.split(key, len(named)), stacked
     )
     return {
@@ -185,7 +185,7 @@ def _measure(compressor: Compressor, d: int, key: jax.Array) -> dict[str, Seen]:
     }
 
 
-def _unbiased(compressor: Compressor, seen: dict[str, Seen]) -> Finding:
+def _find_bias(compressor: Compressor, seen: dict[str, Seen]) -> Finding:
     """Checks that the mean error vanishes along directions. Single elements are not checked: if
     they are rarely sent, their mean is far from normal.
     """

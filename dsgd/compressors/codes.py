@@ -154,7 +154,7 @@ def random_places(
     def decode(key, code, d):
         return scatter(places(key, d), wide(code), d)
 
-    return _of_elements("random_places", size, unbiased, encode, decode)
+    return _element_code("random_places", size, unbiased, encode, decode)
 
 
 @checks.arguments
@@ -194,7 +194,7 @@ def random_block(
         line = jax.lax.dynamic_update_slice_in_dim(line, wide(code), start(key, d), axis=0)
         return jnp.concatenate([line[:k] + line[d:], line[k:d]])
 
-    return _of_elements("random_block", size, unbiased, encode, decode)
+    return _element_code("random_block", size, unbiased, encode, decode)
 
 
 @checks.arguments
@@ -252,7 +252,7 @@ def count_sketch(rows: int, columns: int) -> LinearCode:
         def add(sketch, block):
             elements, rotations, positive = block
             signed = jnp.where(positive, elements[None], -elements[None])
-            return sketch + jax.vmap(_rotated)(signed, rotations), None
+            return sketch + jax.vmap(_rotate)(signed, rotations), None
 
         d = x.shape[0]
         cut = jnp.pad(wide(x), (0, blocks(d) * columns - d)).reshape(blocks(d), columns)
@@ -262,7 +262,7 @@ def count_sketch(rows: int, columns: int) -> LinearCode:
     def decode(key, sketch, d):
         def estimate(block):
             rotations, positive = block
-            back = jax.vmap(_rotated)(sketch, -rotations % columns)
+            back = jax.vmap(_rotate)(sketch, -rotations % columns)
             return _median(jnp.where(positive, back, -back))
 
         return jax.lax.map(estimate, hashes(key, d)).ravel()[:d]
@@ -273,7 +273,7 @@ def count_sketch(rows: int, columns: int) -> LinearCode:
     return LinearCode(encode, decode, f"count_sketch({rows}, {columns})", omega)
 
 
-def _of_elements(
+def _element_code(
     kind: str, size: float, unbiased: bool, encode: Callable, decode: Callable
 ) -> LinearCode:
     """Returns a code of k elements; each element is chosen with probability k/d."""
@@ -281,19 +281,19 @@ def _of_elements(
     def share(d):
         return selected_count(size, d) / d
 
-    def scaled(key, code, d):
+    def decode_scaled(key, code, d):
         return decode(key, code, d) * (d / selected_count(size, d))
 
     return LinearCode(
         encode,
-        scaled if unbiased else decode,
+        decode_scaled if unbiased else decode,
         f"{kind}({format_size(size)}{'' if unbiased else ', unbiased=False'})",
         omega=(lambda d: d / selected_count(size, d) - 1) if unbiased else None,
         delta=None if unbiased else share,
     )
 
 
-def _rotated(x: jax.Array, by: jax.Array) -> jax.Array:
+def _rotate(x: jax.Array, by: jax.Array) -> jax.Array:
     """Returns x rotated to the right by 0 <= `by` < its length."""
     around = jnp.concatenate([x, x])
     return jax.lax.dynamic_slice_in_dim(around, x.shape[0] - by, x.shape[0])

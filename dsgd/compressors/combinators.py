@@ -60,14 +60,14 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
     require_cold(name, compressor)
 
     def compress(key, x, common=None):
-        def of_bucket(number, key, bucket):
+        def encode_bucket(number, key, bucket):
             return encode(compressor, key, bucket, common=common and common.fold_in(number))
 
         count, left = divmod(x.shape[0], size)
         full_key, rest_key = jax.random.split(key)
         keys, cut = jax.random.split(full_key, count), x[: count * size].reshape(count, size)
-        full = jax.vmap(of_bucket)(np.arange(count), keys, cut) if count else None
-        rest = of_bucket(count, rest_key, x[count * size :]) if left else None
+        full = jax.vmap(encode_bucket)(np.arange(count), keys, cut) if count else None
+        rest = encode_bucket(count, rest_key, x[count * size :]) if left else None
         decoded = jnp.concatenate([part.decoded.ravel() for part in (full, rest) if part])
         return Encoded(Bucketed(full and full.message, rest and rest.message), decoded)
 
@@ -322,14 +322,14 @@ def apply(compressor: Compressor, key: Key, x: PyTree) -> PyTree:
     )
     if not compressor.layer_wise:
         flat, unravel = ravel_pytree(x)
-        return unravel(_decoded(compressor, key, flat))
+        return unravel(_decode(compressor, key, flat))
     leaves, treedef = jax.tree.flatten(x)
     return treedef.unflatten(
-        [_decoded(compressor, jax.random.fold_in(key, i), leaf) for i, leaf in enumerate(leaves)]
+        [_decode(compressor, jax.random.fold_in(key, i), leaf) for i, leaf in enumerate(leaves)]
     )
 
 
-def _decoded(compressor: Compressor, key: jax.Array, leaf: jax.Array) -> jax.Array:
+def _decode(compressor: Compressor, key: jax.Array, leaf: jax.Array) -> jax.Array:
     return encode(compressor, key, jnp.ravel(leaf)).decoded.reshape(leaf.shape).astype(leaf.dtype)
 
 

@@ -109,7 +109,7 @@ def cast(
         sent, relative = to_scale(x)
         word = jax.lax.bitcast_convert_type(relative, jnp.uint32)
         draws = jax.random.bits(key, x.shape, jnp.uint32) if stochastic else None
-        codes = _rounded(kind, word, draws) | (word >> 31 << (kind.bits - 1))
+        codes = _round(kind, word, draws) | (word >> 31 << (kind.bits - 1))
         codes = xla.materialize(codes.astype(jnp.uint8 if kind.bits <= 8 else jnp.uint32))
         packed = codecs.pack(codes, kind.bits)
         message = packed if sent is None else Scaled(packed, sent)
@@ -196,7 +196,7 @@ def _constants(kind: Format, scale: str, full_range: bool) -> tuple[Callable, Ca
     return omega, delta
 
 
-def _rounded(kind: Format, word: jax.Array, draws: jax.Array | None) -> jax.Array:
+def _round(kind: Format, word: jax.Array, draws: jax.Array | None) -> jax.Array:
     """Returns the codes of the magnitudes of float32 numbers, given as their bits.
 
     The code of a number is its exponent, above that of the smallest normal number, times $2^m$,

@@ -281,14 +281,14 @@ def pieces(d: int) -> list[int]:
     return [1 << i for i in reversed(range(d.bit_length())) if d >> i & 1]
 
 
-def _of_pieces(x: jax.Array) -> list[jax.Array]:
+def _split_pieces(x: jax.Array) -> list[jax.Array]:
     return jnp.split(x, list(accumulate(pieces(x.shape[0])))[:-1])
 
 
 def _hadamard(x: jax.Array) -> jax.Array:
     """Applies the normalised Hadamard transform to every piece."""
 
-    def transformed(part):
+    def transform(part):
         # The division comes first, so that no sum exceeds the norm. It is stored, so that sender
         # and receivers round equally.
         p = part.shape[0]
@@ -305,7 +305,7 @@ def _hadamard(x: jax.Array) -> jax.Array:
             done *= k
         return part.ravel()
 
-    return jnp.concatenate([transformed(part) for part in _of_pieces(x)])
+    return jnp.concatenate([transform(part) for part in _split_pieces(x)])
 
 
 @cache
@@ -327,7 +327,7 @@ def _flip(key: jax.Array, x: jax.Array) -> jax.Array:
 
 def _sums(x: jax.Array) -> jax.Array:
     """Returns the sum of the elements of each piece."""
-    return jnp.stack([xla.sum_elements(part) for part in _of_pieces(x)])
+    return jnp.stack([xla.sum_elements(part) for part in _split_pieces(x)])
 
 
 def _spread(values: jax.Array, d: int) -> jax.Array:

@@ -48,7 +48,9 @@ def threshold(v: float) -> Compressor:
     implementations of compressed communication for distributed deep learning", 2020.
     """
     checks.number("threshold: v", v, "(0, inf)")
-    return _counted(f"threshold({v:g})", lambda d: d, lambda key, x: ~(jnp.abs(x) <= v))
+    return _selecting_compressor(
+        f"threshold({v:g})", lambda d: d, lambda key, x: ~(jnp.abs(x) <= v)
+    )
 
 
 @checks.arguments
@@ -104,7 +106,7 @@ def sampled_top_k(fraction: float, sample: float = 0.01) -> Compressor:
         k, s, r = sizes(d)
         return float(np.sum(binom.cdf(r - 1, s, np.arange(k) / d))) / d
 
-    return _counted(
+    return _selecting_compressor(
         f"sampled_top_k({fraction:g}, {sample:g})",
         lambda d: selected_count(fraction, d),
         choose,
@@ -155,10 +157,10 @@ def sidco(fraction: float, stages: int = 1) -> Compressor:
             least = jnp.min(jnp.where(reached, magnitude, jnp.inf))
         return reached & (x != 0)
 
-    return _counted(f"sidco({fraction:g}, {stages})", lambda d: d, choose)
+    return _selecting_compressor(f"sidco({fraction:g}, {stages})", lambda d: d, choose)
 
 
-def _counted(
+def _selecting_compressor(
     name: str, room: Callable, choose: Callable, delta: Callable | None = None
 ) -> Compressor:
     """Returns a compressor that sends the elements of the mask `choose(key, x)`; a message has room

@@ -100,9 +100,9 @@ def variance_optimal(fraction: float) -> Compressor:
         message = Drawn(
             numbers + number * of_certain + drawn_number * of_drawn,
             number,
-            _packed(certain, d),
+            _pack(certain, d),
             values,
-            _packed(drawn, d),
+            _pack(drawn, d),
             codecs.pack(signs, 1),
             magnitude,
         )
@@ -139,7 +139,7 @@ def variance_optimal(fraction: float) -> Compressor:
     )
 
 
-def _packed(places: jax.Array, d: int) -> tuple[jax.Array, ...]:
+def _pack(places: jax.Array, d: int) -> tuple[jax.Array, ...]:
     return codecs.pack(jnp.where(places < d, places, 0), codecs.index_bits(d))
 
 

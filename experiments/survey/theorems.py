@@ -186,7 +186,10 @@ def compressed_sgd(
     )
     messages = N * N + (N if via == "server" else 0)
     exact = _affine(
-        moments.with_compressor(method, via == "ring"), problem, compression=compression, messages=messages
+        moments.with_compressor(method, via == "ring"),
+        problem,
+        compression=compression,
+        messages=messages,
     )
     bound = partial(theory.compressed_sgd.bound, compression=compression)
     return _compressed(problem, effect, dithered(problem, compression), via, exact, bound)

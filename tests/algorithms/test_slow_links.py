@@ -12,7 +12,7 @@ import pytest
 
 import algorithms
 import dsgd
-from algorithms.local_updates.streaming_diloco import of_fragments
+from algorithms.local_updates.streaming_diloco import fragment_leaves
 from dsgd import clusters, compressors, network
 from tests.algorithms import quadratics
 from tests.methods.sparta import drawn
@@ -51,12 +51,12 @@ def test_layers_are_dealt_out_to_fragments():
     block = {"kernel": jnp.zeros((2, 2)), "bias": jnp.zeros(2)}
     listed = {"blocks": [block] * 3, "embedding": jnp.zeros(3), "head": block}
     # leaves: two for each block, the embedding, two of the head; layers: 3 blocks and these two
-    assert of_fragments(listed, 2) == [[0, 1, 4, 5, 7, 8], [2, 3, 6]]
+    assert fragment_leaves(listed, 2) == [[0, 1, 4, 5, 7, 8], [2, 3, 6]]
     named = {"params": {"first": block, "second": block, "third": {"attention": block}}}
-    assert of_fragments(named, 3) == [[0, 1], [2, 3], [4, 5]]
-    assert of_fragments(jnp.zeros(3), 1) == [[0]]
+    assert fragment_leaves(named, 3) == [[0, 1], [2, 3], [4, 5]]
+    assert fragment_leaves(jnp.zeros(3), 1) == [[0]]
     with pytest.raises(ValueError, match="fragments = 4, but the model has 3 layers; expected"):
-        of_fragments(named, 4)
+        fragment_leaves(named, 4)
 
 
 def test_each_fragment_is_an_exchange_of_its_own():

@@ -150,7 +150,9 @@ class Server:
         self.step: Callable[..., Model] = jax.jit(
             partial(stale_step, rules.optimizer), static_argnames="aware"
         )
-        self.allowed: Callable[..., jax.Array] = jax.jit(arrivals.allowed, static_argnames="bound")
+        self.allowed: Callable[..., jax.Array] = jax.jit(
+            arrivals.allowed_workers, static_argnames="bound"
+        )
         numbers, kind = rules.key
         key = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
         self.model: Model = randomness.of_owner(optimizers.init(rules.optimizer, part), key)
