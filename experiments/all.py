@@ -188,4 +188,4 @@ def call(command: list[str], environment: dict[str, str], limit: float) -> Ended
 
 
 if __name__ == "__main__":
-    commands.launch(main, commands.parsed(Args))
+    commands.launch(main, commands.parse(Args))

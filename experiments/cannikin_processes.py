@@ -415,4 +415,4 @@ def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged
 
 
 if __name__ == "__main__":
-    commands.launch(main, commands.parsed(Args))
+    commands.launch(main, commands.parse(Args))

@@ -61,7 +61,7 @@ def main(args: Args) -> None:
     settings = {name: setting_of(args, name) for name in dict.fromkeys(args.problem)}
     commands.begin(args)
     found: dict[str, tuple[Setting, Runs]] = {}
-    with commands.kept(write, args.out / "epochs.csv", found):
+    with commands.keep(write, args.out / "epochs.csv", found):
         for name, setting in settings.items():
             found[name] = setting, {system: [] for system in SYSTEMS}
             train(args, name, *found[name])

@@ -86,7 +86,7 @@ SURVEY = {
 def main(args: Args) -> None:
     check(args)
     commands.begin(args)
-    methods = on_one_problem()
+    methods = make_methods()
     predicted = {
         method.name: [method.rate.iterations(epsilon) for epsilon in args.epsilons]
         for method in methods
@@ -128,7 +128,7 @@ def check(args: Args) -> None:
         )
 
 
-def on_one_problem() -> list[Method]:
+def make_methods() -> list[Method]:
     """Returns the seven methods on one problem; L = 1, D = 1/2."""
     direction, sign = np.full(WORKERS, WORKERS**-0.5), (-1.0) ** np.arange(WORKERS)
     A = np.broadcast_to(np.eye(WORKERS), (WORKERS,) * 3)

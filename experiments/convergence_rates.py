@@ -25,7 +25,7 @@ from rich.table import Table
 import dsgd
 from dsgd import plots, records
 from experiments.shared import commands, tables
-from experiments.survey.convergence_terms import Budget, Term, everything
+from experiments.survey.convergence_terms import Budget, Term, list_measures
 from experiments.survey.theorems import MARKERS, METHODS
 
 RESAMPLED = 2_000
@@ -90,9 +90,9 @@ class Args(commands.Common):
 def main(args: Args) -> None:
     check(args)
     commands.begin(args)
-    work = everything(Budget(**{name: getattr(args, name) for name in Budget._fields}))
+    work = list_measures(Budget(**{name: getattr(args, name) for name in Budget._fields}))
     terms: list[Term] = []
-    with commands.kept(write_terms, args.out / "rates.csv", terms):
+    with commands.keep(write_terms, args.out / "rates.csv", terms):
         for measure in tables.bar(work, "convergence rates", args.progress):
             terms.append(measure())  # noqa: PERF401 - an interrupted run keeps finished terms
     slopes = [describe(term, args.seed) for term in terms]

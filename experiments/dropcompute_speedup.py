@@ -96,7 +96,7 @@ def main(args: Args) -> None:
     }
     commands.begin(args)
     outcomes: Outcomes = {}
-    with commands.kept(write, args.out / "scale.csv", outcomes):
+    with commands.keep(write, args.out / "scale.csv", outcomes):
         for name, (noise, exactly) in tables.bar(
             list(todo.items()), "dropcompute_speedup", args.progress
         ):

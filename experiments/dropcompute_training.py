@@ -114,7 +114,7 @@ def main(args: Args) -> None:
     setting = setting_of(args)
     commands.begin(args)
     found: Histories = {}
-    with commands.kept(records.write_histories, args.out / "history.csv", found):
+    with commands.keep(records.write_histories, args.out / "history.csv", found):
         found.update(train(args, setting))  # trained one after the other
     tables.notes(notes(args, setting, found))
     sheets = {"training": draw(args, setting, found)}

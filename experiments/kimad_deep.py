@@ -104,7 +104,7 @@ def main(args: Args) -> None:
     others = [setting_of(args, count) for count in sorted(set(args.worker_counts) - {args.workers})]
     commands.begin(args)
     histories: dict[Case, dict[str, np.ndarray]] = {}
-    with commands.kept(write, args.out / "history.csv", histories):
+    with commands.keep(write, args.out / "history.csv", histories):
         histories.update(train(args, setting, others))  # trained one after the other
     tables.notes(deep_results.notes(setting, histories, args.shown))
     shown = {

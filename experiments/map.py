@@ -230,12 +230,12 @@ def winners(best: Best) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     first, second = np.argsort(best.mean, axis=0)[:2]
 
-    def of(values, method):
+    def take(values, method):
         return np.take_along_axis(values, method[None], axis=0)[0]
 
-    gap = of(best.mean, second) - of(best.mean, first)
-    error = np.hypot(of(best.error, first), of(best.error, second))
-    return first, best.mean[0] / of(best.mean, first), gap < 2 * error
+    gap = take(best.mean, second) - take(best.mean, first)
+    error = np.hypot(take(best.error, first), take(best.error, second))
+    return first, best.mean[0] / take(best.mean, first), gap < 2 * error
 
 
 def write(args: Args, panels: list[Panel], methods: list[str]) -> None:

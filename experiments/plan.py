@@ -132,7 +132,7 @@ def main(args: Args) -> None:
     cluster, gradient = make_cluster(args, task.problem, scale)
     commands.begin(args)
     target, seconds, bits = goal(args, task, scale)
-    plan = ranked(
+    plan = rank_candidates(
         task.candidates,
         task.problem,
         cluster,
@@ -157,7 +157,7 @@ def main(args: Args) -> None:
     tables.notes(ranking.notes(shown))
 
 
-def ranked(*args: Any, **options: Any) -> dsgd.Plan:
+def rank_candidates(*args: Any, **options: Any) -> dsgd.Plan:
     """Returns the plan; if it is interrupted, the ranking so far is printed."""
     try:
         return dsgd.plan(*args, **options)
@@ -182,7 +182,7 @@ def make_task(args: Args) -> Task:
                 "that defines `problem`, a dsgd.Problem"
             )
     problem = found["problem"] if found else tuning.make_problem(args)
-    candidates = chosen(args, problem, found.get("candidates", algorithms.CANDIDATES))
+    candidates = choose_candidates(args, problem, found.get("candidates", algorithms.CANDIDATES))
     return Task(problem, found.get("optimizer", optax.sgd), candidates)
 
 
@@ -196,7 +196,9 @@ def refuse_others(args: Args) -> None:
             )
 
 
-def chosen(args: Args, problem: dsgd.Problem, candidates: Sequence[Candidate]) -> list[Candidate]:
+def choose_candidates(
+    args: Args, problem: dsgd.Problem, candidates: Sequence[Candidate]
+) -> list[Candidate]:
     """Returns the candidates of the flags: those with these names, with the given periods,
     compressors and topologies.
     """
@@ -204,7 +206,7 @@ def chosen(args: Args, problem: dsgd.Problem, candidates: Sequence[Candidate]) -
     if args.methods is not None:
         found = [each for name in args.methods for each in find(name, candidates)]
     if args.periods is not None:
-        found = [with_periods(each, args.periods) for each in found]
+        found = [set_periods(each, args.periods) for each in found]
     if args.compressors is not None:
         commands.require_known("--compressors", args.compressors, COMPRESSORS)
         others = [compressors.whole_model(COMPRESSORS[name]) for name in args.compressors]
@@ -213,7 +215,7 @@ def chosen(args: Args, problem: dsgd.Problem, candidates: Sequence[Candidate]) -
         commands.require_known("--topologies", args.topologies, TOPOLOGIES)
         makers = [TOPOLOGIES[name] for name in args.topologies]
         found = [each.replaced(topology=maker) for each in found for maker in makers]
-    return accepted(list({str(each): each for each in found}.values()), problem)
+    return select_accepted(list({str(each): each for each in found}.values()), problem)
 
 
 def find(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -236,7 +238,7 @@ def find(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
     return found or [candidate(facts.METHODS[full].function)]
 
 
-def accepted(candidates: Sequence[Candidate], problem: dsgd.Problem) -> list[Candidate]:
+def select_accepted(candidates: Sequence[Candidate], problem: dsgd.Problem) -> list[Candidate]:
     """Returns the candidates that accept their compressors and topologies, and prints the reasons
     of the others.
     """
@@ -253,7 +255,7 @@ def accepted(candidates: Sequence[Candidate], problem: dsgd.Problem) -> list[Can
     return found
 
 
-def with_periods(candidate: Candidate, periods: tuple[int, ...]) -> Candidate:
+def set_periods(candidate: Candidate, periods: tuple[int, ...]) -> Candidate:
     """Returns the candidate with other values of its period H."""
     grids = {name: periods if name == "H" else grid for name, grid in candidate.swept.items()}
     return dataclasses.replace(candidate, grids=grids)
@@ -325,6 +327,6 @@ if __name__ == "__main__":
     if VERIFY in sys.argv[1:]:
         sys.argv.remove(VERIFY)
         name = f"{commands.program(Args)} {VERIFY}"
-        commands.launch(verification.main, commands.parsed(verification.Args, name))
+        commands.launch(verification.main, commands.parse(verification.Args, name))
     else:
         commands.run(main, Args)

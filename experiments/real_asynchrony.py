@@ -116,7 +116,7 @@ def main(args: Args) -> None:
     with on_ray.session(args.workers + args.servers, args.address):
         commands.begin(args)
         found: dict[str, Measured] = {}
-        with commands.kept(write, args.out, found):
+        with commands.keep(write, args.out, found):
             for name, method in chosen.items():
                 with commands.waiting(args, f"{name}, {args.workers} processes"):
                     found[name] = measure(args, problem, method)
@@ -316,4 +316,4 @@ def histogram(axes: Axes, one: Measured, name: str) -> None:
 
 
 if __name__ == "__main__":
-    commands.launch(main, commands.parsed(Args))
+    commands.launch(main, commands.parse(Args))

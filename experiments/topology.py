@@ -66,7 +66,7 @@ def main(args: Args) -> None:
         for graph in all_of
     }
     rows = [
-        (graph.name, N, graph.degree, len(graph.edges), per_round(graph), measured[graph.name])
+        (graph.name, N, graph.degree, len(graph.edges), mean_rho(graph), measured[graph.name])
         for N in by_N
         for graph in by_N[N]
     ]
@@ -124,13 +124,13 @@ def graphs(N: int, seed: int) -> list[dsgd.Topology]:
         *([topologies.random_regular(N, 4, seed)] if N > 4 else []),
         *cubes[1:],
         topologies.exponential(N),
-        connected(lambda draw: topologies.equi_static(N, log, draw), seed),
-        connected(lambda draw: topologies.erdos_renyi(N, edges, draw), seed),
+        draw_connected(lambda draw: topologies.equi_static(N, log, draw), seed),
+        draw_connected(lambda draw: topologies.erdos_renyi(N, edges, draw), seed),
         topologies.complete(N),
     ]
 
 
-def connected(build: Callable[[int], dsgd.Topology], seed: int) -> dsgd.Topology:
+def draw_connected(build: Callable[[int], dsgd.Topology], seed: int) -> dsgd.Topology:
     """Returns the first connected draw of a random graph.
 
     Args:
@@ -159,7 +159,7 @@ def short(graph: dsgd.Topology) -> str:
     return graph.name.partition("(")[0]
 
 
-def per_round(graph: dsgd.Topology) -> float:
+def mean_rho(graph: dsgd.Topology) -> float:
     """Returns rho of one round; for a schedule, the geometric mean over its period."""
     return graph.rho ** (1 / graph.period)
 
@@ -228,7 +228,7 @@ def tabulate_graphs(N: int, of_N: Sequence[dsgd.Topology], measured: Mapping[str
         "until at most 1 % of the disagreement remains.",
     )
     for graph in of_N:
-        rho = (f"{value:.5f}" for value in (per_round(graph), measured[graph.name]))
+        rho = (f"{value:.5f}" for value in (mean_rho(graph), measured[graph.name]))
         numbers = (graph.degree, len(graph.edges), *rho, graph.mixing_time(0.01))
         table.add_row(short(graph), *map(str, numbers))
     return table

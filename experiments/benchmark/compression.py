@@ -129,7 +129,7 @@ def main(args: Args) -> None:
     commands.begin(args)
     columns = ("dimension", "program", "bits_per_element", "encode_copies", "decode_copies")
     rows: list[tuple] = []
-    with commands.kept_rows(args.out / "copies.csv", columns, rows):
+    with commands.keep_rows(args.out / "copies.csv", columns, rows):
         for d in args.dimensions:
             copy, references, costs = measure(args, d)
             rows += [(d, name, "", cost, "") for name, cost in references.items()]

@@ -120,7 +120,7 @@ def main(args: Args) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = environments.path_for(Path(tempfile.mkdtemp(dir=folder)))
         pythons = find(args)
-        with commands.kept_rows(args.out / "peers.csv", Row._fields, rows):
+        with commands.keep_rows(args.out / "peers.csv", Row._fields, rows):
             for method in args.methods:
                 for N, d in sizes(args):
                     write_data(Path(folder), N, d)

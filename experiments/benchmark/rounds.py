@@ -101,7 +101,7 @@ def main(args: Args) -> None:
     check(args)
     commands.begin(args)
     rows: list[Row] = []
-    with commands.kept_rows(args.out / "rounds.csv", Row._fields, rows):
+    with commands.keep_rows(args.out / "rounds.csv", Row._fields, rows):
         for name in args.methods:
             for N, d in zip(args.workers, args.dimensions, strict=True):
                 rows.append(compare(args, name, N, d))

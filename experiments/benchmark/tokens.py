@@ -69,7 +69,7 @@ class Row(NamedTuple):
 def main(args: Args) -> None:
     commands.begin(args)
     rows: list[Row] = []
-    with commands.kept_rows(args.out / "tokens.csv", Row._fields, rows):
+    with commands.keep_rows(args.out / "tokens.csv", Row._fields, rows):
         taken = in_turn(versions(args), args.seconds, args.repeats)
         tokens = args.period * args.workers * args.batch_size * MODELS[args.model].context
         for name, seconds in taken.items():

@@ -97,7 +97,7 @@ def settings(row: Any) -> str:
     return plane.describe(row.settings, row.values)
 
 
-def named(row: Any) -> str:
+def name_row(row: Any) -> str:
     """Returns the method with its settings."""
     return f"{row.method} ({settings(row)})" if settings(row) else row.method
 
@@ -108,9 +108,9 @@ def notes(shown: Shown) -> list[str]:
     """
     plan = shown.plan
     lines = [f"To copy: {plan.rows[0].expression}"]
-    if tied := [named(plan.rows[i]) for i in plan.rows[0].tied]:
+    if tied := [name_row(plan.rows[i]) for i in plan.rows[0].tied]:
         lines.append(f"Not significantly worse: {', '.join(tied)}.")
-    if ended := [named(row) for row in plan.rows if ends_early(shown, row)]:
+    if ended := [name_row(row) for row in plan.rows if ends_early(shown, row)]:
         lines.append(
             f"Ended after --steps {shown.args.steps} rounds, before the budget was used: "
             f"{', '.join(ended)}."
@@ -142,13 +142,14 @@ def elsewhere(shown: Shown) -> list[str]:
         )
     if replayed and not shown.plan.changes:
         lines.append(
-            f"On networks with a hundredth to a hundred times the {' or '.join(varied(shown))}, no "
-            f"method is significantly better than {named(replayed[0])}."
+            "On networks with a hundredth to a hundred times the "
+            f"{' or '.join(list_varied(shown))}, no method is significantly better than "
+            f"{name_row(replayed[0])}."
         )
-    return lines + [changed(shown, change, replayed[0]) for change in shown.plan.changes]
+    return lines + [describe_change(shown, change, replayed[0]) for change in shown.plan.changes]
 
 
-def varied(shown: Shown) -> list[str]:
+def list_varied(shown: Shown) -> list[str]:
     """Returns what differs between the networks: bandwidth, latency or both."""
     return [name for name in UNITS if (getattr(shown.plan.networks, name) != 1).any()]
 
@@ -158,18 +159,18 @@ def is_replayed(row: Any) -> bool:
     return not np.isnan(row.elsewhere).any()
 
 
-def changed(shown: Shown, change: Any, best: Any) -> str:
+def describe_change(shown: Shown, change: Any, best: Any) -> str:
     """Describes a change from the best method that is replayed."""
     unit, name = UNITS[change.axis]
     number = change.factor * getattr(shown.args, change.axis) / unit
     side = "below" if change.factor < 1 else "above"
     if shown.reaches:
         before = f"{tables.plain(change.before)} s" if math.isfinite(change.before) else "never"
-        effect = f"{tables.plain(change.result)} s there, {named(best)} {before}"
+        effect = f"{tables.plain(change.result)} s there, {name_row(best)} {before}"
     else:
-        effect = f"{change.result:.3g} there, {named(best)} {change.before:.3g}"
+        effect = f"{change.result:.3g} there, {name_row(best)} {change.before:.3g}"
     words = f"{side} {tables.plain(number)} {name} {change.axis}"
-    return f"{words[0].upper()}{words[1:]}: {named(change)} ({effect})."
+    return f"{words[0].upper()}{words[1:]}: {name_row(change)} ({effect})."
 
 
 def write(shown: Shown) -> None:
@@ -218,7 +219,7 @@ def draw_methods(shown: Shown) -> Figure:
         value, low, high = row.seconds if shown.reaches else row.metric
         axes.plot([low, high], [i, i], color=plots.COLOURS[0], linewidth=2)
         axes.plot(value, i, "o", color=plots.COLOURS[0])
-    axes.set_yticks(range(len(rows)), [named(row) for row in rows])
+    axes.set_yticks(range(len(rows)), [name_row(row) for row in rows])
     axes.invert_yaxis()
     figures.describe(axes, shown.what)
     seeds = statistics.runs(finals.FRESH * shown.args.seeds)
@@ -237,7 +238,7 @@ def heading(shown: Shown) -> str:
 
 def draw_networks(shown: Shown) -> Figure:
     """Draws the best methods against bandwidth and against latency."""
-    names = varied(shown)
+    names = list_varied(shown)
     sheet, every = plots.figure(len(names), width=figures.WIDTH / len(names), height=4.0)
     rows = best_somewhere(shown)
     for axes, name in zip(every, names, strict=True):

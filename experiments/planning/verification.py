@@ -245,7 +245,7 @@ def main(args: Args) -> None:
         rounds = measure_rounds(args, problem, [run_of(each) for each in chosen])
     rows: list[Row] = []
     for point in tables.bar(points, "measuring", args.progress):
-        rows += at_point(args, point, problem, target, chosen, rounds)
+        rows += measure_rows(args, point, problem, target, chosen, rounds)
         records.write_rows(args.out / "verification.csv", Row._fields, rows)
     shown = {
         "points": tabulate(args, rows),
@@ -305,14 +305,14 @@ def compute(args: Args, problem: dsgd.Problem, runs: Sequence[Run]) -> list[Roun
     found = []
     for each in runs:
         method = each.build(args.processes)
-        together = _timed(args, method, problem, here, each.rounds).to_target(1 / each.rounds)
+        together = _time_runs(args, method, problem, here, each.rounds).to_target(1 / each.rounds)
         one_worker = max(0.0, together) / args.processes / each.rounds
         program = dsgd.compile_round(method, problem, everywhere)
         found.append(Round(one_worker, traffic.arrays(program)))
     return found
 
 
-def at_point(
+def measure_rows(
     args: Args,
     point: Point,
     problem: dsgd.Problem,
@@ -377,11 +377,12 @@ def measure(
     everywhere = nodes.mesh("verify", args.processes)
     times = measuring.measure_collectives(args.sizes, 3 * REPEATS, args.longest, IN_TURN)
     return times, [
-        _timed(args, each.build(args.processes), problem, everywhere, each.rounds) for each in runs
+        _time_runs(args, each.build(args.processes), problem, everywhere, each.rounds)
+        for each in runs
     ]
 
 
-def _timed(
+def _time_runs(
     args: Args, method: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, rounds: int
 ) -> Measured:
     """Measures a run of `rounds` rounds, or of a multiple of them if that is short, minus a run of
@@ -394,7 +395,7 @@ def _timed(
         every = MOST * rounds
         return dsgd.run(method, problem, steps=steps, key=key, record_every=every, mesh=mesh)
 
-    def repeated(steps, count):
+    def repeat(steps, count):
         seconds, loss = [], math.nan
         for _ in range(count):
             nodes.gather([[0.0]])  # all processes begin together
@@ -404,12 +405,12 @@ def _timed(
         return float(np.median(nodes.gather([seconds]).mean(axis=(0, 1)))), loss
 
     run(1)  # compiles the program, which does not depend on the number of rounds
-    one, _ = repeated(1, REPEATS)
-    seconds, loss = repeated(rounds, 1)
+    one, _ = repeat(1, REPEATS)
+    seconds, loss = repeat(rounds, 1)
     times = int(np.clip(args.longest / max(seconds - one, 1e-3), 1, MOST))
     # The start of a run, which is subtracted, varies by tenths of seconds.
     if seconds - one < REPEATS * args.longest:
-        seconds, _ = repeated(times * rounds, REPEATS)
+        seconds, _ = repeat(times * rounds, REPEATS)
     return Measured(seconds - one, times, loss)
 
 
@@ -451,12 +452,12 @@ def predict(
     exchanges = dsgd.exchanges(run.build(N), problem)
     arrays = latencies / sum(network.cost(each.pattern, N, 1.0, 0.0) for each in exchanges)
 
-    def on_switch(compute: float, alpha: float, beta: float) -> tuple[float, float]:
+    def predict_on_switch(compute: float, alpha: float, beta: float) -> tuple[float, float]:
         each = clusters.constant(compute * run.rounds / units)
         bandwidth = clusters.constant(switch.BITS / max(beta, FASTEST))
         return _seconds(chosen, clusters.Cluster(each, bandwidth, latency=alpha))
 
-    first, predicted = on_switch(one_round.compute, arrays * alpha, beta)
+    first, predicted = predict_on_switch(one_round.compute, arrays * alpha, beta)
     history = dsgd.history.evaluated_records(chosen.result.history)
     return Row(
         *point,
@@ -469,7 +470,7 @@ def predict(
         one_round.compute * run.rounds,
         arrays,
         predicted,
-        on_switch(gradient, common.alpha.value, common.beta.value)[1],
+        predict_on_switch(gradient, common.alpha.value, common.beta.value)[1],
         measured.to_target(first / predicted),
     )
 
@@ -499,7 +500,7 @@ def accuracy(predicted: Sequence[float], measured: Sequence[float]) -> Accuracy:
     return Accuracy(float(rank.statistic), float(np.median(np.abs(ratios - 1))))
 
 
-def by_point(rows: Sequence[Row]) -> dict[Point, list[Row]]:
+def group_by_point(rows: Sequence[Row]) -> dict[Point, list[Row]]:
     """Groups the rows, which are sorted by point."""
     return {
         point: list(group)
@@ -518,7 +519,7 @@ def tabulate(args: Args, rows: Sequence[Row]) -> Table:
         left=0,
     )
 
-    def compared(group):
+    def compare_cells(group):
         measured = [row.measured for row in group]
         for name in ("predicted", "planned"):
             found = accuracy([getattr(row, name) for row in group], measured)
@@ -528,21 +529,21 @@ def tabulate(args: Args, rows: Sequence[Row]) -> Table:
     def fastest(group, name):
         return min(group, key=lambda row: getattr(row, name)).method
 
-    for point, group in by_point(rows).items():
+    for point, group in group_by_point(rows).items():
         first = fastest(group, "measured")
         table.add_row(
             *_headings(point),
-            *compared(group),
+            *compare_cells(group),
             first + "*" * (first != fastest(group, "predicted")),
         )
     table.add_section()
-    table.add_row("all", "", *compared(rows), "")
+    table.add_row("all", "", *compare_cells(rows), "")
     return table
 
 
 def tabulate_methods(rows: Sequence[Row], title: str, shown: Callable[[Row], str]) -> Table:
     """Tabulates a number of each method at each point."""
-    points = by_point(rows)
+    points = group_by_point(rows)
     table = tables.table(
         title,
         ("Mbit/s\nms", *("\n".join(_headings(point)) for point in points)),
@@ -569,7 +570,7 @@ def draw(args: Args, target: float, rows: Sequence[Row]) -> Figure:
         colour, filled = plots.COLOURS[i % len(plots.COLOURS)], i < len(plots.COLOURS)
         return {"color": colour, "markerfacecolor": colour if filled else "white"}
 
-    for marker, (point, group) in zip(itertools.cycle("os^Dv*PX"), by_point(rows).items()):
+    for marker, (point, group) in zip(itertools.cycle("os^Dv*PX"), group_by_point(rows).items()):
         for row in group:
             style = look(methods.index(row.method))
             axes.plot(row.measured, row.predicted, marker, markersize=6, **style)

@@ -241,7 +241,7 @@ def place(run: str, folder: Path) -> None:
             `<file>` as `<run>_<file>`.
     """
     pages = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
-    for path in (*folder.glob("*.png"), *tables.written(folder)):
+    for path in (*folder.glob("*.png"), *tables.find_written(folder)):
         name = run if path.name == "figure.png" else f"{run}_{path.stem}"
         if re.search(rf"[(/ ]{re.escape(name)}(\.png\)| -->)", "".join(pages.values())):
             shutil.copyfile(
@@ -249,7 +249,7 @@ def place(run: str, folder: Path) -> None:
                 DOCS / ("tables" if path.suffix == ".csv" else "figures") / f"{name}{path.suffix}",
             )
     for path, text in pages.items():
-        _rewrite(path, tables.included(text, DOCS / "tables"))
+        _rewrite(path, tables.include(text, DOCS / "tables"))
 
 
 def papers() -> dict[str, list[str]]:

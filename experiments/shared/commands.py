@@ -190,7 +190,7 @@ def run(main: Callable[[Any], Any], kind: Any) -> None:
     """
     own = [field.name for field in dataclasses.fields(kind)]
     if "processes" in own:  # the command starts processes on this machine itself
-        return launch(main, parsed(kind))
+        return launch(main, parse(kind))
     flags = (
         "machines",
         Annotated[Machines, tyro.conf.arg(name="")],
@@ -202,7 +202,7 @@ def run(main: Callable[[Any], Any], kind: Any) -> None:
     return launch(main, kind(**{name: getattr(given, name) for name in own}), given.machines)
 
 
-def parsed(kind: type[T], name: str | None = None) -> T:
+def parse(kind: type[T], name: str | None = None) -> T:
     """Parses the arguments of a command from its command line, for `launch`.
 
     Args:
@@ -236,7 +236,7 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # handled like Ctrl-C
     try:
         with ExitStack() as silence:
-            args = on_cluster(at_home(args))
+            args = apply_cluster(expand_home(args))
             check_flags(args)
             if machines:
                 runtime.join(
@@ -248,7 +248,7 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
             mine = args if agreement.process_index() == 0 else silence.enter_context(_silent(args))
             if hasattr(args, "cache"):
                 cache.enable(args.cache)
-            with resuming.under(mine.out, resumes(machines)):
+            with resuming.keep_checkpoints(mine.out, resumes(machines)):
                 main(mine)
     except KeyboardInterrupt as stopped:
         _end(f"Interrupted: what was done until then is in {args.out}.", 130, stopped)
@@ -269,7 +269,7 @@ def resumes(machines: Machines | None) -> bool:
     return machines.resume
 
 
-def at_home(args: Any) -> Any:
+def expand_home(args: Any) -> Any:
     """Returns the arguments with the home folder in place of `~`, which a shell does not expand in
     `--out=~/results`.
     """
@@ -283,7 +283,7 @@ def at_home(args: Any) -> Any:
     )
 
 
-def on_cluster(args: Any) -> Any:
+def apply_cluster(args: Any) -> Any:
     """Returns the arguments with the numbers of the file `cluster` if it is given; otherwise the
     arguments unchanged.
 
@@ -474,7 +474,7 @@ def collect(
         ValueError: if all cases are left out.
     """
     found: dict[K, V] = {}
-    with kept(write, path, found):
+    with keep(write, path, found):
         for case in tables.bar(list(cases), what, args.progress):
             if (result := run(case)) is not None:
                 found[case] = result
@@ -498,7 +498,7 @@ def require_known(flag: str, given: Iterable[str], known: Iterable[str]) -> None
 
 
 @contextmanager
-def kept(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterator[None]:
+def keep(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterator[None]:
     """Context at whose end the results that its block has collected are written, also if the block
     fails or is interrupted.
 
@@ -514,10 +514,10 @@ def kept(write: Callable[[Path, Any], None], path: Path, found: Sized) -> Iterat
             write(path, found)
 
 
-def kept_rows(
+def keep_rows(
     path: Path, heading: Sequence[str], rows: Collection[Sequence[Any]]
 ) -> AbstractContextManager[None]:
     """Returns a context at whose end the rows that its block has collected are written to a CSV
-    file, also if the block fails; see `kept`.
+    file, also if the block fails; see `keep`.
     """
-    return kept(lambda path, rows: records.write_rows(path, heading, rows), path, rows)
+    return keep(lambda path, rows: records.write_rows(path, heading, rows), path, rows)

@@ -77,7 +77,7 @@ def with_header(text: str, name: str, repository: str | None = REPOSITORY) -> st
     return f"{_HEADER.format(badge=badge, source=source, advice=advice)}# {body}"
 
 
-def converted(text: str) -> str:
+def convert(text: str) -> str:
     """Returns a MyST notebook as JSON, without outputs. Cell ids are hashes of the contents, so
     that only changed cells differ.
     """
@@ -106,7 +106,7 @@ def _id(cell: dict, again: int) -> str:
 def main() -> None:
     for path in sorted(FOLDER.glob("*.md")):
         text = with_header(path.read_text(), path.stem)
-        for target, content in ((path, text), (path.with_suffix(".ipynb"), converted(text))):
+        for target, content in ((path, text), (path.with_suffix(".ipynb"), convert(text))):
             with records.replacing(target) as temporary:
                 temporary.write_text(content)
 

@@ -102,7 +102,7 @@ def render(outcomes: Sequence[Outcome], quick: bool) -> str:
 
 def _about(outcomes: Sequence[Outcome], quick: bool) -> str:
     """Returns date, devices, versions and duration."""
-    ran = [found for outcome in outcomes if (found := _of_run(outcome))]
+    ran = [found for outcome in outcomes if (found := _describe_run(outcome))]
     tools = [
         f"{name} {ran[0][name]}" for name in ("dsgd", "jax", "python") if ran and name in ran[0]
     ]
@@ -121,7 +121,7 @@ def _about(outcomes: Sequence[Outcome], quick: bool) -> str:
     )
 
 
-def _of_run(outcome: Outcome) -> dict[str, str]:
+def _describe_run(outcome: Outcome) -> dict[str, str]:
     """Returns device and versions of a run from its config.json."""
     try:
         return json.loads((outcome.folder / "config.json").read_text())["run"]
@@ -139,7 +139,7 @@ def _section(outcome: Outcome) -> Iterator[str]:
     for path in sorted(outcome.folder.rglob("*.png")):
         image = base64.b64encode(path.read_bytes()).decode()
         yield f"![{outcome.name}: {path.stem}](data:image/png;base64,{image})"
-    yield from map(tables.markdown, tables.written(outcome.folder))
+    yield from map(tables.markdown, tables.find_written(outcome.folder))
 
 
 def _time(seconds: float) -> str:

@@ -18,7 +18,7 @@ _folders: Iterator[Path] | None = None
 
 
 @contextmanager
-def under(out: Path, kept: bool) -> Iterator[None]:
+def keep_checkpoints(out: Path, kept: bool) -> Iterator[None]:
     """Lets `run` and `sweep` keep checkpoints within the block; they are removed when the block
     completes.
 

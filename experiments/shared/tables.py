@@ -84,7 +84,7 @@ def _one_line(cell: object) -> str:
     return " ".join(str(cell).replace("_\n", "_").split())
 
 
-def written(folder: Path) -> list[Path]:
+def find_written(folder: Path) -> list[Path]:
     """Returns the tables in a folder of results, sorted by name; other CSV files have no title."""
     return [
         path
@@ -102,10 +102,10 @@ def markdown(path: Path) -> str:
     bars = [headings, [":--", *["--:"] * (len(headings) - 1)], *rows]
     return "\n".join(
         [
-            f"**{_joined(title)}**",
+            f"**{_join(title)}**",
             "",
             *map(_row, bars),
-            *(["", _joined(caption)] if caption else []),
+            *(["", _join(caption)] if caption else []),
             "",
         ]
     )
@@ -115,22 +115,22 @@ def _is_comment(line: str) -> bool:
     return line.startswith("# ")
 
 
-def _joined(comments: Sequence[str]) -> str:
-    return _escaped(" ".join(line.removeprefix("# ").strip() for line in comments))
+def _join(comments: Sequence[str]) -> str:
+    return _escape(" ".join(line.removeprefix("# ").strip() for line in comments))
 
 
 def _row(cells: Sequence[str]) -> str:
-    first, *others = map(_escaped, cells)
+    first, *others = map(_escape, cells)
     if others and not any(others):  # the heading of a group of rows
         first = f"**{first}**"
     return f"| {' | '.join([first, *others])} |"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return SPECIAL.sub(r"\\\1", text)
 
 
-def included(text: str, folder: Path) -> str:
+def include(text: str, folder: Path) -> str:
     """Returns a page in which each block `<!-- table: NAME -->` ... `<!-- end -->` contains the
     table of `NAME.csv` in the folder.
     """

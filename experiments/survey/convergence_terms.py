@@ -64,7 +64,7 @@ class Budget(NamedTuple):
     seed: int
 
 
-def bowl(workers: int, noise: float) -> Problem:
+def make_bowl(workers: int, noise: float) -> Problem:
     """Returns the problem in which all f_n are |x|^2 / 2, started from |x| = 1: L = 1, D = 1/2. It
     attains most of the bounds.
     """
@@ -77,7 +77,7 @@ def bowl(workers: int, noise: float) -> Problem:
     )
 
 
-def opposed(workers: int) -> Problem:
+def make_opposed(workers: int) -> Problem:
     """Returns a problem whose neighbours have the Hessians I and I / 10 and pull in opposite
     directions: heterogeneity affects the mean only if Hessians differ.
     """
@@ -87,7 +87,7 @@ def opposed(workers: int) -> Problem:
 
 
 @cache
-def well_connected(workers: int) -> Topology:
+def make_well_connected(workers: int) -> Topology:
     """Returns a graph with rho = 1/5 for every N: on a sparse graph rho increases with N, and
     consensus then reduces the speedup.
     """
@@ -99,27 +99,27 @@ def well_connected(workers: int) -> Topology:
 Measure = Callable[[], Term]
 
 
-def everything(budget: Budget) -> list[Measure]:
+def list_measures(budget: Budget) -> list[Measure]:
     """Yields all measurements, panel by panel."""
-    stepwise = [("inverse", method) for method in _without_noise()] + [
-        ("root", method) for method in _with_noise()
+    stepwise = [("inverse", method) for method in _list_quiet()] + [
+        ("root", method) for method in _list_noisy()
     ]
     stepwise += [
-        ("two_thirds", theorems.error_compensated_sgd(bowl(WORKERS, 0.0), 1.0)),
+        ("two_thirds", theorems.error_compensated_sgd(make_bowl(WORKERS, 0.0), 1.0)),
         (
             "two_thirds",
-            theorems.decentralized_sgd(opposed(2 * WORKERS), topologies.ring(2 * WORKERS)),
+            theorems.decentralized_sgd(make_opposed(2 * WORKERS), topologies.ring(2 * WORKERS)),
         ),
     ]
     measures: list[Measure] = [
-        partial(along_steps, panel, method, budget) for panel, method in stepwise
+        partial(measure_steps, panel, method, budget) for panel, method in stepwise
     ]
-    measures += [partial(along_workers, build, budget) for build in SPEEDUPS]
-    return [*measures, partial(along_staleness, budget)]
+    measures += [partial(measure_workers, build, budget) for build in SPEEDUPS]
+    return [*measures, partial(measure_staleness, budget)]
 
 
-def _without_noise() -> list[Method]:
-    quiet = bowl(WORKERS, 0.0)
+def _list_quiet() -> list[Method]:
+    quiet = make_bowl(WORKERS, 0.0)
     return [
         theorems.gradient_descent(quiet),
         theorems.sgd(quiet),
@@ -128,7 +128,7 @@ def _without_noise() -> list[Method]:
         theorems.error_compensated_sgd(quiet, 0.0),
         theorems.asynchronous_sgd(quiet, STALENESS),
         theorems.decentralized_sgd(quiet, topologies.hypercube(2)),
-        theorems.ef21(bowl(1, 0.0), compressors.top_k(0.25)),
+        theorems.ef21(make_bowl(1, 0.0), compressors.top_k(0.25)),
     ]
 
 
@@ -136,17 +136,17 @@ SPEEDUPS: tuple[Callable[[Problem], Method], ...] = (
     theorems.minibatch_sgd,
     lambda problem: theorems.compressed_sgd(problem, 1.0, "ring"),
     lambda problem: theorems.error_compensated_sgd(problem, 0.1),
-    lambda problem: theorems.decentralized_sgd(problem, well_connected(problem.workers)),
+    lambda problem: theorems.decentralized_sgd(problem, make_well_connected(problem.workers)),
 )
 
 
-def _with_noise() -> list[Method]:
-    noisy = bowl(WORKERS, LARGE_NOISE)
+def _list_noisy() -> list[Method]:
+    noisy = make_bowl(WORKERS, LARGE_NOISE)
     shared = [build(noisy) for build in SPEEDUPS]
     return [theorems.sgd(noisy), *shared, theorems.asynchronous_sgd(noisy, STALENESS)]
 
 
-def along_steps(panel: str, method: Method, budget: Budget) -> Term:
+def measure_steps(panel: str, method: Method, budget: Budget) -> Term:
     """Measures at gamma(T) for each T: exactly and, if the panel is about gradient noise, by runs
     at some T of the second half.
     """
@@ -180,14 +180,14 @@ def along_steps(panel: str, method: Method, budget: Budget) -> Term:
     )
 
 
-def along_workers(build: Callable[[Problem], Method], budget: Budget) -> Term:
+def measure_workers(build: Callable[[Problem], Method], budget: Budget) -> Term:
     """Measures at one T for several N."""
     T = (budget.fixed_steps,)
-    methods = [build(bowl(N, LARGE_NOISE)) for N in budget.workers]
+    methods = [build(make_bowl(N, LARGE_NOISE)) for N in budget.workers]
     exact = [method.averages(T)[0] for method in methods]
     bounds = [method.bounds(T)[0] for method in methods]
     sampled = [
-        build(bowl(N, LARGE_NOISE)).sampled(T, budget.seeds, budget.seed)[:, 0]
+        build(make_bowl(N, LARGE_NOISE)).sampled(T, budget.seeds, budget.seed)[:, 0]
         for N in budget.run_workers
     ]
     return _term(
@@ -201,12 +201,12 @@ def along_workers(build: Callable[[Problem], Method], budget: Budget) -> Term:
     )
 
 
-def along_staleness(budget: Budget) -> Term:
+def measure_staleness(budget: Budget) -> Term:
     """Measures at one T and without noise for several tau by runs, which are exact because nothing
     is random.
     """
     T = (budget.fixed_steps,)
-    methods = [theorems.asynchronous_sgd(bowl(1, 0.0), tau) for tau in budget.staleness]
+    methods = [theorems.asynchronous_sgd(make_bowl(1, 0.0), tau) for tau in budget.staleness]
     sampled = np.stack([method.sampled(T, 1, budget.seed)[:, 0] for method in methods], axis=1)
     x = [tau + 1 for tau in budget.staleness]
     return _term(

@@ -67,7 +67,7 @@ def test_help_of_each_reads_well_in_80_columns_and_names_every_flag(monkeypatch,
     for name in NAMES - {"benchmark"}:
         module = importlib.import_module(f"experiments.{name}")
         with pytest.raises(SystemExit) as end:
-            commands.parsed(module.Args) if name != "compression" else runpy.run_path(
+            commands.parse(module.Args) if name != "compression" else runpy.run_path(
                 module.__file__, run_name="__main__"
             )
         usage, *lines = capsys.readouterr().out.splitlines()
@@ -99,7 +99,7 @@ def test_docs_shows_the_files_written_by_its_runs():
         shown = [name for _, name, _ in tables.BLOCK.findall(text)]
         included += shown
         assert not (shown and scripts.TOPS & set(text)), f"{path}: a table that is pasted"
-        assert text == tables.included(text, DOCS / "tables"), (
+        assert text == tables.include(text, DOCS / "tables"), (
             f"{path}: python -m experiments.all --docs writes tables from docs/tables"
         )
     assert sorted(included) == sorted(path.stem for path in (DOCS / "tables").glob("*.csv"))
@@ -125,8 +125,8 @@ def test_a_table_is_the_same_in_the_terminal_in_its_file_and_in_docs(tmp_path):
         {"method": "b", "step size": "3|4", "": ""},
     ]
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    assert tables.written(tmp_path) == [tmp_path / "one.csv"]
-    text = tables.included("words\n<!-- table: one -->\nold\n<!-- end -->\nmore", tmp_path)
+    assert tables.find_written(tmp_path) == [tmp_path / "one.csv"]
+    text = tables.include("words\n<!-- table: one -->\nold\n<!-- end -->\nmore", tmp_path)
     assert text.splitlines() == [
         "words",
         "<!-- table: one -->",

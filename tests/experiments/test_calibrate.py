@@ -89,7 +89,7 @@ def measured(tmp_path):
 
 
 def test_experiments_take_the_numbers_of_a_cluster(measured):
-    args = commands.on_cluster(compare.Args(cluster=measured, batch_size=50))
+    args = commands.apply_cluster(compare.Args(cluster=measured, batch_size=50))
     assert (args.latency, args.bandwidth, args.compute) == (
         2e-3,
         5e7,
@@ -97,13 +97,13 @@ def test_experiments_take_the_numbers_of_a_cluster(measured):
     )
     made, like = compare.make_cluster(args), clusters.load(measured)
     assert made.latency == like.latency
-    assert commands.on_cluster(
+    assert commands.apply_cluster(
         asynchrony.Args(cluster=measured, batch_size=50)
     ).compute == pytest.approx(1.5e-3), "of a gradient there"
-    args = commands.on_cluster(complexity_table.Args(cluster=measured))
+    args = commands.apply_cluster(complexity_table.Args(cluster=measured))
     assert (args.latency, args.bandwidth) == (2e-3, 5e7)
     without = compare.Args()
-    assert commands.on_cluster(without) is without
+    assert commands.apply_cluster(without) is without
 
 
 def test_numbers_in_the_cluster_and_in_flags_are_refused(measured):
@@ -111,7 +111,7 @@ def test_numbers_in_the_cluster_and_in_flags_are_refused(measured):
         ValueError,
         match=r"--latency 1 and --cluster .*: both set it; pass only one of the two",
     ):
-        commands.on_cluster(compare.Args(cluster=measured, latency=1.0))
+        commands.apply_cluster(compare.Args(cluster=measured, latency=1.0))
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def test_topologys_tables_have_the_graphs_and_their_costs(on_graphs):
     ids=str,
 )
 def test_the_measured_decay_is_rho(graph):
-    assert topology.decay(graph, seed=0) == pytest.approx(topology.per_round(graph), abs=2e-4)
+    assert topology.decay(graph, seed=0) == pytest.approx(topology.mean_rho(graph), abs=2e-4)
 
 
 @pytest.fixture(scope="module")

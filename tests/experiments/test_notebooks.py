@@ -35,7 +35,7 @@ def test_the_notebook_is_the_one_made_of_its_text(path):
 
     text = path.read_text()
     assert notebooks.with_header(text, path.stem) == text
-    assert notebooks.converted(text) == path.with_suffix(".ipynb").read_text(), (
+    assert notebooks.convert(text) == path.with_suffix(".ipynb").read_text(), (
         "python -m experiments.shared.notebooks"
     )
     notebook = nbformat.read(path.with_suffix(".ipynb"), as_version=4)
@@ -59,7 +59,7 @@ def test_the_first_cell_installs_on_colab_only(repository, monkeypatch):
     from IPython.core.inputtransformer2 import TransformerManager
 
     text = notebooks.with_header("\n# A title\n", "one", repository)
-    *badge, install, title = json.loads(notebooks.converted(text))["cells"]
+    *badge, install, title = json.loads(notebooks.convert(text))["cells"]
     assert title["source"] == ["# A title"]
     link = "https://colab.research.google.com/github/owner/name/blob/main/experiments/notebooks/one"
     assert [f"({link}.ipynb)" in "".join(cell["source"]) for cell in badge] == (

@@ -15,7 +15,7 @@ from dsgd import compressors, network
 from experiments import complexity_table, convergence_rates, worst_case
 from experiments.survey import complexity_communication as communication
 from experiments.survey import convergence_terms, theorems
-from experiments.survey.convergence_terms import Budget, bowl
+from experiments.survey.convergence_terms import Budget, make_bowl
 
 BUDGET = Budget(
     steps=(64, 128, 256, 511),
@@ -37,26 +37,28 @@ def slopes(tmp_path_factory, long):
     )
 
     def some(budget):
-        ring, quiet = topologies.ring(4), bowl(4, 0.0)
+        ring, quiet = topologies.ring(4), make_bowl(4, 0.0)
         return [
-            lambda: convergence_terms.along_steps(
+            lambda: convergence_terms.measure_steps(
                 "inverse", theorems.gradient_descent(quiet), budget
             ),
-            lambda: convergence_terms.along_steps(
-                "inverse", theorems.ef21(bowl(1, 0.0), compressors.top_k(0.25)), budget
+            lambda: convergence_terms.measure_steps(
+                "inverse", theorems.ef21(make_bowl(1, 0.0), compressors.top_k(0.25)), budget
             ),
-            lambda: convergence_terms.along_steps(
-                "root", theorems.minibatch_sgd(bowl(4, 4.0)), budget
+            lambda: convergence_terms.measure_steps(
+                "root", theorems.minibatch_sgd(make_bowl(4, 4.0)), budget
             ),
-            lambda: convergence_terms.along_steps(
-                "two_thirds", theorems.decentralized_sgd(convergence_terms.opposed(4), ring), budget
+            lambda: convergence_terms.measure_steps(
+                "two_thirds",
+                theorems.decentralized_sgd(convergence_terms.make_opposed(4), ring),
+                budget,
             ),
-            lambda: convergence_terms.along_workers(theorems.minibatch_sgd, budget),
-            lambda: convergence_terms.along_staleness(budget),
+            lambda: convergence_terms.measure_workers(theorems.minibatch_sgd, budget),
+            lambda: convergence_terms.measure_staleness(budget),
         ]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convergence_rates, "everything", some)
+        patch.setattr(convergence_rates, "list_measures", some)
         scripts.ran(convergence_rates.main, args)
     rows = scripts.rows(args.out / "slopes.csv")
     return args, {(row["panel"], row["method"]): row for row in rows}
@@ -105,9 +107,9 @@ def table(tmp_path_factory, long):
         epsilons=(0.1, 0.05), dimension=256, out=tmp_path_factory.mktemp("table"), progress=False
     )
     chosen = ("GD", "CSGD", "DSGD")
-    methods = [method for method in complexity_table.on_one_problem() if method.name in chosen]
+    methods = [method for method in complexity_table.make_methods() if method.name in chosen]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(complexity_table, "on_one_problem", lambda: methods)
+        patch.setattr(complexity_table, "make_methods", lambda: methods)
         patch.setattr(
             complexity_table, "SURVEY", {name: complexity_table.SURVEY[name] for name in chosen}
         )
@@ -159,7 +161,7 @@ def test_worst_cases_are_drawn_next_to_the_theorems(tmp_path):
 
 
 def test_iterations_are_the_least(table):
-    method = next(method for method in complexity_table.on_one_problem() if method.name == "CSGD")
+    method = next(method for method in complexity_table.make_methods() if method.name == "CSGD")
     (least,) = complexity_table.least_steps(method, [0.1])
     before, there = method.averages([least - 1, least])
     assert there <= 0.1 < before
