@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,12 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dsgd import checks
+from dsgd import checks, problems
 from dsgd.base import Problem, State
 from theory_checks.machinery import moments
 from theory_checks.machinery.rounds import Build, Rounds, place_on_one_device, vector
 from theory_checks.machinery.statement import Outcome
 
+ROUNDED = 1e-4
+"""If a quantity is nearly 0, its rounding error of 1e-9 is relative to this fraction of the largest
+one.
+"""
 _SHORTEST = 6  # log2 of the smallest number of rounds for which a program is compiled
 
 
@@ -73,6 +78,14 @@ def _follow(of, models, *, build, gradient, length):
     return place_on_one_device(everything)(of, models)
 
 
+def follow_gossip(build: Build, models: np.ndarray, *, steps: int, more: Any = ()) -> State:
+    """Returns the states of a method without gradients, from the models of the workers, `[N, d]`.
+    Arguments are those of `follow`.
+    """
+    still = problems.quadratic(np.ones_like(models), np.zeros_like(models))
+    return follow(build, still, 0.0, steps=steps, models=models, more=more)
+
+
 def gradients(problem: Problem, models: np.ndarray) -> np.ndarray:
     """Returns the workers' exact gradients of a quadratic at their own models, `[..., N, d]`,
     computed independently of the project's code.
@@ -113,3 +126,19 @@ def worst(
         for at, size in np.ndenumerate(np.broadcast_to(scale, measured.shape))
     ]
     return [max(outcomes, key=lambda outcome: outcome.badness)]
+
+
+def worst_parts(
+    measured: np.ndarray,
+    bound: np.ndarray,
+    parts: Sequence[str],
+    *,
+    case: str,
+    scale: np.ndarray | float = 0.0,
+) -> list[Outcome]:
+    """Returns the worst outcome of each column of two arrays `[T, parts]`, which `parts` names."""
+    return [
+        outcome
+        for k, part in enumerate(parts)
+        for outcome in worst(measured[:, k], bound[:, k], case=f"{case}, {part}", scale=scale)
+    ]

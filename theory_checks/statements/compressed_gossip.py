@@ -47,7 +47,7 @@ import optax
 
 import algorithms
 import topologies
-from dsgd import compressors, problems
+from dsgd import compressors
 from dsgd.base import State
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import paths
@@ -56,8 +56,6 @@ from theory_checks.machinery.statement import Draws, Method, Outcome, Statement
 from theory_checks.statements.decentralized_sgd import one_rho
 
 _STEPS = 60
-# If z is nearly 0, its rounding error of 1e-9 is relative to this fraction of the largest z.
-_ROUNDED = 1e-4
 
 
 _LARGEST = compressors.top_k(1e-6)  # one element
@@ -73,10 +71,8 @@ def _follow(method: Method, topology: Topology, models: np.ndarray, eta: float) 
     """Runs gossip without gradients from `models`, `[N, d]`; the neighbours' estimates start at
     0.
     """
-    still = problems.quadratic(np.ones_like(models), np.zeros_like(models))
-    return paths.follow(
-        _build(method, topology), still, 0.0, steps=_STEPS, models=models, more=np.float64(eta)
-    )
+    build = _build(method, topology)
+    return paths.follow_gossip(build, models, steps=_STEPS, more=np.float64(eta))
 
 
 def _numbers(topology: Topology, eta: float, dimension: int) -> tuple[float, float, float]:
@@ -140,12 +136,9 @@ def _compare_rounds(z: np.ndarray, M: np.ndarray, case: str) -> list[Outcome]:
     """Returns the worst rounds of z_{t+1} <= M z_t, for the disagreement and for the compression
     error.
     """
-    right, scale = z[:-1] @ M.T, _ROUNDED * float(z.max(initial=0.0))
-    return [
-        outcome
-        for k, part in enumerate(("disagreement", "compression error"))
-        for outcome in paths.worst(z[1:, k], right[:, k], case=f"{case}, {part}", scale=scale)
-    ]
+    scale = paths.ROUNDED * float(z.max(initial=0.0))
+    parts = ("disagreement", "compression error")
+    return paths.worst_parts(z[1:], z[:-1] @ M.T, parts, case=case, scale=scale)
 
 
 def check_deepsqueeze(models: np.ndarray, topology: Topology, *, eta: float) -> list[Outcome]:
@@ -194,7 +187,7 @@ def trial_theorem(draws: Draws) -> list[Outcome]:
     eta = recommended_consensus_step(delta=delta, beta=beta, omega=omega)
     e = np.sum(_choco_path(models, topology, eta) ** 2, axis=1)
     return paths.worst(
-        e[1:], (1 - delta**2 * omega / 82) * e[:-1], case=topology.name, scale=_ROUNDED * e[0]
+        e[1:], (1 - delta**2 * omega / 82) * e[:-1], case=topology.name, scale=paths.ROUNDED * e[0]
     )
 
 

@@ -65,8 +65,6 @@ from theory_checks.machinery.statement import Condition, Draws, Method, Outcome,
 from theory_checks.statements.decentralized_sgd import one_rho
 
 _STEPS, _LONG = 60, 400
-# If an energy is nearly 0, its rounding error of 1e-9 is relative to this fraction of the largest.
-_ROUNDED = 1e-4
 _CONVEX = ("isotropic", "equal", "different")
 METHODS: dict[float, Method] = {0.5: algorithms.exact_diffusion, 1.0: algorithms.d2}
 """The methods with P = share (I - W), by their share."""
@@ -200,7 +198,7 @@ def check_linear(
     )
     case = f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}"
     rate = linear_rate(problem, topology, learning_rate, share)
-    return paths.worst(E[1:], rate * E[:-1], case=case, scale=_ROUNDED * E[0])
+    return paths.worst(E[1:], rate * E[:-1], case=case, scale=paths.ROUNDED * E[0])
 
 
 @cache
@@ -249,7 +247,11 @@ def energy(share: float) -> list[Outcome]:
             share_of(topology, share),
         )
         found += paths.worst(
-            E[1:], right[:-1], case=f"energy, {topology.name}", equality=True, scale=_ROUNDED * E[0]
+            E[1:],
+            right[:-1],
+            case=f"energy, {topology.name}",
+            equality=True,
+            scale=paths.ROUNDED * E[0],
         )
     return found
 
@@ -301,7 +303,7 @@ def check_extra(problem: Problem, topology: Topology, *, learning_rate: float) -
     zeta = 1 - learning_rate * L / (2 * least)
     case = f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}"
     return paths.worst(
-        distances[1:], distances[:-1] - zeta * moves, case=case, scale=_ROUNDED * distances[0]
+        distances[1:], distances[:-1] - zeta * moves, case=case, scale=paths.ROUNDED * distances[0]
     )
 
 
@@ -317,8 +319,7 @@ def oscillating_mean() -> list[Outcome]:
     """Checks an instance that nearly requires the constant zeta: workers that do not disagree jump
     from one side of the minimum to the other, at nearly the largest step size.
     """
-    problem = problems.quadratic(np.ones((4, 1)), np.zeros((4, 1)), start=[1.0])
-    return check_extra(problem, one_rho(4, 0.996), learning_rate=1.99)
+    return check_extra(instances.unit_bowl(4, [1.0]), one_rho(4, 0.996), learning_rate=1.99)
 
 
 def identity_of_extra() -> list[Outcome]:
@@ -328,7 +329,7 @@ def identity_of_extra() -> list[Outcome]:
         distances, moves, products = _lyapunov(
             problem, topology, _follow(problem, topology, gamma, algorithms.extra, _LONG), gamma
         )
-        right, scale = distances[:-1] - moves - products, _ROUNDED * distances[0]
+        right, scale = distances[:-1] - moves - products, paths.ROUNDED * distances[0]
         found += paths.worst(
             distances[1:], right, case=f"identity, {topology.name}", equality=True, scale=scale
         )

@@ -362,9 +362,7 @@ def pairs_of(draws: Draws) -> tuple[Pairs, float]:
 
 def trial_stopping(draws: Draws) -> list[Outcome]:
     """Checks stopping times on a random quadratic of two workers, each with three micro-batches."""
-    problem = instances.quadratic(
-        draws, N, 2, hessians=("isotropic", "equal"), alike=True, noisy=False
-    )
+    problem = problem_of(draws, noisy=False)
     pairs, threshold = pairs_of(draws)
     noise, steps, share = draws.real(0.0, 3.0), draws.choice((1, 10, 300)), draws.real(0.02, 1.8)
     return [check_stopping(problem, pairs, threshold, steps=steps, noise=noise, share=share)]

@@ -47,8 +47,6 @@ from theory_checks.machinery.statement import Condition, Draws, Outcome, Stateme
 from theory_checks.statements.decentralized_sgd import one_rho
 
 _STEPS = 60
-# If z is nearly 0, its rounding error of 1e-9 is relative to this fraction of the largest z.
-_ROUNDED = 1e-4
 
 
 def contraction(
@@ -134,17 +132,14 @@ def check(
     powers = [np.array(first)]
     for _ in range(steps - 1):
         powers.append(M @ powers[-1])
-    case, scale = (
-        f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}",
-        _ROUNDED * max(first),
-    )
+    case = f"{problem.name}, {topology.name}, gamma = {learning_rate:.3g}"
+    parts, scale = ("trackers", "models", "mean"), paths.ROUNDED * max(first)
     sides = {"round by round": z[:-1] @ M.T, "from the start": np.stack(powers)[1:]}
     return [
         outcome
         for how, right in sides.items()
-        for k, part in enumerate(("trackers", "models", "mean"))
-        for outcome in paths.worst(
-            z[1:, k], right[:, k], case=f"{case}, {part}, {how}", scale=scale
+        for outcome in paths.worst_parts(
+            z[1:], right, [f"{part}, {how}" for part in parts], case=case, scale=scale
         )
     ]
 

@@ -19,8 +19,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import compressors, network, problems
-from dsgd.base import Problem
-from theory_checks.machinery import moments, rates
+from theory_checks.machinery import instances, moments, rates
 from theory_checks.machinery.statement import Misprint, Outcome, both
 from theory_checks.statements import (
     asynchronous_sgd,
@@ -31,13 +30,6 @@ from theory_checks.statements import (
     gradient_descent,
     sgd,
 )
-
-
-def _bowl(workers: int = 1, noise: float = 0.0) -> Problem:
-    """Returns f_n(x) = x^2 / 2, from 1."""
-    return problems.quadratic(
-        np.ones((workers, 1)), np.zeros((workers, 1)), noise=noise, start=np.ones(1)
-    )
 
 
 def gradient_and_gap() -> tuple[Outcome, Outcome]:
@@ -151,7 +143,9 @@ def asynchronous_speedup() -> tuple[Outcome, Outcome]:
     """
     noise, steps = 10.0, 16_000
     left = [
-        asynchronous_sgd.check(_bowl(noise=noise), np.full(64, N - 1), steps=steps).measured
+        asynchronous_sgd.check(
+            instances.unit_bowl(1, [1.0], noise), np.full(64, N - 1), steps=steps
+        ).measured
         for N in (1, 16)
     ]
     alone, printed, corrected = (
@@ -332,7 +326,7 @@ def decentralized_step() -> tuple[Outcome, Outcome]:
     the corrected step size.
     """
     N, noise, steps, D = 16, 4.0, 20_000, 0.5
-    problem = _bowl(workers=N, noise=noise)
+    problem = instances.unit_bowl(N, [1.0], noise)
     rate = decentralized_sgd.rate(
         gap=D, smoothness=1.0, noise=noise, heterogeneity=0.0, workers=N, rho=0.0
     )(steps)

@@ -29,16 +29,12 @@ import numpy as np
 
 import algorithms
 import topologies
-from dsgd import problems
 from dsgd.base import State
 from dsgd.graphs.topology import Topology
 from theory_checks.machinery import moments, paths
 from theory_checks.machinery.statement import Draws, Outcome, Statement
 
 _STEPS = 60
-# If a spread is nearly 0, its rounding error of 1e-9 is relative to this fraction of the largest
-# value.
-_ROUNDED = 1e-4
 
 
 def dobrushin(P: np.ndarray) -> float:
@@ -47,14 +43,8 @@ def dobrushin(P: np.ndarray) -> float:
 
 
 def _follow(topology: Topology, models: np.ndarray) -> State:
-    still = problems.quadratic(np.ones_like(models), np.zeros_like(models))
-    return paths.follow(
-        moments.with_step(algorithms.stochastic_gradient_push, topology),
-        still,
-        0.0,
-        steps=_STEPS,
-        models=models,
-    )
+    build = moments.with_step(algorithms.stochastic_gradient_push, topology)
+    return paths.follow_gossip(build, models, steps=_STEPS)
 
 
 def check(topology: Topology, models: np.ndarray) -> list[Outcome]:
@@ -74,7 +64,7 @@ def check(topology: Topology, models: np.ndarray) -> list[Outcome]:
         w, product = W @ w, P @ product
         every.append(dobrushin(P) * spread[t])
         since.append(dobrushin(product) * spread[0])
-    scale = _ROUNDED * float(np.abs(models).max())
+    scale = paths.ROUNDED * float(np.abs(models).max())
     return [
         *paths.worst(
             spread[1:], np.stack(every), case=f"{topology.name}, round by round", scale=scale
@@ -144,7 +134,7 @@ def sums_are_kept() -> list[Outcome]:
         values = workers.params / workers.weight[:, :, None]
         distance = np.abs(values - models.mean(axis=0)).max(axis=1)
         found += paths.worst(
-            distance, np.ptp(values, axis=1), case=f"{topology.name}, limit", scale=_ROUNDED
+            distance, np.ptp(values, axis=1), case=f"{topology.name}, limit", scale=paths.ROUNDED
         )
     return found
 

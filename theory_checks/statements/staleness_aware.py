@@ -35,7 +35,6 @@ import numpy as np
 import optax
 
 import algorithms
-from dsgd import problems
 from dsgd.base import Problem
 from theory_checks.machinery import instances, moments, ranges
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement, need
@@ -196,18 +195,15 @@ def trial(draws: Draws) -> list[Outcome]:
     return [check(problem, staleness, learning_rate=gamma)]
 
 
-def _bowl() -> Problem:
-    """Returns a quadratic of curvature 1 in all directions, with exact gradients and equal
-    workers.
-    """
-    return problems.quadratic(np.ones((3, 2)), np.zeros((3, 2)), start=np.ones(2))
+_BOWL = partial(instances.unit_bowl, 3, [1.0, 1.0])
+"""Curvature 1 in all directions, exact gradients, and equal workers."""
 
 
 def one_step() -> list[Outcome]:
     r"""Checks an instance that attains the bound: with $\gamma = 1/L$ and exact gradients the first
     step reaches the minimum, and $|f'|^2 = 2LD$.
     """
-    return [check(_bowl(), np.zeros(1, int), learning_rate=1.0)]
+    return [check(_BOWL(), np.zeros(1, int), learning_rate=1.0)]
 
 
 def increasing_staleness() -> list[Outcome]:
@@ -215,7 +211,7 @@ def increasing_staleness() -> list[Outcome]:
     division by the staleness, models would grow without bound.
     """
     staleness = np.minimum(OLDEST, np.arange(_LENGTH) // 4)
-    return [check(_bowl(), staleness, learning_rate=largest_step(1.0, staleness))]
+    return [check(_BOWL(), staleness, learning_rate=largest_step(1.0, staleness))]
 
 
 STATEMENTS = [
