@@ -704,7 +704,7 @@ def messages() -> dict[str, str]:
     return raised
 
 
-def retyped(value: Any) -> dict[str, Any]:
+def other_types(value: Any) -> dict[str, Any]:
     """Returns the value with its arrays in other types, and inside a transformation."""
     leaves = jax.tree.leaves(value)
     numeric = all(isinstance(leaf, np.ndarray | jax.Array | float | int) for leaf in leaves)
@@ -768,7 +768,7 @@ def outcome(function: Callable, arguments: dict[str, Any], changed: str) -> str 
     return None
 
 
-def kept(calls: dict[Callable, dict[str, Any]]) -> dict[str, str]:
+def find_kept(calls: dict[Callable, dict[str, Any]]) -> dict[str, str]:
     """Returns the arguments of valid calls whose arrays or lists are part of the result."""
     found = {}
     for function, arguments in calls.items():
@@ -820,7 +820,7 @@ def main(every: int) -> None:
     )
     seen |= dict.fromkeys(("loss", "global_sqnorm", "clock", "bits"), np.ones(3))
 
-    def executed(job, *args):
+    def execute(job, *args):
         """Returns the result of a stage, or of no round at each point of a grid."""
         points = map(len, list(job.points.values())[:1])
         return dsgd.Result(
@@ -829,7 +829,7 @@ def main(every: int) -> None:
             (),
         )
 
-    chunks.execute = executed
+    chunks.execute = execute
     driver.programs = mock.MagicMock()
     planner._ranked = lambda *args: None
     local_processes._results = processes._run = lambda *args: []
@@ -843,7 +843,7 @@ def main(every: int) -> None:
         f"{function.__module__}.{function.__qualname__}": outcome(function, arguments, "")
         for function, arguments in calls.items()
     }
-    shared = kept(calls)
+    shared = find_kept(calls)
     drawn, escaped, first = 0, {}, itertools.count()
     for function, arguments in calls.items():
         outcomes: dict[str, str | None] = {}
@@ -854,7 +854,7 @@ def main(every: int) -> None:
         if next(first) % every == 0:
             jax.eval_shape(inside)
         for name in sorted(arguments.keys() - {"self"}):
-            wrong_values = POOL | retyped(arguments[name])
+            wrong_values = POOL | other_types(arguments[name])
             for shown, value in list(wrong_values.items())[next(first) % every :: every]:
                 outcomes[f"{name}={shown}"] = outcome(function, {**arguments, name: value}, name)
         drawn += len(outcomes)

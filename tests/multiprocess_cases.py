@@ -68,7 +68,7 @@ def method(exchange: str) -> dsgd.Algorithm:
     )
 
 
-def held(result: Any) -> dict[str, Any]:
+def host_values(result: Any) -> dict[str, Any]:
     """Returns the part of a result that is in all processes, on the host."""
     state = [arrays.on_host(leaf) for leaf in jax.tree.leaves(result.state)]
     return {
@@ -82,7 +82,7 @@ def iterates(exchange: str, devices: int | None = None) -> dict[str, Any]:
     """Returns a run of one method, as long as a full cycle of its exchange."""
     options = {"cluster": CLUSTER} if exchange in ASYNCHRONOUS else {}
     mesh = dsgd.workers.mesh(devices)
-    return held(
+    return host_values(
         dsgd.run(
             method(exchange),
             quadratic(),
@@ -101,7 +101,7 @@ def digits() -> dsgd.Problem:
     return problems.logistic_regression((inputs, classes), N, "by-label", batch_size=4)
 
 
-def by_worker(devices: int | None = None) -> tuple[dict[str, Any], list[int]]:
+def run_by_worker(devices: int | None = None) -> tuple[dict[str, Any], list[int]]:
     """Returns a run on data that are loaded by worker, and the workers whose data were loaded."""
     loaded = []
 
@@ -113,12 +113,12 @@ def by_worker(devices: int | None = None) -> tuple[dict[str, Any], list[int]]:
     model = problems.Model(lambda key: jax.numpy.zeros(3), lambda params, inputs: inputs @ params)
     problem = problems.finite_sum(model, optax.l2_loss, problems.ByWorker(load), N, batch_size=2)
     options = {"key": jax.random.key(3), "mesh": dsgd.workers.mesh(devices)}
-    return held(dsgd.run(method("permutes"), problem, steps=3, **options)), loaded
+    return host_values(dsgd.run(method("permutes"), problem, steps=3, **options)), loaded
 
 
 def swept(devices: int | None = None) -> dict[str, Any]:
     """Returns a sweep on a problem of whose data each process has its own rows."""
-    return held(
+    return host_values(
         dsgd.sweep(
             lambda learning_rate: algorithms.decentralized_sgd(
                 optax.sgd(learning_rate), topologies.ring(N)
@@ -133,13 +133,15 @@ def swept(devices: int | None = None) -> dict[str, Any]:
     )
 
 
-def saved(folder: Path, steps: int, devices: int | None = None) -> dict[str, Any]:
+def run_with_checkpoint(folder: Path, steps: int, devices: int | None = None) -> dict[str, Any]:
     """Returns a run with a checkpoint, up to the given number of steps."""
     options = {"key": jax.random.key(2), "mesh": dsgd.workers.mesh(devices), "seeds": 2}
-    return held(dsgd.run(method("permutes"), digits(), steps=steps, checkpoint=folder, **options))
+    return host_values(
+        dsgd.run(method("permutes"), digits(), steps=steps, checkpoint=folder, **options)
+    )
 
 
-def refused(act) -> str:
+def error_of(act) -> str:
     """Returns the message of an error that another process may have raised."""
     try:
         act()
@@ -158,9 +160,9 @@ def differently() -> dict[str, str]:
     found = {
         "method": run("gather" if i else "permutes"),
         "steps": run(steps=3 + i),
-        "calls": by_worker if i else run(),
+        "calls": run_by_worker if i else run(),
     }
-    return {name: refused(act) for name, act in found.items()}
+    return {name: error_of(act) for name, act in found.items()}
 
 
 def own_rows() -> tuple[Any, ...]:
@@ -173,16 +175,16 @@ def own_rows() -> tuple[Any, ...]:
     ]
 
 
-def interrupted(folder: Path) -> tuple[str, int, list[int]]:
+def interrupt(folder: Path) -> tuple[str, int, list[int]]:
     """Only process 1 receives the signal; process 0 would continue forever."""
     update, read = progress.Progress.update, itertools.count(1)
 
-    def signalled(self, *args):
+    def send_signal(self, *args):
         update(self, *args)
         if next(read) == 2 and jax.process_index() == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
-    progress.Progress.update = signalled
+    progress.Progress.update = send_signal
     try:
         dsgd.run(
             method("permutes"),
@@ -208,18 +210,18 @@ def batches() -> str:
         )
         yield from itertools.repeat(everybody, 20 if jax.process_index() else 1000)
 
-    return refused(
+    return error_of(
         lambda: dsgd.run(
             method("permutes"), quadratic(), steps=1000, key=jax.random.key(0), batches=items()
         )
     )
 
 
-def until() -> int:
+def run_until() -> int:
     """Process 0 decides when the run ends, independently of the other process."""
     enough = itertools.count(1)
 
-    def asked(history):
+    def ask(history):
         return next(enough) == 3 if jax.process_index() == 0 else next(enough) == 2
 
     result = dsgd.run(
@@ -228,7 +230,7 @@ def until() -> int:
         steps=FOREVER,
         key=jax.random.key(0),
         record_every=10,
-        until=asked,
+        until=ask,
     )
     return int(result.history["step"][-1])
 
@@ -237,19 +239,19 @@ def folders(folder: Path) -> dict[str, str]:
     """Invalid checkpoints: in a folder that cannot be created, and on a disk that is full for
     process 0.
     """
-    found = {"nowhere": refused(lambda: saved(Path("/proc/nowhere"), 1))}
-    saved(folder / "full", 2)
+    found = {"nowhere": error_of(lambda: run_with_checkpoint(Path("/proc/nowhere"), 1))}
+    run_with_checkpoint(folder / "full", 2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if jax.process_index() == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, hard))
     try:
-        found["full"] = refused(lambda: saved(folder / "full", 4))
+        found["full"] = error_of(lambda: run_with_checkpoint(folder / "full", 4))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     return found
 
 
-def checked() -> list[Any]:
+def check_methods() -> list[Any]:
     """Runs `dsgd.check` on a method whose server has only the data of this device's workers, and on
     a correct one.
     """
@@ -272,25 +274,25 @@ def two(folder: Path, exchanges: list[str], whole: bool) -> dict[str, Any]:
     """
     found: dict[str, Any] = {exchange: iterates(exchange) for exchange in exchanges}
     found["sweep"] = swept() if whole else None
-    found["by worker"] = by_worker()
+    found["by worker"] = run_by_worker()
     found["own rows"] = own_rows()
-    found["saved"] = saved(folder / "two", 6)
-    found["resumed"] = saved(folder / "one", 12)
+    found["saved"] = run_with_checkpoint(folder / "two", 6)
+    found["resumed"] = run_with_checkpoint(folder / "one", 12)
     found["differently"] = differently()
-    found["interrupted"] = interrupted(folder / "interrupted")
+    found["interrupted"] = interrupt(folder / "interrupted")
     found["batches"] = batches()
-    found["until"] = until()
-    found["workers"] = refused(
+    found["until"] = run_until()
+    found["workers"] = error_of(
         lambda: dsgd.run(
             method("all-reduce"), problems.random_quadratic(3, 2), steps=1, key=jax.random.key(0)
         )
     )
-    found["rows"] = refused(lambda: problems.logistic_regression("digits", 3))
-    found["mesh"] = refused(
+    found["rows"] = error_of(lambda: problems.logistic_regression("digits", 3))
+    found["mesh"] = error_of(
         lambda: dsgd.run(method("all-reduce"), digits(), steps=1, key=jax.random.key(0), mesh=1)
     )
     found["folders"] = folders(folder)
-    found["checked"] = checked() if whole else []
+    found["checked"] = check_methods() if whole else []
     found["again"] = iterates("permutes")
     return found
 
@@ -298,14 +300,14 @@ def two(folder: Path, exchanges: list[str], whole: bool) -> dict[str, Any]:
 def four() -> dict[str, Any]:
     """Returns the results of four processes."""
     return {exchange: iterates(exchange) for exchange in OF_FOUR} | {
-        "mesh": refused(lambda: dsgd.workers.mesh(2))
+        "mesh": error_of(lambda: dsgd.workers.mesh(2))
     }
 
 
 ROUNDS, EVERY = 400, 10  # of the run that is killed repeatedly
 
 
-def killed(
+def run_killed(
     folder: Path, port: int, i: int, victim: int, at: int, by: int, lost_after: float
 ) -> None:
     """Runs one of two processes of a run that saves a checkpoint after every chunk; the victim gets
@@ -321,14 +323,14 @@ def killed(
         checkpoints._SECONDS = 0.0
         update = progress.Progress.update
 
-        def noticed(self, done, loss):
+        def notice(self, done, loss):
             update(self, done, loss)
             if i == victim and done >= at:
                 os.kill(os.getpid(), by)
 
-        progress.Progress.update = noticed
+        progress.Progress.update = notice
         options = {"key": jax.random.key(0), "record_every": EVERY, "checkpoint": folder / "run"}
-        result = held(dsgd.run(method("permutes"), quadratic(), steps=ROUNDS, **options))
+        result = host_values(dsgd.run(method("permutes"), quadratic(), steps=ROUNDS, **options))
         (folder / f"{i}.result").write_bytes(cloudpickle.dumps(result))
         heartbeat.end()
     except heartbeat.PeerLost as error:
@@ -354,7 +356,7 @@ def nursery(folder: Path, lost_after: float) -> None:
             children = {}
             for i in range(2):
                 if (child := os.fork()) == 0:
-                    killed(folder, held.getsockname()[1], i, victim, at, by, lost_after)
+                    run_killed(folder, held.getsockname()[1], i, victim, at, by, lost_after)
                 children[i] = child
             statuses = {}
             for i in sorted(children, key=lambda i: i == victim):

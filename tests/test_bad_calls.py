@@ -23,7 +23,7 @@ from dsgd import checks, clusters, compressors, network
 
 
 @pytest.fixture(scope="module")
-def drawn(request, tmp_path_factory) -> dict[str, Any]:
+def outcomes(request, tmp_path_factory) -> dict[str, Any]:
     """Runs in a temporary folder, where a checkpoint may be written: a twelfth of the calls, a
     quarter with --long, and all of them with --exhaustive.
     """
@@ -41,18 +41,18 @@ def drawn(request, tmp_path_factory) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def test_valid_calls_succeed(drawn):
-    assert drawn["good"] == {}
+def test_valid_calls_succeed(outcomes):
+    assert outcomes["good"] == {}
 
 
-def test_results_share_no_array_or_list_with_the_arguments(drawn):
+def test_results_share_no_array_or_list_with_the_arguments(outcomes):
     """The caller may modify them later."""
-    assert drawn["kept"] == {}
+    assert outcomes["kept"] == {}
 
 
-def test_only_value_errors_that_name_the_argument_are_raised(drawn):
-    assert drawn["drawn"] > 2_500
-    assert drawn["escaped"] == {}
+def test_only_value_errors_that_name_the_argument_are_raised(outcomes):
+    assert outcomes["drawn"] > 2_500
+    assert outcomes["escaped"] == {}
 
 
 NAN, INFINITE = float("nan"), float("inf")
@@ -166,9 +166,9 @@ def test_values_outside_the_range_of_an_argument_are_refused(function):
 
 
 @pytest.mark.parametrize("case", MESSAGES)
-def test_the_message_names_what_is_wrong(case, drawn):
-    assert drawn["messages"][case].startswith("ValueError: ")
-    assert MESSAGES[case] in drawn["messages"][case]
+def test_the_message_names_what_is_wrong(case, outcomes):
+    assert outcomes["messages"][case].startswith("ValueError: ")
+    assert MESSAGES[case] in outcomes["messages"][case]
 
 
 def test_errors_of_the_body_pass_unchanged():

@@ -51,7 +51,7 @@ def _columns():
     }
 
 
-def _listed(module, name):
+def _public_names(module, name):
     """Returns the public names of a module, including those of its submodules."""
     found = getattr(module, "__all__", None) or [
         each
@@ -64,12 +64,12 @@ def _listed(module, name):
         value = getattr(module, each)
         if isinstance(value, types.ModuleType):
             if value.__name__.split(".")[0] in ROOMS:
-                yield from _listed(value, f"{name}.{each}")
+                yield from _public_names(value, f"{name}.{each}")
         else:
             yield f"{name}.{each}"
 
 
-def _documented():
+def _documented_names():
     """Returns the names in the tables of objects and directives of single objects, on all pages."""
     names = []
     for page in sorted((REFERENCE / "api").rglob("*.rst")):
@@ -93,12 +93,12 @@ def _thing(name):
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_every_public_name_is_in_the_reference(package):
-    documented = _documented()
+    documented = _documented_names()
     assert sorted(documented) == sorted(set(documented))
     things = [_thing(name) for name in documented]
     missing = sorted(
         name
-        for name in _listed(package, package.__name__)
+        for name in _public_names(package, package.__name__)
         if name not in documented
         and not _is_of_a_family(name)
         and not any(_thing(name) is thing for thing in things)
@@ -109,7 +109,7 @@ def test_every_public_name_is_in_the_reference(package):
 def test_no_object_is_documented_under_two_names():
     """Both of two equal numbers or strings are documented."""
     names = {}
-    for name in _documented():
+    for name in _documented_names():
         thing = _thing(name)
         if not isinstance(thing, str | int | float | tuple):
             names.setdefault(id(thing), []).append(name)
@@ -118,11 +118,11 @@ def test_no_object_is_documented_under_two_names():
 
 def test_pages_of_objects_have_different_names_on_all_file_systems():
     renamed = re.findall(r'^        "(\S+)",$', (ROOT / "docs/conf.py").read_text(), re.MULTILINE)
-    pages = [f"{name}{'-function' * (name in renamed)}".lower() for name in _documented()]
+    pages = [f"{name}{'-function' * (name in renamed)}".lower() for name in _documented_names()]
     assert sorted(pages) == sorted(set(pages))
 
 
-def _in_code(page):
+def _code_names(page):
     """Returns the code in the tables of a page, and the last parts of dotted names."""
     rows = re.findall(r"^\|.*\|$", (REFERENCE / page).read_text(), re.MULTILINE)
     code = {each for row in rows for each in re.findall(r"`([^`]+)`", row)}
@@ -153,7 +153,7 @@ def _in_code(page):
     ],
 )
 def test_tables_have_all_names(page, names):
-    assert sorted(names - _in_code(page)) == []
+    assert sorted(names - _code_names(page)) == []
 
 
 def _is_of_a_family(name):

@@ -19,9 +19,9 @@ check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 _with_shapes = jaxtyping.jaxtyped
 
 
-def _jaxtyped(made: Any = None, *, typechecker: Callable) -> Any:
+def _wrap(made: Any = None, *, typechecker: Callable) -> Any:
     if made is None:
-        return functools.partial(_jaxtyped, typechecker=typechecker)
+        return functools.partial(_wrap, typechecker=typechecker)
     if not inspect.isfunction(made) or _names_shapes(made):
         return _with_shapes(made, typechecker=typechecker)
     return check(made) if made.__annotations__ else made
@@ -36,4 +36,4 @@ def _names_shapes(function: Callable) -> bool:
     return any("[Array, " in str(annotation) for annotation in function.__annotations__.values())
 
 
-jaxtyping.jaxtyped = _jaxtyped  # affects later imports
+jaxtyping.jaxtyped = _wrap  # affects later imports

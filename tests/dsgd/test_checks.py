@@ -135,66 +135,66 @@ def test_functions_that_accept_the_arguments_are_accepted(function):
 # --- Arguments and results of users' functions.
 
 
-def changed(**members: Any) -> Any:
+def change(**members: Any) -> Any:
     """Runs a problem with other members."""
     return run(METHOD, PROBLEM._replace(**members), 1)
 
 
-def evaluated(metric: Callable, model: Any = LINEAR) -> dsgd.Problem:
+def evaluate(metric: Callable, model: Any = LINEAR) -> dsgd.Problem:
     options = {"batch_size": 1, "test": DATA, "metrics": {"close": metric}}
     return problems.finite_sum(model, optax.squared_error, DATA, 2, **options)
 
 
-def delayed(staleness: Callable) -> Any:
+def delay(staleness: Callable) -> Any:
     late = delays.Delays(2, staleness, "mine")
     return run(algorithms.asynchronous_sgd(optax.sgd(0.1), late), PROBLEM, 1)
 
 
-def at(sample: Callable, integral: Any = None) -> Any:
+def run_at(sample: Callable, integral: Any = None) -> Any:
     """Runs on a cluster with such bandwidths."""
     quantity = clusters.Quantity(sample, "mine", True, integral=integral)
     return run(METHOD, PROBLEM, 1, cluster=clusters.Cluster(clusters.constant(1.0), up=quantity))
 
 
-def compressed(**members: Any) -> Any:
+def compress(**members: Any) -> Any:
     sign = compressors.sign
     return run(algorithms.ef21(optax.sgd(0.1), sign._replace(**members), sign), PROBLEM, 1)
 
 
 USERS = {
-    r"integral = .*4 arguments \(key, clock, seconds, worker\)": lambda: at(
+    r"integral = .*4 arguments \(key, clock, seconds, worker\)": lambda: run_at(
         lambda key, clock, worker: 1.0, lambda seconds: seconds
     ),
-    r"'close' = .*2 arguments \(outputs, targets\)": lambda: evaluated(lambda outputs: outputs),
-    r"mine: staleness = .*4 arguments \(key, t, parts, moved\)": lambda: delayed(lambda key, t: 0),
+    r"'close' = .*2 arguments \(outputs, targets\)": lambda: evaluate(lambda outputs: outputs),
+    r"mine: staleness = .*4 arguments \(key, t, parts, moved\)": lambda: delay(lambda key, t: 0),
     r"minibatch_sgd: query = .*2 arguments \(state, round\)": lambda: run(
         METHOD._replace(query=lambda state: state), PROBLEM, 1
     ),
-    r"quadratic.*: loss\.gradient = .*2 arguments \(params, batch\)": lambda: changed(
+    r"quadratic.*: loss\.gradient = .*2 arguments \(params, batch\)": lambda: change(
         loss=dsgd.Loss(PROBLEM.loss, lambda params: params)
     ),
-    r"quadratic.*: sample\.draw = .*3 arguments \(key, data, k\)": lambda: changed(
+    r"quadratic.*: sample\.draw = .*3 arguments \(key, data, k\)": lambda: change(
         sample=dsgd.Sampler(lambda key, data: data, numbered=True)
     ),
-    r"quadratic.*: sample\.truncate = .*2 arguments \(batch, b\)": lambda: changed(
+    r"quadratic.*: sample\.truncate = .*2 arguments \(batch, b\)": lambda: change(
         sample=dsgd.Sampler(PROBLEM.sample, batch_size=2, truncate=lambda batch: batch)
     ),
-    r"sign: compress = .*2 arguments \(key, x\)": lambda: compressed(compress=lambda x: x),
+    r"sign: compress = .*2 arguments \(key, x\)": lambda: compress(compress=lambda x: x),
     r"star.*: seconds = .*4 arguments \(N, latency, transfer, convention\)": lambda: network.cost(
         network.star._replace(seconds=lambda N: N), 4, 0.1, 0.1
     ),
-    r"'mine': sample = .* returned float32\[2\]": lambda: at(
+    r"'mine': sample = .* returned float32\[2\]": lambda: run_at(
         lambda key, clock, worker: jnp.ones(2)
     ),
-    "finite_sum: close: it returned 'x'": lambda: evaluated(lambda outputs, targets: "x"),
-    "init of the model returned 'x'": lambda: evaluated(
+    "finite_sum: close: it returned 'x'": lambda: evaluate(lambda outputs, targets: "x"),
+    "init of the model returned 'x'": lambda: evaluate(
         optax.squared_error, problems.Model(lambda key: "x", lambda params, inputs: inputs)
     ),
-    r"delays.mine: staleness returned int32\[3\]; expected int32 \[1\]": lambda: delayed(
+    r"delays.mine: staleness returned int32\[3\]; expected int32 \[1\]": lambda: delay(
         lambda *args: jnp.zeros(3, jnp.int32)
     ),
-    "sign: compress returned None": lambda: compressed(compress=lambda key, x: None),
-    "delta of sign returns 'x'": lambda: compressed(delta=lambda d: "x"),
+    "sign: compress returned None": lambda: compress(compress=lambda key, x: None),
+    "delta of sign returns 'x'": lambda: compress(delta=lambda d: "x"),
     r"pack: codes = uint8\[5\] for bits = 9": lambda: codecs.pack(
         jnp.arange(5, dtype=jnp.uint8), 9
     ),

@@ -52,7 +52,7 @@ def draws(quantity: Quantity, clock: float = 0.0, seed: int = 0) -> np.ndarray:
     )
 
 
-def at(quantity: Quantity, clocks, worker: int = 0) -> np.ndarray:
+def values_at(quantity: Quantity, clocks, worker: int = 0) -> np.ndarray:
     """Returns the values for one worker, with one key, `[clocks]`."""
     sample = jax.jit(jax.vmap(lambda clock: quantity.sample(jax.random.key(0), clock, worker)))
     return np.asarray(sample(jnp.asarray(clocks, jnp.float32)), np.float64)
@@ -165,7 +165,7 @@ WAVE = square_wave(9.0, 1.0, 4.0, duty=0.25)
     ids=lambda value: getattr(value, "name", None),
 )
 def test_changing_quantities_follow_the_clock_and_are_periodic(quantity, worker, at_clocks):
-    assert at(quantity, list(at_clocks), worker).tolist() == list(at_clocks.values())
+    assert values_at(quantity, list(at_clocks), worker).tolist() == list(at_clocks.values())
 
 
 def test_measurements_of_each_worker_are_its_own():
@@ -178,7 +178,7 @@ def test_measurements_of_each_worker_are_its_own():
 def test_a_sinusoid():
     clocks = np.linspace(0, 9, 50)
     expected = 3 * np.sin(0.7 * clocks) ** 2 + 0.5
-    np.testing.assert_allclose(at(sinusoid(3.0, 0.7, 0.5), clocks), expected, rtol=1e-5)
+    np.testing.assert_allclose(values_at(sinusoid(3.0, 0.7, 0.5), clocks), expected, rtol=1e-5)
     noisy, plain = (draws(sinusoid(3.0, 0.7, 0.5, noise), clock=2.0) for noise in (0.2, 0.0))
     logs = np.log(noisy / plain)
     assert abs(logs.mean()) < 5 * 0.2 / np.sqrt(logs.size)
@@ -251,7 +251,7 @@ ARGUMENTS = {
 }
 
 
-def changed(make, arguments):
+def changes(make, arguments):
     """Returns the quantity, and those that differ from it in one argument each."""
     yield make(*arguments)
     for i, value in enumerate(arguments):
@@ -287,7 +287,7 @@ CLUSTERS = [
 def test_names_contain_all_parameters():
     """A checkpoint identifies a cluster by its name."""
     one, two = exponential(1), exponential(2)
-    made = [each for make, given in ARGUMENTS.items() for each in changed(make, given)]
+    made = [each for make, given in ARGUMENTS.items() for each in changes(make, given)]
     made += [constant(1), constant([2, 1]), measured([1, 3]), trace([1, 3], 1)]
     made += [3 * one, 5 * one, one + two, 2 * (one + two), 2 * one + two]
     for several in (made, CLUSTERS):

@@ -73,23 +73,23 @@ def test_paths_that_are_no_files_are_refused(call, tmp_path):
             PATHS[call](path)
 
 
-def with_latency(value: str) -> bytes:
+def latency_file(value: str) -> bytes:
     return GOOD.replace("1e-4", value).encode()
 
 
 DAMAGED = {
-    "a huge integer": (with_latency("1" + "0" * 400), "latency = an integer of 1329 bits"),
-    "an integer of 5,001 digits": (with_latency("1" * 5001), "digits.*; expected each name once"),
+    "a huge integer": (latency_file("1" + "0" * 400), "latency = an integer of 1329 bits"),
+    "an integer of 5,001 digits": (latency_file("1" * 5001), "digits.*; expected each name once"),
     "nested ten thousand deep": (b"[" * 10_000, "nested too deep"),
     "objects nested deep": (b'{"a":' * 100_000, "nested too deep"),
     "a name twice": (GOOD.replace("}", ', "latency": 2}').encode(), "'latency' occurs twice"),
-    "NaN": (with_latency("NaN"), "NaN is not a JSON number"),
-    "overflow": (with_latency("1e400"), "latency = inf; expected a finite number"),
+    "NaN": (latency_file("NaN"), "NaN is not a JSON number"),
+    "overflow": (latency_file("1e400"), "latency = inf; expected a finite number"),
     "UTF-16": (GOOD.encode("utf-16"), r"not UTF-8 text \(byte 0\)"),
     "nothing": (b"", "it is not JSON, in line 1, column 1"),
     "a list": (b"[1, 2]", r"kind = \[1, 2\]; expected 'dsgd cluster"),
-    "a text as a number": (with_latency('"1 ms"'), "latency = '1 ms'; expected a number"),
-    "true": (with_latency("true"), "latency = True; expected a number"),
+    "a text as a number": (latency_file('"1 ms"'), "latency = '1 ms'; expected a number"),
+    "true": (latency_file("true"), "latency = True; expected a number"),
 }
 
 

@@ -126,7 +126,7 @@ def final(**options) -> jax.Array:
     return run(**options).params
 
 
-def of_rate(rate):
+def sweep_rate(rate):
     return dsgd.sweep(lambda rate: SGD, PROBLEM, steps=1, key=jax.random.key(0), rate=rate).params
 
 
@@ -142,7 +142,7 @@ TRACED = {
     "run: a value that the method or the problem uses is": lambda: jax.grad(
         lambda rate: final(method=algorithms.minibatch_sgd(optax.sgd(rate))).sum()
     )(0.1),
-    "sweep: rate is": lambda: jax.vmap(of_rate)(jnp.ones((2, 1))),
+    "sweep: rate is": lambda: jax.vmap(sweep_rate)(jnp.ones((2, 1))),
     "compile_round: the call is": lambda: jax.eval_shape(
         lambda: dsgd.compile_round(SGD, PROBLEM) and 0.0
     ),
@@ -159,7 +159,7 @@ def branching(x):
     return x if x[0] > 0 else -x
 
 
-def changed(**members) -> dsgd.Algorithm:
+def change(**members) -> dsgd.Algorithm:
     return SGD._replace(name="mine", **members)
 
 
@@ -171,10 +171,10 @@ QUANTITY = clusters.Quantity(
 )
 WRONG = {
     "query of mine raised AttributeError.*; State has server, workers, step, fixed": {
-        "method": changed(query=lambda state, round: dsgd.Query(state.params))
+        "method": change(query=lambda state, round: dsgd.Query(state.params))
     },
     "update of mine raised TracerBoolConversionError: a traced value in if": {
-        "method": changed(update=lambda state, gradients, round: branching(jnp.ravel(gradients)))
+        "method": change(update=lambda state, gradients, round: branching(jnp.ravel(gradients)))
     },
     r"optimizer chain.* \(TracerBoolConversionError": {
         "method": algorithms.minibatch_sgd(SCHEDULED)

@@ -49,7 +49,7 @@ class Broken:
         raise RuntimeError("not hashable")
 
 
-def squared(outputs, targets, weights):
+def square(outputs, targets, weights):
     return weights[0] * (outputs - targets) ** 2
 
 
@@ -57,7 +57,7 @@ def make() -> dsgd.Problem:
     """Returns a problem of such objects, as a cell of a notebook builds it each time."""
     scale = np.arange(1, 4, dtype=np.float32)
     model = problems.Model(Broken(lambda key: jnp.zeros(3)), Broken(lambda w, x: x @ w))
-    return problems.finite_sum(model, Weighted(scale, squared), (X, X[:, 0]), 2, batch_size=2)
+    return problems.finite_sum(model, Weighted(scale, square), (X, X[:, 0]), 2, batch_size=2)
 
 
 def test_runs_on_objects_that_cannot_be_compared_can_be_repeated_and_compile_once(mesh, key):

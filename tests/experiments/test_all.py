@@ -29,7 +29,7 @@ NAMES -= {"__main__", "all"}
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 
 
-def parsed(name: str, flags: list[str]):
+def parse_arguments(name: str, flags: list[str]):
     """Returns the arguments of a command, which must be valid."""
     module = importlib.import_module(
         f"experiments.{name}.__main__" if name == "benchmark" else f"experiments.{name}"
@@ -84,14 +84,16 @@ def test_help_of_each_reads_well_in_80_columns_and_names_every_flag(monkeypatch,
 
 def test_each_command_accepts_the_flags_of_its_small_budget():
     for name, command in catalogue.COMMANDS.items():
-        assert parsed(name, [*shlex.split(command.quick), "--out", "there"]).out == Path("there")
+        assert parse_arguments(name, [*shlex.split(command.quick), "--out", "there"]).out == Path(
+            "there"
+        )
 
 
 def test_docs_shows_the_files_written_by_its_runs():
     """Each figure and table belongs to one run; flags of runs are flags of their commands."""
     for run in catalogue.DOCUMENTED.values():
         name, *flags = shlex.split(run)
-        parsed(name, flags)
+        parse_arguments(name, flags)
     figures, included = set(), []
     for path in (FOLDER.parent / "README.md", *DOCS.rglob("*.md")):
         text = path.read_text(encoding="utf-8")

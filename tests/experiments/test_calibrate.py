@@ -82,36 +82,36 @@ def test_shapes(text, bits):
 
 
 @pytest.fixture
-def measured(tmp_path):
+def cluster_file(tmp_path):
     path = tmp_path / "cluster.json"
     clusters.save(path, clusters.Equal(2e-3, 5e7, compute=1e-3, per_sample=1e-5))
     return path
 
 
-def test_experiments_take_the_numbers_of_a_cluster(measured):
-    args = commands.apply_cluster(compare.Args(cluster=measured, batch_size=50))
+def test_experiments_take_the_numbers_of_a_cluster(cluster_file):
+    args = commands.apply_cluster(compare.Args(cluster=cluster_file, batch_size=50))
     assert (args.latency, args.bandwidth, args.compute) == (
         2e-3,
         5e7,
         pytest.approx((1e-3 + 50e-5) / 50),
     )
-    made, like = compare.make_cluster(args), clusters.load(measured)
+    made, like = compare.make_cluster(args), clusters.load(cluster_file)
     assert made.latency == like.latency
     assert commands.apply_cluster(
-        asynchrony.Args(cluster=measured, batch_size=50)
+        asynchrony.Args(cluster=cluster_file, batch_size=50)
     ).compute == pytest.approx(1.5e-3), "of a gradient there"
-    args = commands.apply_cluster(complexity_table.Args(cluster=measured))
+    args = commands.apply_cluster(complexity_table.Args(cluster=cluster_file))
     assert (args.latency, args.bandwidth) == (2e-3, 5e7)
     without = compare.Args()
     assert commands.apply_cluster(without) is without
 
 
-def test_numbers_in_the_cluster_and_in_flags_are_refused(measured):
+def test_numbers_in_the_cluster_and_in_flags_are_refused(cluster_file):
     with pytest.raises(
         ValueError,
         match=r"--latency 1 and --cluster .*: both set it; pass only one of the two",
     ):
-        commands.apply_cluster(compare.Args(cluster=measured, latency=1.0))
+        commands.apply_cluster(compare.Args(cluster=cluster_file, latency=1.0))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from experiments.shared import statistics, studies, tables
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
+def comparison(tmp_path_factory):
     """Two methods; one of the step sizes diverges."""
     out = tmp_path_factory.mktemp("compare")
     args = compare.Args(
@@ -32,8 +32,8 @@ def compared(tmp_path_factory):
     return args, scripts.ran(compare.main, args)
 
 
-def test_it_writes_its_config_history_figure_and_table(compared):
-    args, lines = compared
+def test_it_writes_its_config_history_figure_and_table(comparison):
+    args, lines = comparison
     assert json.loads((args.out / "config.json").read_text())["learning_rates"] == [1.0, 1e38]
     rows = scripts.rows(args.out / "history.csv")
     assert [(row["method"], row["seed"], row["step"]) for row in rows] == [
@@ -50,11 +50,11 @@ def test_it_writes_its_config_history_figure_and_table(compared):
     )
 
 
-def test_seconds_are_those_of_the_networks_closed_form(compared):
+def test_seconds_are_those_of_the_networks_closed_form(comparison):
     """minibatch_sgd: 2(N-1)(l + r/N) per round, where r is the model over the bandwidth, plus the
     compute time.
     """
-    args, _ = compared
+    args, _ = comparison
     last = [
         row for row in scripts.rows(args.out / "history.csv") if row["method"] == "minibatch_sgd"
     ][-1]

@@ -11,7 +11,7 @@ from experiments.survey import break_even
 
 
 @pytest.fixture(scope="module")
-def compressed(tmp_path_factory, long):
+def compression_run(tmp_path_factory, long):
     args = compression.Args(
         models=("logistic",),
         partitions=("by-label",),
@@ -30,8 +30,8 @@ def compressed(tmp_path_factory, long):
     return args
 
 
-def test_it_writes_its_histories_break_even_and_figures(compressed):
-    args = compressed
+def test_it_writes_its_histories_break_even_and_figures(compression_run):
+    args = compression_run
     assert scripts.figures(args.out) == {"figure", "frontier", "logistic-by-label"}
     pays = {
         (row["compressor"], int(row["dimension"])): float(row["bits_per_second"])
@@ -41,11 +41,11 @@ def test_it_writes_its_histories_break_even_and_figures(compressed):
     assert pays["identity", 650] == 0 < pays["sign", 650]
 
 
-def test_memory_makes_sign_learn(compressed):
+def test_memory_makes_sign_learn(compression_run):
     """With data by label, the loss of sign without memory stays near ln 10, whereas all others
     decrease.
     """
-    args = compressed
+    args = compression_run
     last = {
         row["method"]: float(row["loss"])
         for row in scripts.rows(args.out / "history.csv")
@@ -60,19 +60,19 @@ def test_memory_makes_sign_learn(compressed):
 
 
 def test_unbiased_elements_diverge_with_error_memory_and_identity_has_the_same_loss_with_both(
-    compressed,
+    compression_run,
 ):
     """random_k without scaling is no contraction, which error memories and shifts of step 1 need;
     EF-BV scales it. Each worker sends 1 Mbit, in at most 2,000 rounds.
     """
-    table = {row["compressor"]: row for row in scripts.rows(compressed.out / "frontier.csv")}
+    table = {row["compressor"]: row for row in scripts.rows(compression_run.out / "frontier.csv")}
     diverging = table["random_k(0.1)"]["diverges with"].split()
     assert diverging == ["ec_sgd", "ef21", "ef21_sgdm", "econtrol"]
     assert table["identity"]["diverges with"] == ""
     assert float(table["sign"]["best"]) < float(table["identity"]["best"])
     assert float(table["sign"]["no memory"]) > 3 * float(table["sign"]["best"])
     steps = {}
-    for row in scripts.rows(compressed.out / "history.csv"):
+    for row in scripts.rows(compression_run.out / "history.csv"):
         steps[row["method"]] = int(row["step"])
     bits = {"identity": 650 * 32, "sign": 8 * -(-650 // 8) + 32, "random_k(0.1)": 65 * 32 + 656}
     for name, each in bits.items():

@@ -16,7 +16,7 @@ from experiments.shared import graph_methods
 
 
 @pytest.fixture(scope="module")
-def on_graphs(tmp_path_factory, long):
+def topology_run(tmp_path_factory, long):
     """Three of the graphs, so that few programs are compiled; also the printed lines."""
     out = tmp_path_factory.mktemp("topology")
     args = topology.Args(
@@ -30,8 +30,8 @@ def on_graphs(tmp_path_factory, long):
     return args
 
 
-def test_topologys_tables_have_the_graphs_and_their_costs(on_graphs):
-    args = on_graphs
+def test_topologys_tables_have_the_graphs_and_their_costs(topology_run):
+    args = topology_run
     graphs = {row["graph"]: row for row in scripts.rows(args.out / "graphs-8.csv")}
     assert (graphs["ring"]["degree"], graphs["ring"]["edges"], graphs["ring"]["rho"]) == (
         "2",
@@ -63,7 +63,7 @@ def test_the_measured_decay_is_rho(graph):
 
 
 @pytest.fixture(scope="module")
-def under_heterogeneity(tmp_path_factory, long):
+def heterogeneity_run(tmp_path_factory, long):
     out = tmp_path_factory.mktemp("heterogeneity")
     args = heterogeneity.Args(
         workers=4,
@@ -86,8 +86,8 @@ def under_heterogeneity(tmp_path_factory, long):
     return args
 
 
-def test_without_noise_only_decentralized_sgd_stalls(under_heterogeneity):
-    args = under_heterogeneity
+def test_without_noise_only_decentralized_sgd_stalls(heterogeneity_run):
+    args = heterogeneity_run
     slopes = {
         row["method"]: float(row["grad_sqnorm"]) for row in scripts.rows(args.out / "exact.csv")
     }
@@ -100,8 +100,8 @@ def test_without_noise_only_decentralized_sgd_stalls(under_heterogeneity):
         assert all(float(row["0.1"]) > 0 for row in rows)
 
 
-def test_the_methods_of_a_family_are_compared(under_heterogeneity):
-    args = under_heterogeneity
+def test_the_methods_of_a_family_are_compared(heterogeneity_run):
+    args = heterogeneity_run
     assert scripts.figures(args.out) == {"figure", "families"}
     heading, reference, local, corrected = scripts.rows(args.out / "families.csv")
     assert heading["method"] == "local steps"
@@ -115,9 +115,9 @@ def test_the_methods_of_a_family_are_compared(under_heterogeneity):
     assert final[1] > final[0] > 1e3 * final[2]
 
 
-def test_the_properties_of_methods_are_computed(under_heterogeneity):
+def test_the_properties_of_methods_are_computed(heterogeneity_run):
     """LED needs eigenvalues above -1/3; with equal Hessians it is stable up to 2 / L."""
-    *_, led = scripts.rows(under_heterogeneity.out / "methods.csv")
+    *_, led = scripts.rows(heterogeneity_run.out / "methods.csv")
     assert list(led.values()) == [
         "local_exact_diffusion",
         "lazy",

@@ -48,7 +48,7 @@ def ran(tmp_path_factory, long):
     found = {}
     train = dropcompute_training.train
 
-    def watched(args, setting):
+    def watch(args, setting):
         for name, history in train(args, setting):
             found[name] = history
             yield name, history
@@ -63,7 +63,7 @@ def ran(tmp_path_factory, long):
             )
         patch.setattr(dropcompute_training, "stragglers", alike)
         patch.setattr(convergence, "ways", preempting)
-        patch.setattr(dropcompute_training, "train", watched)
+        patch.setattr(dropcompute_training, "train", watch)
         lines = scripts.ran(dropcompute_training.main, args)
         setting = dropcompute_training.setting_of(args)
     return args, setting, found, lines

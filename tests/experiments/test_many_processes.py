@@ -56,7 +56,7 @@ def slurm(port: int, i: int) -> dict[str, str]:
     return {name: str(value) for name, value in step.items()}
 
 
-def started(out: Path, *more: str) -> list[tuple[int, str, str]]:
+def start_processes(out: Path, *more: str) -> list[tuple[int, str, str]]:
     """Status, standard output and error of both processes of the experiment."""
     port, there = free_port(), []
     try:
@@ -88,7 +88,7 @@ def started(out: Path, *more: str) -> list[tuple[int, str, str]]:
 @pytest.mark.long
 def test_two_processes_find_the_same_as_one_and_only_the_first_prints(tmp_path):
     options = ("--cache", str(tmp_path / "programs"))
-    (status, said, _), (other, nothing, _) = started(tmp_path / "two", *options)
+    (status, said, _), (other, nothing, _) = start_processes(tmp_path / "two", *options)
     assert (status, other) == (0, 0)
     assert "minibatch_sgd" in said
     files = ["config.json", "costs.csv", "figure.png", "history.csv"]

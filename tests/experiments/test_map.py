@@ -17,7 +17,7 @@ from experiments.shared import tuning
 
 
 @pytest.fixture(scope="module")
-def mapped(tmp_path_factory, long):
+def map_run(tmp_path_factory, long):
     args = the_map.Args(
         methods=("local_sgd", "error_compensated_sgd"),
         partitions=("by-label",),
@@ -35,10 +35,10 @@ def mapped(tmp_path_factory, long):
     return args
 
 
-def test_it_writes_the_winner_on_each_network(mapped):
-    rows = scripts.rows(mapped.out / "map.csv")
+def test_it_writes_the_winner_on_each_network(map_run):
+    rows = scripts.rows(map_run.out / "map.csv")
     assert [row["participation"] for row in rows] == 9 * ["1.0"] + 9 * ["0.5"]
-    assert scripts.figures(mapped.out) == {"figure"}
+    assert scripts.figures(map_run.out) == {"figure"}
     assert all(float(row["speedup"]) >= 1 for row in rows)
     slowest, fastest = rows[0], rows[2]  # of the smallest latency: 1 Mbit/s and 10 Gbit/s
     assert slowest["method"] == "error_compensated_sgd"

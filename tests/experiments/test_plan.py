@@ -35,12 +35,12 @@ ARGS = command.Args(
 )
 
 
-def joined(lines: Iterable[str]) -> str:
+def join(lines: Iterable[str]) -> str:
     return " ".join(" ".join(lines).split())
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory, long):
+def plan_run(tmp_path_factory, long):
     args = dataclasses.replace(
         ARGS,
         methods=("minibatch_sgd", "local_sgd", "error_compensated_sgd", "asynchronous_sgd"),
@@ -51,14 +51,14 @@ def planned(tmp_path_factory, long):
     return args, scripts.ran(command.main, args)
 
 
-def test_it_writes_the_ranking_and_what_would_change_it(planned):
-    args, lines = planned
+def test_it_writes_the_ranking_and_what_would_change_it(plan_run):
+    args, lines = plan_run
     assert scripts.figures(args.out) == {"methods", "networks"}
     rows = scripts.rows(args.out / "plan.csv")
     assert {row["method"] for row in rows} == set(args.methods)
     seconds = [float(row["seconds"]) for row in rows]
     assert seconds == sorted(seconds)
-    assert f"- To copy: {rows[0]['expression']}" in joined(lines)
+    assert f"- To copy: {rows[0]['expression']}" in join(lines)
     changes = scripts.rows(args.out / "changes.csv")
     assert changes
     for change in changes:
@@ -78,7 +78,7 @@ def test_a_file_defines_problem_optimizer_and_candidates(tmp_path, long):
     assert all("mine.optimizer(" in row["expression"] for row in rows)
     assert scripts.figures(args.out) == {"methods"}
     assert not any("latency" in line for line in lines)
-    assert "Ended after --steps 40 rounds, before the budget was used: signs" in joined(lines)
+    assert "Ended after --steps 40 rounds, before the budget was used: signs" in join(lines)
     large = dataclasses.replace(args, size=800.0, megabits=2.0, out=tmp_path / "large")
     scripts.ran(command.main, large)
     for one, other in zip(rows, scripts.rows(large.out / "plan.csv"), strict=True):

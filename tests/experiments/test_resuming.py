@@ -20,49 +20,49 @@ SMALL = {
 KEPT = commands.Machines(resume=True)
 
 
-def launched(out, machines=KEPT):
+def launch(out, machines=KEPT):
     commands.launch(compare.main, compare.Args(**SMALL, out=out), machines)
 
 
 @pytest.mark.long
 def test_the_same_command_resumes_and_finds_the_same(tmp_path, monkeypatch):
-    launched(tmp_path / "whole", commands.Machines())
+    launch(tmp_path / "whole", commands.Machines())
     assert not (tmp_path / "whole" / resuming.FOLDER).exists()
     real, calls = dsgd.sweep, []
 
-    def interrupted(*args, **options):
+    def interrupt(*args, **options):
         calls.append(options["checkpoint"])
         if len(calls) == 2:
             raise KeyboardInterrupt
         return real(*args, **options)
 
     out = tmp_path / "out"
-    monkeypatch.setattr(dsgd, "sweep", interrupted)
+    monkeypatch.setattr(dsgd, "sweep", interrupt)
     with pytest.raises(SystemExit) as end:
-        launched(out)
+        launch(out)
     assert end.value.code == 130
     first = out / resuming.FOLDER / "0" / "dsgd-run.npz"
     assert calls == [first.parent, out / resuming.FOLDER / "1"]
     written = first.stat().st_mtime_ns
     seen = []
 
-    def watched(*args, **options):
+    def watch(*args, **options):
         result = real(*args, **options)
         seen.append(first.stat().st_mtime_ns)
         return result
 
-    monkeypatch.setattr(dsgd, "sweep", watched)
-    launched(out)
+    monkeypatch.setattr(dsgd, "sweep", watch)
+    launch(out)
     assert seen == [written] * 2, "what was done is not done again"
     assert not (out / resuming.FOLDER).exists()
     assert (out / "history.csv").read_bytes() == (tmp_path / "whole" / "history.csv").read_bytes()
 
 
 def test_another_configuration_does_not_resume_from_the_checkpoints(tmp_path, monkeypatch, capsys):
-    def interrupted(*args, **options):
+    def interrupt(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dsgd, "sweep", interrupted)
+    monkeypatch.setattr(dsgd, "sweep", interrupt)
     (tmp_path / resuming.FOLDER).mkdir()
     for steps, message in (
         (6, "Interrupted"),

@@ -24,14 +24,14 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def timeline_run(tmp_path_factory):
     """The files of a run, its arguments and printed lines."""
     args = Args(workers=3, out=tmp_path_factory.mktemp("timelines"))
     return args, scripts.ran(switch_timelines.main, args)
 
 
-def test_its_timeline_has_every_passage(written):
-    args, _ = written
+def test_its_timeline_has_every_passage(timeline_run):
+    args, _ = timeline_run
     passages: dict[str, list[tuple[str, ...]]] = {}
     for figure, *times in map(dict.values, scripts.rows(args.out / "timeline.csv")):
         passages.setdefault(figure, []).append(tuple(times))
@@ -43,8 +43,8 @@ def test_its_timeline_has_every_passage(written):
     assert receivers == {"worker 1", "worker 2", "worker 3", "server"}
 
 
-def test_its_costs_are_those_printed_in_the_survey(written):
-    args, lines = written
+def test_its_costs_are_those_printed_in_the_survey(timeline_run):
+    args, lines = timeline_run
     cells = {
         tuple(row.values())[:2]: list(row.values())[2:]
         for row in scripts.rows(args.out / "costs.csv")

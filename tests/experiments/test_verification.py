@@ -33,7 +33,7 @@ def line(alpha, beta):
 
 
 @pytest.fixture(scope="module")
-def trained():
+def training_runs():
     args = verification.Args(
         processes=N,
         methods=("local_sgd", "error_compensated_sgd"),
@@ -48,12 +48,12 @@ def trained():
     return args, problem, verification.train(args, problem)[1]
 
 
-def test_predictions_are_computations_and_collectives(trained):
+def test_predictions_are_computations_and_collectives(training_runs):
     """Predicted seconds are the sum of those of the collectives, each with its own latency and
     bandwidth, and of the computations; measured ones are those of a run of three times as many
     rounds but for one.
     """
-    args, problem, chosen = trained
+    args, problem, chosen = training_runs
     lines = {
         "all-reduce": line(1e-2, 1e-6),
         "all-to-all": line(2e-3, 3e-6),

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import topologies
 from dsgd import communication, workers
 from dsgd.compressors.sizes import fixed_size
-from tests.dsgd.communication.test_communicator import N, communicated
+from tests.dsgd.communication.test_communicator import N, run_calls
 
 ROWS, EVERYWHERE = P(workers.AXIS), P()
 RING = topologies.ring(N)
@@ -48,14 +48,14 @@ EXCHANGES = {
 
 
 @cache
-def seen():
-    return communicated(2, *EXCHANGES.values()).results
+def exchange_results():
+    return run_calls(2, *EXCHANGES.values()).results
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_the_senders_of_an_exchange_share_a_key_and_know_their_numbers(name):
     """Leaves, and the shards of a leaf, have different keys."""
-    leaves = seen()[list(EXCHANGES).index(name)]
+    leaves = exchange_results()[list(EXCHANGES).index(name)]
     parts = np.concatenate([np.reshape(leaf, (N, -1, 4)) for leaf in leaves.values()], axis=1)
     np.testing.assert_array_equal(parts[:, :, 0], np.arange(N)[:, None].repeat(16, axis=1))
     np.testing.assert_array_equal(parts[:, :, 1], N)

@@ -56,16 +56,16 @@ def mean(tree: Any) -> Any:
     return each(lambda x: x.mean(axis=0), tree)
 
 
-def mixed(topology: dsgd.Topology, tree: Any, turn: int = 0) -> Any:
+def mix(topology: dsgd.Topology, tree: Any, turn: int = 0) -> Any:
     W = topology.matrices[turn % topology.period].toarray()
     return each(lambda x: np.tensordot(W, x, axes=1), tree)
 
 
-def weighted(tree: Any) -> Any:
+def weighted_mean(tree: Any) -> Any:
     return each(lambda x: np.tensordot(WEIGHTS, x, axes=1) / N, tree)
 
 
-def for_all(tree: Any) -> Any:
+def repeat(tree: Any) -> Any:
     return each(lambda x: np.broadcast_to(x, (N, *x.shape)), tree)
 
 
@@ -76,22 +76,22 @@ def sign(x: np.ndarray, first: int = 1) -> np.ndarray:
     return np.abs(x).mean(axis=tuple(range(first, x.ndim)), keepdims=True) * np.where(x < 0, -1, 1)
 
 
-def in_shards(x: np.ndarray) -> np.ndarray:
+def split(x: np.ndarray) -> np.ndarray:
     """Splits `[N, ...]` into `[N, N, part]`."""
     part = -(-x[0].size // N)
     return np.pad(x.reshape(N, -1), ((0, 0), (0, N * part - x[0].size))).reshape(N, N, part)
 
 
-def through_servers(x: np.ndarray) -> np.ndarray:
+def servers_mean(x: np.ndarray) -> np.ndarray:
     """Returns the mean of the workers' signs, whose shards the servers send as signs."""
-    return sign(sign(in_shards(x), 2).mean(axis=0)).ravel()[: x[0].size].reshape(x.shape[1:])
+    return sign(sign(split(x), 2).mean(axis=0)).ravel()[: x[0].size].reshape(x.shape[1:])
 
 
-def around_ring(x: np.ndarray) -> np.ndarray:
+def ring_mean(x: np.ndarray) -> np.ndarray:
     """Returns the result around a ring: shard m starts at worker m; each worker adds its own and
     sends the sum's signs.
     """
-    shards, total = in_shards(x), np.zeros_like(in_shards(x)[0])
+    shards, total = split(x), np.zeros_like(split(x)[0])
     for hop in range(N):
         total = sign(total + shards[(IDS + hop) % N, IDS])
     return (total / N).ravel()[: x[0].size].reshape(x.shape[1:])
@@ -119,10 +119,10 @@ def send_around_ring(round, x):
 
 
 def signs_of_neighbours(round, x):
-    return in_order(*round.to_neighbours(compressors.sign, x, RING, one_by_one=True).received)
+    return sort_rows(*round.to_neighbours(compressors.sign, x, RING, one_by_one=True).received)
 
 
-def in_order(rows, weights):
+def sort_rows(rows, weights):
     """Returns the rows of the neighbours, sorted, because their order has no meaning, and their
     weighted sum.
     """
@@ -183,7 +183,7 @@ def from_each(arrives: np.ndarray) -> Any:
     """Returns what workers have after `to_each` if these messages arrive, bool `[N, N]`."""
     lists = [np.flatnonzero(row) for row in ADJACENCY]
 
-    def received(x: np.ndarray) -> np.ndarray:
+    def receive(x: np.ndarray) -> np.ndarray:
         rows = np.stack([-(k + 1) * x for k in range(3)], axis=1)
         for i, neighbours in enumerate(lists):
             for k, j in enumerate(neighbours):
@@ -191,7 +191,7 @@ def from_each(arrives: np.ndarray) -> Any:
                     rows[i, k] = (np.flatnonzero(lists[j] == i)[0] + 1) * x[j]
         return rows
 
-    return each(received, X)
+    return each(receive, X)
 
 
 # workers have one to three neighbours
@@ -219,7 +219,7 @@ CALLS = {
     ),
     "mean_of_messages": Call(
         lambda round, x: round.mean_of_messages(compressors.sign, x).received,
-        weighted(each(sign, X)),
+        weighted_mean(each(sign, X)),
         "all_gather",
         (N - 1) * SIGNS,
     ),
@@ -231,20 +231,20 @@ CALLS = {
     ),
     "mix on the complete graph": Call(
         lambda round, x: round.mix(x, COMPLETE),
-        mixed(COMPLETE, X),
+        mix(COMPLETE, X),
         "gossip(complete(8))",
         7 * VECTOR,
         ROWS,
         simulated=True,
     ),
     "mix on a schedule": Call(
-        lambda round, x: round.mix(x, SCHEDULE), mixed(SCHEDULE, X, STEP), SCHEDULED, VECTOR, ROWS
+        lambda round, x: round.mix(x, SCHEDULE), mix(SCHEDULE, X, STEP), SCHEDULED, VECTOR, ROWS
     ),
     "signs of neighbours": Call(
         signs_of_neighbours,
         (
             each(lambda x: np.sort(sign(x)[np.stack([IDS - 1, (IDS + 1) % N], axis=1)], axis=1), X),
-            each(lambda m, x: m - sign(x) / 3, mixed(RING, each(sign, X)), X),
+            each(lambda m, x: m - sign(x) / 3, mix(RING, each(sign, X)), X),
         ),
         RING_MESSAGES,
         2 * SIGNS,
@@ -265,7 +265,7 @@ CALLS = {
         ROWS,
     ),
     "to_servers": Call(
-        send_to_servers, each(through_servers, X), "multi_server", 2 * (N - 1) * SHARDS
+        send_to_servers, each(servers_mean, X), "multi_server", 2 * (N - 1) * SHARDS
     ),
     "to_server": Call(
         send_to_server,
@@ -275,25 +275,25 @@ CALLS = {
         simulated=True,
     ),
     "around_ring": Call(
-        send_around_ring, each(around_ring, X), "ring_all_reduce", 2 * (N - 1) * SHARDS
+        send_around_ring, each(ring_mean, X), "ring_all_reduce", 2 * (N - 1) * SHARDS
     ),
     "joint": Call(
         joint,
-        (mixed(RING, X), each(np.subtract, mixed(RING, OLD), OLD)),
+        (mix(RING, X), each(np.subtract, mix(RING, OLD), OLD)),
         RING_MESSAGES,
         4 * VECTOR,
         ROWS,
     ),
     "pull and push": Call(
         pull_and_push,
-        (mixed(PULL, X), mixed(PUSH, OLD)),
+        (mix(PULL, X), mix(PUSH, OLD)),
         "gossip(star(8, pull))",
         2 * VECTOR * PULL.out_degrees[0],
         ROWS,
     ),
     "when": Call(
         lambda round, x: round.when(round.step == STEP, round.average, x),
-        for_all(weighted(X)),
+        repeat(weighted_mean(X)),
         "ring_all_reduce",
         REDUCED,
         ROWS,
@@ -314,7 +314,7 @@ CALLS = {
         lambda round, x: round.every(
             2, lambda x: round.every(3, lambda x: round.mix(x, SCHEDULE), x), x
         ),
-        mixed(SCHEDULE, X, 0),
+        mix(SCHEDULE, X, 0),
         SCHEDULED,
         VECTOR,
         ROWS,
@@ -323,7 +323,7 @@ CALLS = {
     ),
     "every fourth, the second first": Call(
         lambda round, x: round.every(4, lambda x: round.mix(x, SCHEDULE), x, offset=2),
-        mixed(SCHEDULE, X, 1),
+        mix(SCHEDULE, X, 1),
         SCHEDULED,
         VECTOR,
         ROWS,
@@ -332,7 +332,7 @@ CALLS = {
     ),
     "every fourth, the second first, of every third": Call(
         lambda round, x: round.every(3, lambda x: round.every(4, round.average, x, offset=2), x),
-        for_all(weighted(X)),
+        repeat(weighted_mean(X)),
         "ring_all_reduce",
         REDUCED,
         ROWS,
@@ -343,7 +343,7 @@ CALLS = {
         lambda round, x: round.when(
             x["a"].sum() < np.inf, lambda x: round.every(3, round.average, x), x
         ),
-        for_all(weighted(X)),
+        repeat(weighted_mean(X)),
         "ring_all_reduce",
         REDUCED,
         ROWS,
@@ -376,7 +376,7 @@ class Seen(NamedTuple):
     statistics: communication.Statistics
 
 
-def communicated(
+def run_calls(
     devices: int,
     *calls: tuple[Callable, P],
     there: workers.Participation | None = None,
@@ -446,7 +446,7 @@ def all_calls() -> Seen:
     """Returns the effects of all calls in one program, compiled once for all tests, on two devices
     of four workers each.
     """
-    return communicated(2, *[(call.send, call.spec) for call in CALLS.values()])
+    return run_calls(2, *[(call.send, call.spec) for call in CALLS.values()])
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -477,12 +477,12 @@ def remaining(tree: Any) -> Any:
     return each(lambda x: np.tensordot(W, x, axes=1), tree)
 
 
-def counted(tree: Any, weights: Any = (1.0,) * N) -> Any:
+def mean_of_counted(tree: Any, weights: Any = (1.0,) * N) -> Any:
     by = np.where(COUNTED, weights, 0)
     return each(lambda x: np.tensordot(by / by.sum(), x, axes=1), tree)
 
 
-def kept() -> Any:
+def kept_rows() -> Any:
     return each(
         lambda new, old: np.where(np.expand_dims(COUNTED, tuple(range(1, new.ndim))), new, old),
         X,
@@ -496,29 +496,34 @@ SIX = np.where(PRESENT, round(2 * 5 / 6 * VECTOR), 0)
 LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
     "sum": (
         lambda round, x: round.sum(x),
-        each(lambda x: COUNTED.sum() * x, counted(X)),
+        each(lambda x: COUNTED.sum() * x, mean_of_counted(X)),
         None,
         EVERYWHERE,
     ),
     "weighted_mean": (
         lambda round, x: round.weighted_mean(x),
-        counted(X, WEIGHTS),
+        mean_of_counted(X, WEIGHTS),
         None,
         EVERYWHERE,
     ),
     "mean_of_codes": (
         lambda round, x: round.mean_of_codes(ALL_PLACES, x).received,
-        counted(X),
+        mean_of_counted(X),
         None,
         EVERYWHERE,
     ),
     "aggregate": (
         lambda round, x: round.aggregate(x, old())[0],
-        weighted(kept()),
+        weighted_mean(kept_rows()),
         None,
         EVERYWHERE,
     ),
-    "what aggregate keeps": (lambda round, x: round.aggregate(x, old())[1], kept(), None, ROWS),
+    "what aggregate keeps": (
+        lambda round, x: round.aggregate(x, old())[1],
+        kept_rows(),
+        None,
+        ROWS,
+    ),
     "signs of neighbours": (
         lambda round, x: signs_of_neighbours(round, x)[1],
         each(lambda x: np.tensordot(LEFT, sign(x), axes=1), X),
@@ -540,7 +545,7 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
 
 @cache
 def all_losses() -> Seen:
-    return communicated(
+    return run_calls(
         2, *[(send, spec) for send, _, _, spec in LOSSES.values()], there=PARTICIPATION
     )
 
@@ -587,13 +592,13 @@ def test_workers_that_do_not_participate_and_messages_that_are_lost(name):
 )
 def test_topologies_for_other_roles_are_refused(send, topology, message):
     with pytest.raises(ValueError, match=message):
-        communicated(1, (lambda round, x: getattr(round, send)(x, topology), ROWS))
+        run_calls(1, (lambda round, x: getattr(round, send)(x, topology), ROWS))
 
 
 def test_vectors_of_neighbours_that_do_not_participate_or_are_lost():
     """A worker has `otherwise` in their place."""
     there = ARRIVES & PRESENT & PRESENT[:, None]
-    close(communicated(2, (to_each, ROWS), there=PARTICIPATION).results[0], from_each(there))
+    close(run_calls(2, (to_each, ROWS), there=PARTICIPATION).results[0], from_each(there))
 
 
 ACCELERATED = topologies.chebyshev(UNEVEN, 3)
@@ -617,7 +622,7 @@ UNFIT = {
 def test_calls_on_topologies_that_do_not_fit_are_refused(name):
     send, words = UNFIT[name]
     with pytest.raises(ValueError, match=words):
-        communicated(1, (send, ROWS))
+        run_calls(1, (send, ROWS))
 
 
 @pytest.mark.parametrize("step", [3, 5])
@@ -626,7 +631,7 @@ def test_an_exchange_of_some_rounds_joins_one_of_all_rounds(step):
     rounds in each round in which one of them takes place.
     """
 
-    def joined(*sends):
+    def join(*sends):
         def send(round, x):
             with round.joint():
                 for each in sends:
@@ -644,17 +649,17 @@ def test_an_exchange_of_some_rounds_joins_one_of_all_rounds(step):
     def every(period):
         return lambda round, x: round.every(period, lambda x: round.mix(x, RING), x)
 
-    both = [joined(every(2), every(3)), joined(every(3), every(2))]
-    equal = joined(every(2), every(2))
-    seen = communicated(1, joined(some, always), joined(always, some), *both, equal, step=step)
+    both = [join(every(2), every(3)), join(every(3), every(2))]
+    equal = join(every(2), every(2))
+    seen = run_calls(1, join(some, always), join(always, some), *both, equal, step=step)
     times = 2 if step == 5 else 1
     for i in range(4):
         np.testing.assert_array_equal(seen.bits[i]["up"], times * 2 * VECTOR)
     np.testing.assert_array_equal(seen.bits[4]["up"], 2 * 2 * VECTOR)
     assert all(seen.now)
     assert [sending.period for sending in seen.sendings] == [1, 1, 0, 0, 2]
-    assert communicated(1, *both, step=6).now == [False, False]
-    assert communicated(1, *both, step=8).now == [True, True]
+    assert run_calls(1, *both, step=6).now == [False, False]
+    assert run_calls(1, *both, step=8).now == [True, True]
 
 
 def test_the_bits_of_an_all_reduce_that_carries_two_vectors_are_rounded_once():
@@ -664,7 +669,7 @@ def test_the_bits_of_an_all_reduce_that_carries_two_vectors_are_rounded_once():
         with round.joint():
             return round.mean(x["a"][:, 0]), round.sum(x["a"][:, 1])
 
-    seen = communicated(2, (update, EVERYWHERE), there=PARTICIPATION)
+    seen = run_calls(2, (update, EVERYWHERE), there=PARTICIPATION)
     np.testing.assert_array_equal(seen.bits[0]["up"], np.where(PRESENT, 107, 0))
     np.testing.assert_array_equal(seen.bits[0]["down"], np.where(PRESENT, 107, 0))
 
@@ -681,7 +686,7 @@ def test_results_of_an_exchange_are_undefined_in_rounds_without_it():
         return round.every(3, send, round.every(3, send, x))
 
     for step, known in ((STEP, True), (4, False)):
-        error_context = communicated(1, (update, ROWS), step=step).statistics
+        error_context = run_calls(1, (update, ROWS), step=step).statistics
         np.testing.assert_array_equal(error_context.metrics["always"], np.arange(N))
         assert (
             error_context.metrics["rank"] == 3 if known else np.isnan(error_context.metrics["rank"])
@@ -703,7 +708,7 @@ def test_methods_record_what_they_model_themselves():
         round.sent(up, counts.from_bits(7, len(up)), network.ring_shift)
         return x
 
-    seen = communicated(2, (event, ROWS), (sent, ROWS))
+    seen = run_calls(2, (event, ROWS), (sent, ROWS))
     assert seen.statistics.elapsed == 1.5
     np.testing.assert_array_equal(seen.bits[0]["up"], np.where(np.isin(IDS, [2, 5]), VECTOR, 0))
     np.testing.assert_array_equal(seen.bits[0]["down"], np.where(np.isin(IDS, [2, 5]), VECTOR, 0))
@@ -722,8 +727,8 @@ def test_means_for_the_history_are_weighted_after_a_weighted_call():
         with round.unrecorded():
             return before, workers.mean(x)
 
-    seen = communicated(2, (send, EVERYWHERE))
-    close(seen.results[0], (mean(X), weighted(X)))
+    seen = run_calls(2, (send, EVERYWHERE))
+    close(seen.results[0], (mean(X), weighted_mean(X)))
     assert len(seen.sendings) == 1
 
 
@@ -739,7 +744,7 @@ def test_the_bits_of_messages_of_any_length_are_their_own():
             communication.shards(x["b"], N, compressors.random_sparsification(0.3)),
         )
 
-    seen = communicated(2, (gather, ROWS), (ring, EVERYWHERE))
+    seen = run_calls(2, (gather, ROWS), (ring, EVERYWHERE))
     lengths = seen.bits[0]["up"] / (N - 1)
     assert len(set(lengths.tolist())) > 2
     np.testing.assert_array_equal(seen.bits[0]["down"], lengths.sum() - lengths)

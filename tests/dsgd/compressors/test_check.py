@@ -29,7 +29,7 @@ OURS = {
 
 
 @cache
-def checked(name: str):
+def findings_of(name: str):
     return compressors.check(OURS[name], D)
 
 
@@ -40,7 +40,7 @@ def message_alone(compressor: dsgd.Compressor):
 
 @pytest.mark.parametrize("name", OURS)
 def test_the_packages_compressors_pass_the_check(name):
-    findings = checked(name)
+    findings = findings_of(name)
     findings.require()
     assert {finding.what for finding in findings.findings} >= {
         "wire",
@@ -58,9 +58,9 @@ def test_extreme_points_are_among_the_vectors():
     """Rounding to powers of two has its largest error at 4/3, top-k on equal elements: the stated
     constants are attained.
     """
-    found = {finding.what: finding.found for finding in checked("top_k(0.1)").findings}
+    found = {finding.what: finding.found for finding in findings_of("top_k(0.1)").findings}
     assert found["delta"] == "0.1 stated; E|Q(x) - x|^2 is 0.9 |x|^2 (equal), at most 0.9 allowed"
-    found = {finding.what: finding.found for finding in checked("natural").findings}
+    found = {finding.what: finding.found for finding in findings_of("natural").findings}
     assert "(four thirds), at most 0.125 allowed" in found["omega"]
 
 

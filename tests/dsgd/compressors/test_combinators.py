@@ -132,7 +132,7 @@ def tree():
     return jax.tree.map(jnp.asarray, TREE)
 
 
-def applied(compressor, key, tree):
+def apply(compressor, key, tree):
     return jax.jit(compressors.apply, static_argnums=0)(compressor, key, tree)
 
 
@@ -141,13 +141,13 @@ def test_whole_model_compresses_the_ravelled_tree_and_others_leaf_by_leaf(key, t
     whole, (flat, unravel) = compressors.whole_model(inner), ravel_pytree(tree)
     leaves = jax.tree.map(lambda leaf: seen(inner)(key, leaf.ravel()).reshape(leaf.shape), tree)
     for compressor, expected in ((whole, unravel(seen(inner)(key, flat))), (inner, leaves)):
-        jax.tree.map(np.testing.assert_array_equal, applied(compressor, key, tree), expected)
+        jax.tree.map(np.testing.assert_array_equal, apply(compressor, key, tree), expected)
     assert whole.name == "whole_model(top_k(0.2))"
 
 
 def test_every_leaf_has_its_own_key(key):
     x = jnp.asarray(normal(33))
-    draws = applied(random_quantization(1), key, [x, x, 1000 * x])
+    draws = apply(random_quantization(1), key, [x, x, 1000 * x])
     assert (draws[0] != draws[1]).any()
     assert (draws[1] * 1000 != draws[2]).any()
     np.testing.assert_array_equal(
@@ -160,7 +160,7 @@ def test_every_leaf_has_its_own_key(key):
 )
 def test_apply_keeps_the_trees_shapes_and_dtypes(key, compressor, tree):
     tree |= {"half": jnp.asarray(normal(4), jnp.bfloat16)}
-    draw = applied(compressor, key, tree)
+    draw = apply(compressor, key, tree)
     assert jax.tree.structure(draw) == jax.tree.structure(tree)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), draw) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), tree

@@ -93,7 +93,7 @@ def powers(d: int) -> list[int]:
     return [1 << i for i in range(d.bit_length()) if d >> i & 1]
 
 
-def of_chunks(k: int, chunk: int, d: int) -> int:
+def chunk_elements(k: int, chunk: int, d: int) -> int:
     return d // chunk * k + min(k, d % chunk)
 
 
@@ -126,10 +126,12 @@ COMPRESSORS = {
     eight_bit: lambda d: 8 * d + 32,
     two_bit: lambda d: 8 * packed_bytes(d, 2) + 4 * 32,
     chunked_top_k(2, 4): lambda d: (
-        of_chunks(2, 4, d) * 32 + 8 * packed_bytes(of_chunks(2, 4, d), 2)
+        chunk_elements(2, 4, d) * 32 + 8 * packed_bytes(chunk_elements(2, 4, d), 2)
     ),
     chunked_top_k(3, 8, two_bit): lambda d: (
-        8 * packed_bytes(of_chunks(3, 8, d), 2) + 4 * 32 + 8 * packed_bytes(of_chunks(3, 8, d), 3)
+        8 * packed_bytes(chunk_elements(3, 8, d), 2)
+        + 4 * 32
+        + 8 * packed_bytes(chunk_elements(3, 8, d), 3)
     ),
     low_rank(1): lambda d: 32 * (root(d) + -(-d // root(d))),
     top_k(0.1): lambda d: -(-d // 10) * 32 + 8 * packed_bytes(-(-d // 10), index_bits(d)),

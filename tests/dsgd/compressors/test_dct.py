@@ -13,7 +13,7 @@ from dsgd.compressors.members import constant_at
 from tests.dsgd.compressors.shared import normal, seen, sqnorm
 
 
-def kept(blocks: np.ndarray, k: int) -> np.ndarray:
+def keep_largest(blocks: np.ndarray, k: int) -> np.ndarray:
     """The k largest coefficients of each chunk `[..., c_1, c_2]`, transformed back."""
     coefficients = np.asarray(fft.dctn(blocks, axes=(-2, -1), norm="ortho"))
     rows = coefficients.reshape(-1, blocks.shape[-2] * blocks.shape[-1])
@@ -35,7 +35,7 @@ def kept(blocks: np.ndarray, k: int) -> np.ndarray:
 def test_it_keeps_the_largest_coefficients_of_each_chunk(k, chunk, columns, blocks, key):
     x, (_, first, _, second) = normal(60), blocks
     compressor = compressors.dct_top_k(k, chunk, columns)
-    expected = kept(x.reshape(blocks).swapaxes(1, 2), k).swapaxes(1, 2).ravel()
+    expected = keep_largest(x.reshape(blocks).swapaxes(1, 2), k).swapaxes(1, 2).ravel()
     got = np.asarray(seen(compressor)(key, x))
     np.testing.assert_allclose(got, expected, atol=1e-5)
     delta = constant_at(compressor.delta, 60)

@@ -33,7 +33,7 @@ scaled = {(dtype, scale): cast(dtype, scale) for dtype in SCALED for scale in ("
 KEY = jax.random.key(0)
 
 
-def casted(x: np.ndarray, dtype: str) -> np.ndarray:
+def saturating_cast(x: np.ndarray, dtype: str) -> np.ndarray:
     """Returns float32 numbers after a cast that saturates."""
     most = float(jnp.finfo(dtype).max)
     return np.clip(x, -most, most).astype(dtype).astype(np.float32)
@@ -43,7 +43,7 @@ def casted(x: np.ndarray, dtype: str) -> np.ndarray:
 @given(x=vectors(D))
 def test_a_cast_without_scale_is_that_of_ml_dtypes_bit_for_bit(dtype, x):
     """Ties go to even codes; numbers below the smallest normal one are rounded to its multiples."""
-    np.testing.assert_array_equal(np.asarray(seen(plain[dtype])(KEY, x)), casted(x, dtype))
+    np.testing.assert_array_equal(np.asarray(seen(plain[dtype])(KEY, x)), saturating_cast(x, dtype))
 
 
 @pytest.mark.parametrize("dtype", UNSCALED)
@@ -55,7 +55,7 @@ def test_ties_saturation_and_values_that_are_not_finite(dtype):
     beyond = [min(ends[1] * 1.003, LARGEST), LARGEST, np.nan, np.inf, -np.inf]
     x = np.concatenate([values, middles, -middles, beyond]).astype(np.float32)
     found = np.asarray(seen(plain[dtype])(KEY, x))
-    np.testing.assert_array_equal(found[:-3], casted(x[:-3], dtype))
+    np.testing.assert_array_equal(found[:-3], saturating_cast(x[:-3], dtype))
     assert np.isnan(found[-3:]).all()
 
 

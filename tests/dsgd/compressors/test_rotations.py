@@ -79,7 +79,7 @@ def test_rotated_compresses_the_rotated_vector(key, seed):
     assert np.allclose(again, expected, atol=20 * EPS) == (seed is not None)
 
 
-def in_numpy(message, x: np.ndarray, bits: int, unbiased: bool) -> np.ndarray:
+def eden_in_numpy(message, x: np.ndarray, bits: int, unbiased: bool) -> np.ndarray:
     """Returns EDEN's C(x) with the message's rotation, `[d]`."""
     d, y = len(x), matrix(from_seed(message.seed), len(x)) @ x
     table, decoded, start = centroids(bits), [], 0
@@ -100,7 +100,7 @@ def test_eden_is_its_equations(key, bits, scale):
     for seed, d in enumerate((16, 11, 3, 1)):
         x = vector(d, seed)
         message, decoded = compressors.encode(compressor, jax.random.fold_in(key, seed), x)
-        expected = in_numpy(message, np.asarray(x, np.float64), bits, scale == "unbiased")
+        expected = eden_in_numpy(message, np.asarray(x, np.float64), bits, scale == "unbiased")
         np.testing.assert_allclose(decoded, expected, rtol=1e-4, atol=1e-5)
         if scale == "unbiased":
             assert decoded @ x == pytest.approx(float(x @ x), rel=1e-5)

@@ -96,11 +96,11 @@ def test_decoded_messages_are_computed_without_messages_that_nothing_reads(key, 
     x = jnp.asarray([normal(d, seed) for seed in range(500)], kind)
     keys = jax.random.split(key, len(x))
 
-    def compiled(function):
+    def compile_program(function):
         return jax.jit(jax.vmap(function)).lower(keys, x).compile()
 
-    received = compiled(lambda key, x: see(compressor, key, x))
-    decoded = compiled(lambda key, x: compressors.encode(compressor, key, x).decoded)
+    received = compile_program(lambda key, x: see(compressor, key, x))
+    decoded = compile_program(lambda key, x: compressors.encode(compressor, key, x).decoded)
     assert "TopK" in received.as_text()
     assert "TopK" not in decoded.as_text()
     assert "sort" not in decoded.as_text()
@@ -187,7 +187,7 @@ def test_the_capacity_is_the_smallest_with_bernstein_probability_1e12(p):
             assert room == d
 
 
-def used(values: jax.Array) -> np.ndarray:
+def used_entries(values: jax.Array) -> np.ndarray:
     """Returns the number of sent elements of each message."""
     return (np.asarray(values) != 0).reshape(len(values), -1).sum(axis=1)
 
@@ -197,19 +197,21 @@ RANDOM_SIZES = [
     (
         random_sparsification(0.1),
         333,
-        lambda messages: 32 + used(messages.values) * (32 + 9),
+        lambda messages: 32 + used_entries(messages.values) * (32 + 9),
         32 + 33.3 * (32 + 9),
     ),
     (
         compressors.buckets(random_sparsification(0.3), 16),
         41,
-        lambda messages: 3 * 32 + sum(used(part.values) for part in messages) * (32 + 4),
+        lambda messages: 3 * 32 + sum(used_entries(part.values) for part in messages) * (32 + 4),
         3 * 32 + 0.3 * 41 * (32 + 4),
     ),
     (
         top_k(0.5, random_sparsification(0.5)),
         100,
-        lambda messages: 8 * packed_bytes(50, 7) + 32 + used(messages.values.values) * (32 + 6),
+        lambda messages: (
+            8 * packed_bytes(50, 7) + 32 + used_entries(messages.values.values) * (32 + 6)
+        ),
         8 * packed_bytes(50, 7) + 32 + 25 * (32 + 6),
     ),
 ]

@@ -39,7 +39,7 @@ threshold, sampled_top_k, sidco, variance_optimal = (
 
 
 @cache
-def counted(compressor):
+def bit_counter(compressor):
     """Returns a program (key, x) -> bits of the message."""
     return jax.jit(
         lambda key, x: compressor.bits(compressors.encode(compressor, key, x).message),
@@ -68,7 +68,7 @@ def test_a_threshold_keeps_larger_elements_and_bounds_the_error_absolutely(key):
     for x in (normal(d), np.full(d, np.float32(v)), np.full(d, -2, np.float32), 0 * normal(d)):
         kept = np.abs(x) > np.float32(v)
         np.testing.assert_array_equal(seen(threshold(v))(key, x), np.where(kept, x, 0))
-        assert counted(threshold(v))(key, x) == 32 + kept.sum() * (32 + 6)
+        assert bit_counter(threshold(v))(key, x) == 32 + kept.sum() * (32 + 6)
         assert sqnorm(seen(threshold(v))(key, x) - x) <= d * v**2 * (1 + EPS)
     assert threshold(v).delta is None
 
@@ -152,7 +152,8 @@ def test_variance_optimal_draws_elements_with_the_optimal_probabilities(key, nam
     assert optimal <= (1 / fraction - 1) * sqnorm(x) * (1 + 1e-6)
     number = (p < 1).astype(int) @ kept.T
     bits = [
-        counted(variance_optimal(fraction))(each, x) for each in jax.random.split(key, DRAWS)[:3]
+        bit_counter(variance_optimal(fraction))(each, x)
+        for each in jax.random.split(key, DRAWS)[:3]
     ]
     certain = (p == 1).sum()
     assert bits == [96 + certain * (32 + 6) + n * (1 + 6) for n in number[:3]]

@@ -29,7 +29,7 @@ def problem() -> dsgd.Problem:
     return problems.random_quadratic(N, D, heterogeneity=1.0, noise=0.3, seed=0)
 
 
-def found(findings: Findings) -> dict[str, Finding]:
+def by_name(findings: Findings) -> dict[str, Finding]:
     return {finding.what: finding for finding in findings.findings}
 
 
@@ -39,9 +39,9 @@ def test_a_correct_method_passes_the_check(problem):
     assert findings.holds
     assert all(finding.holds for finding in findings.findings)
     traced = ["parameters", "returns", "again", "compiled once", "seeds", "64 bits", "random keys"]
-    assert [*found(findings)] == [*traced, "2 devices", "4 devices", "bits"]
+    assert [*by_name(findings)] == [*traced, "2 devices", "4 devices", "bits"]
     assert (
-        found(findings)["bits"].found
+        by_name(findings)["bits"].found
         == f"{2 * 3 * D * 32 // 4} bits recorded per worker, {2 * 3 * D * 32 // 4} sent"
     )
     assert max(map(len, str(findings).splitlines())) <= 80
@@ -66,7 +66,7 @@ def _(size, batched, x):
     return 2 * x, batched[0]
 
 
-def unrecorded(gradients, round):
+def unrecorded_mean(gradients, round):
     with round.unrecorded():
         return workers.mean(gradients)
 
@@ -78,7 +78,7 @@ def recorded_twice(gradients, round):
     return round.mean(gradients)
 
 
-def by_devices(gradients, round):
+def bits_by_devices(gradients, round):
     """Returns bits that depend on the number of devices; they are correct with one worker on
     each.
     """
@@ -101,11 +101,11 @@ WRONG: dict[str, tuple[dict[str, Any], set[str], tuple[str, ...]]] = {
         ),
     ),
     "sum over the block's size, bits of the block": (
-        {"mean": lambda g, round: by_devices(g, round) * N / g.shape[0]},
+        {"mean": lambda g, round: bits_by_devices(g, round) * N / g.shape[0]},
         DEVICES,
         ("results differ from one device in State.server", "history['bits']"),
     ),
-    "records nothing": ({"mean": unrecorded}, {"bits"}, ("sends more than it records",)),
+    "records nothing": ({"mean": unrecorded_mean}, {"bits"}, ("sends more than it records",)),
     "a query that sends": (
         {"query": lambda state, round: dsgd.Query(workers.mean_over_devices(state.server))},
         {"bits"},

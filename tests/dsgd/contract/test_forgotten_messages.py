@@ -22,7 +22,7 @@ RING = topologies.ring(N)
 AXIS = workers.AXIS
 
 
-def failed(algorithm: dsgd.Algorithm) -> dict[str, str]:
+def failures(algorithm: dsgd.Algorithm) -> dict[str, str]:
     return {
         finding.what: finding.found
         for finding in dsgd.check(algorithm, PROBLEM).findings
@@ -74,7 +74,7 @@ RAW: dict[str, tuple[Callable, list[str]]] = {
 }
 
 
-def unrecorded(mean: Callable) -> list[str]:
+def unrecorded_collectives(mean: Callable) -> list[str]:
     """Returns the unrecorded collectives that `check` finds in the trace of an update with a worker
     on each device.
     """
@@ -95,7 +95,7 @@ def unrecorded(mean: Callable) -> list[str]:
 @pytest.mark.parametrize("kind", RAW)
 def test_a_collective_outside_the_communicator_is_found_by_name_and_line(kind):
     mean, names = RAW[kind]
-    found = unrecorded(mean)
+    found = unrecorded_collectives(mean)
     assert [each.split()[0] for each in found] == names
     assert all("(test_forgotten_messages.py:" in each for each in found)
 
@@ -114,13 +114,13 @@ ALLOWED = {
 
 @pytest.mark.parametrize("kind", ALLOWED)
 def test_calls_of_the_round_are_recorded(kind):
-    assert unrecorded(ALLOWED[kind]) == []
+    assert unrecorded_collectives(ALLOWED[kind]) == []
 
 
 def test_check_names_all_collectives_that_are_not_recorded():
     """All in one update."""
     means = [RAW[kind][0] for kind in ("psum", "all_gather", "ppermute")]
-    found = failed(method(lambda g, round: sum(mean(g, round) for mean in means) / len(means)))
+    found = failures(method(lambda g, round: sum(mean(g, round) for mean in means) / len(means)))
     assert list(found) == ["bits"]
     assert found["bits"].startswith("update calls lax.all_gather (test_forgotten_messages.py:")
     for name in ("all_gather", "ppermute", "psum"):
@@ -143,7 +143,7 @@ def test_check_allows_unrecorded_collectives_that_are_declared():
             )
         return round.mean(g)
 
-    assert unrecorded(update) == []
+    assert unrecorded_collectives(update) == []
 
 
 HIDDEN = {
@@ -163,4 +163,4 @@ def test_a_call_in_a_hidden_branch_is_refused_by_name(where):
     call = "average" if "when" in where else "mean"
     refused = rf"mine: round.{call} is called inside .*use round.when\(condition, send, x\)"
     with pytest.raises(ValueError, match=refused):
-        unrecorded(HIDDEN[where])
+        unrecorded_collectives(HIDDEN[where])

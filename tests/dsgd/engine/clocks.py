@@ -93,7 +93,7 @@ def takes(bits: float, begin: float, speeds: np.ndarray) -> float:
         bits, now, sample = bits - speed * (end - now), end, sample + 1
 
 
-def through_server(finish, cluster, bits=VECTOR):
+def server_exchange(finish, cluster, bits=VECTOR):
     """Processes message after message: in pipelined order the ports are free as soon as the bits
     have left them.
     """
@@ -116,7 +116,7 @@ def through_server(finish, cluster, bits=VECTOR):
     return done
 
 
-def through_star(finish, cluster):
+def star_exchange(finish, cluster):
     """Messages on independent links: up when each worker is ready, down when the last message has
     arrived.
     """
@@ -169,9 +169,9 @@ def exchange(name, finish, cluster, t, bits=VECTOR):
     given bits.
     """
     if name == "server":
-        return through_server(finish, cluster, bits)
+        return server_exchange(finish, cluster, bits)
     if name == "star":
-        return through_star(finish, cluster)
+        return star_exchange(finish, cluster)
     if name == "servers":
         return among_all(
             finish, cluster, bits, 2 * (N - 1) if cluster.convention == "blocking" else 2

@@ -42,14 +42,14 @@ from tests.dsgd.engine.clocks import (
     N,
     among_all,
     exchange,
-    through_server,
+    server_exchange,
     to_neighbours,
 )
 
 run = partial(clocks.run, steps=24)
 
 
-def expected(name, of, steps):
+def expected_clock(name, of, steps):
     """Returns the expected clock: worker n starts again when it has finished; the clock is that of
     the last worker.
     """
@@ -80,7 +80,7 @@ def test_the_clock_is_that_of_the_loop(name, of, every, problem):
     history = run(METHODS[name], problem, CLUSTERS[of], record_every=every).history
     assert history["clock"].dtype == np.float64
     steps = history["step"]
-    np.testing.assert_allclose(history["clock"], expected(name, of, 24)[steps], rtol=2e-6)
+    np.testing.assert_allclose(history["clock"], expected_clock(name, of, 24)[steps], rtol=2e-6)
 
 
 # --- Several exchanges in a round, one after the other, in some rounds only, and joint.
@@ -118,7 +118,7 @@ def joint(round, x):
         return round.mix(x, RING) + round.laplacian(2 * x, RING)
 
 
-def nested(round, x):
+def nest(round, x):
     return round.every(
         2, lambda x: round.mix(round.every(3, round.average, round.mix(x, RING)), RING), x
     )
@@ -133,13 +133,13 @@ def from_rounds(t, done, cluster):
     return done
 
 
-def on_turns(round, x):
+def advance_schedule(round, x):
     """A schedule advances with its exchange: one turn every third round."""
     return round.every(3, lambda x: round.mix(x, SCHEDULE), server(round, x))
 
 
 def microbatch_keys(t, ready, cluster):
-    done = through_server(ready, cluster)
+    done = server_exchange(ready, cluster)
     return to_neighbours(done, cluster, SCHEDULE.links[t // 3 % 2]) if t % 3 == 2 else done
 
 
@@ -149,7 +149,7 @@ SENDS: dict[str, tuple[Callable, str, Callable]] = {
     "server, then ring": (
         lambda round, x: round.mix(server(round, x), RING),
         "unequal",
-        lambda t, ready, cluster: to_neighbours(through_server(ready, cluster), cluster, LINKS),
+        lambda t, ready, cluster: to_neighbours(server_exchange(ready, cluster), cluster, LINKS),
     ),
     "joint": (
         joint,
@@ -159,10 +159,10 @@ SENDS: dict[str, tuple[Callable, str, Callable]] = {
     "server in three of four rounds": (
         lambda round, x: round.when(round.step % 4 != 1, lambda x: server(round, x), x),
         "unequal, blocking",
-        lambda t, ready, cluster: through_server(ready, cluster) if t % 4 != 1 else ready,
+        lambda t, ready, cluster: server_exchange(ready, cluster) if t % 4 != 1 else ready,
     ),
-    "nested": (nested, "unequal", from_rounds),
-    "a schedule every third round": (on_turns, "unequal", microbatch_keys),
+    "nested": (nest, "unequal", from_rounds),
+    "a schedule every third round": (advance_schedule, "unequal", microbatch_keys),
 }
 BITS = {"server, then ring": 6, "joint": 8}  # up and down, in vectors per round
 
@@ -228,7 +228,9 @@ class Sent(NamedTuple):
         return record
 
 
-def sent(up: Any = (0,) * N, down: Any = (0,) * N, lost: Any = None, compute: Any = None) -> Sent:
+def make_sent(
+    up: Any = (0,) * N, down: Any = (0,) * N, lost: Any = None, compute: Any = None
+) -> Sent:
     bits = [
         None if each is None else counts.from_bits(jnp.asarray(each, jnp.uint32), N)
         for each in (up, down, lost)
@@ -241,7 +243,7 @@ def sent(up: Any = (0,) * N, down: Any = (0,) * N, lost: Any = None, compute: An
     )
 
 
-def ticked(
+def tick(
     before: clock.Clock,
     round: Round,
     sent: Sent,
@@ -263,13 +265,13 @@ def ticked(
     )
 
 
-def begun(*lead: float) -> clock.Clock:
+def start_clock(*lead: float) -> clock.Clock:
     """Returns the state at 10 s, in which workers had finished the given seconds before."""
     start = clock.at_zero(N, measurements.nothing(N, M, CLUSTER))
     return start._replace(lead=jnp.asarray(lead or [0.0] * N, jnp.float32), now=jnp.float32(10))
 
 
-def measured(of: clock.Clock) -> Timings:
+def timings_of(of: clock.Clock) -> Timings:
     assert isinstance(of.timings, Timings)
     return of.timings
 
@@ -277,13 +279,13 @@ def measured(of: clock.Clock) -> Timings:
 def test_lost_bits_occupy_the_port_and_are_not_measured():
     """Received bits are those that arrived."""
     up, down, lost = [100, 200, 300, 400], [50, 60, 70, 80], [10, 0, 30, 1000]
-    seen = measured(ticked(begun(), a_round(), sent(up, down, lost)))
+    seen = timings_of(tick(start_clock(), a_round(), make_sent(up, down, lost)))
     np.testing.assert_array_equal(seen.bits_up, up)
     np.testing.assert_array_equal(seen.bits_down, down)
     np.testing.assert_allclose(seen.up, up / UP)
     np.testing.assert_allclose(seen.down, np.add(down, lost) / DOWN)
     np.testing.assert_allclose(seen.compute, np.tile(EACH[:, None], (1, M)))
-    without = measured(ticked(begun(), a_round(), sent(up, down)))
+    without = timings_of(tick(start_clock(), a_round(), make_sent(up, down)))
     np.testing.assert_array_equal(without.bits_down, down)
     np.testing.assert_allclose(without.down, down / DOWN)
 
@@ -300,9 +302,9 @@ def test_lost_bits_occupy_the_port_and_are_not_measured():
 def test_seconds_that_a_method_states_are_charged(computed, cut, exact):
     """Incomplete computations are not measured."""
     now, query = a_round(replace(CLUSTER, latency=0.0)), Asked((), exact=exact)
-    found = ticked(begun(), now, sent(compute=computed), query)
+    found = tick(start_clock(), now, make_sent(compute=computed), query)
     np.testing.assert_allclose(found.now, 10 + np.max(computed), rtol=1e-6)
-    np.testing.assert_array_equal(np.isnan(measured(found).compute), cut)
+    np.testing.assert_array_equal(np.isnan(timings_of(found).compute), cut)
 
 
 @pytest.mark.parametrize(
@@ -329,17 +331,19 @@ def test_an_exact_gradient_of_any_samples_is_charged_as_all_samples(of, samples,
         sample=replace(PROBLEM.sampler, local_samples=of[0] and (of[0],) * N, batch_size=of[1])
     )
     now = a_round(per_sample, samples=samples, problem=problem)
-    found = ticked(begun(), now, sent(), Asked((), exact=True), problem)
+    found = tick(start_clock(), now, make_sent(), Asked((), exact=True), problem)
     np.testing.assert_allclose(found.now, 10 + seconds, rtol=1e-6)
 
 
 def test_of_queried_workers_the_slowest_counts_and_only_they_measure():
     """They compute one after the other, and no worker is ahead."""
     query = Asked((), workers=jnp.array([2, 1]))
-    found = ticked(begun(*[1.0] * N), a_round(replace(CLUSTER, latency=0.0)), sent(), query)
+    found = tick(
+        start_clock(*[1.0] * N), a_round(replace(CLUSTER, latency=0.0)), make_sent(), query
+    )
     np.testing.assert_allclose(found.now, 10 + M * 1.75)
     np.testing.assert_array_equal(
-        np.isnan(measured(found).compute).all(axis=1), [True, False, False, True]
+        np.isnan(timings_of(found).compute).all(axis=1), [True, False, False, True]
     )
 
 

@@ -45,7 +45,7 @@ def elapse(pattern, convention, asked, here, up, down):
 RING = network.gossip(topologies.ring(N))
 
 
-def elapsed(pattern, here, convention, up=UP, down=DOWN, asked=False):
+def elapsed_seconds(pattern, here, convention, up=UP, down=DOWN, asked=False):
     """Returns the absolute times of the participating workers."""
     done = np.asarray(elapse(pattern, convention, asked, here, up, down))
     assert (done[~here] == done[here].max()).all()
@@ -68,7 +68,7 @@ def test_a_server_exchanges_messages_only_with_participating_workers(pattern, he
         messages, LATENCY, [*UP[here], *server], convention, receive=[*DOWN[here], *server]
     ).passages
     expected = [passage.arrived for passage in passages[m:]]
-    np.testing.assert_allclose(elapsed(pattern, here, convention), expected, rtol=1e-6)
+    np.testing.assert_allclose(elapsed_seconds(pattern, here, convention), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,9 @@ def test_an_all_reduce_has_the_participating_workers_as_members(pattern, here):
     # the other workers' ports must not be read
     port = np.where(here, pattern.volume(m) * 2.0, 100.0)
     np.testing.assert_allclose(
-        elapsed(pattern, here, "blocking", port, port), FINISH[here].max() + seconds, rtol=1e-6
+        elapsed_seconds(pattern, here, "blocking", port, port),
+        FINISH[here].max() + seconds,
+        rtol=1e-6,
     )
 
 
@@ -103,7 +105,9 @@ def test_gossip_waits_only_for_participating_neighbours(here, convention):
         for i in range(N)
         if here[i]
     ]
-    np.testing.assert_allclose(elapsed(RING, here, convention, port, port), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        elapsed_seconds(RING, here, convention, port, port), expected, rtol=1e-6
+    )
 
 
 PROBLEM = problems.random_quadratic(N, 3, seed=0)

@@ -22,7 +22,7 @@ N = 4
 SIGN = compressors.whole_model(compressors.sign)
 
 
-def in_rounds(jaxpr, loops=0, message=False):
+def round_collectives(jaxpr, loops=0, message=False):
     """Yields the collectives in the loop over the rounds of a record, which is the second of two
     nested loops, and whether each belongs to a message.
     """
@@ -31,7 +31,9 @@ def in_rounds(jaxpr, loops=0, message=False):
         if loops >= 2 and collectives._sends(equation):
             yield inside
         for inner in jaxprs_in_params(equation.params):
-            yield from in_rounds(inner, loops + (equation.primitive.name == "while"), inside)
+            yield from round_collectives(
+                inner, loops + (equation.primitive.name == "while"), inside
+            )
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,6 @@ def test_rounds_between_records_send_only_messages(method):
     program = jax.make_jaxpr(partial(loop.advance, plan))(
         carry, {}, key, problem.data, problem.replicated, None, chunk
     )
-    found = list(in_rounds(program.jaxpr))
+    found = list(round_collectives(program.jaxpr))
     assert found
     assert all(found)

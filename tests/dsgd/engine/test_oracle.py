@@ -56,7 +56,7 @@ def make(name: str) -> dsgd.Problem:
     }[name]()
 
 
-def of_size(batch_size: int, name: str) -> dsgd.Problem:
+def sized_problem(batch_size: int, name: str) -> dsgd.Problem:
     """A custom problem that cannot truncate its batches."""
     return make("own")._replace(
         sample=dsgd.Sampler(make("own").sample, batch_size=batch_size), name=name
@@ -83,13 +83,15 @@ def models(problem: dsgd.Problem) -> Any:
     )
 
 
-def on_devices(block: Callable, *rows: Any, D: int, out: Any = ROWS) -> Any:
+def spread(block: Callable, *rows: Any, D: int, out: Any = ROWS) -> Any:
     """Returns the function of the devices' blocks of rows."""
     specs = {"in_specs": ROWS, "out_specs": out, "check_vma": False}
     return jax.jit(jax.shard_map(block, mesh=workers.mesh(D), **specs))(*rows)
 
 
-def asked(problem: dsgd.Problem, given: LocalWork | None, D: int = 2, **fields: Any) -> Any:
+def query_gradients(
+    problem: dsgd.Problem, given: LocalWork | None, D: int = 2, **fields: Any
+) -> Any:
     """Returns gradients; a device has several workers, and only some of them are queried."""
     samples = given and work.in_samples(given, problem.batch_size)
 
@@ -97,7 +99,7 @@ def asked(problem: dsgd.Problem, given: LocalWork | None, D: int = 2, **fields: 
         query = Asked(params, 0, work=samples, **fields)
         return oracle.gradients(problem, query, KEY, data, N)
 
-    return on_devices(block, models(problem), problem.data, D=D)
+    return spread(block, models(problem), problem.data, D=D)
 
 
 @cache
@@ -138,26 +140,26 @@ def assert_rows(gradients: Any, rows: Any) -> None:
 
 @pytest.mark.parametrize(("name", "D"), [("logistic", 8), ("quadratic", 1), ("own", 2)])
 def test_work_is_the_weighted_sum_over_the_same_samples(name, D):
-    assert_rows(asked(make(name), some_work(make(name)), D=D), one_by_one(name))
+    assert_rows(query_gradients(make(name), some_work(make(name)), D=D), one_by_one(name))
 
 
 def test_exact_gradients_have_the_sum_of_the_weights():
     problem = make("logistic")
-    exact = asked(problem, None, D=1, exact=True)
+    exact = query_gradients(problem, None, D=1, exact=True)
     given = some_work(problem)
     total = np.asarray(given.weights).sum(axis=1)
     weighed = jax.tree.map(
         lambda leaf: np.asarray(leaf) * total.reshape(-1, *[1] * (leaf.ndim - 1)), exact
     )
-    assert_rows(asked(problem, given, exact=True), weighed)
+    assert_rows(query_gradients(problem, given, exact=True), weighed)
 
 
 def test_a_whole_batch_with_weight_1_is_the_plain_gradient_bit_for_bit():
     problem = make("mlp")
-    plain = asked(problem, None, D=1)
+    plain = query_gradients(problem, None, D=1)
     for places in (1, 3):
         given = work.local_batches([B] * N, batch_size=B, micro_batches=places)
-        jax.tree.map(np.testing.assert_array_equal, asked(problem, given, D=1), plain)
+        jax.tree.map(np.testing.assert_array_equal, query_gradients(problem, given, D=1), plain)
 
 
 def test_values_that_are_not_computed_do_not_affect_the_rest():
@@ -170,9 +172,9 @@ def test_values_that_are_not_computed_do_not_affect_the_rest():
     )
     given = some_work(problem)
     given = given._replace(weights=np.where(given.samples, given.weights, 7.0))
-    assert_rows(asked(poisoned, given), one_by_one("own"))
+    assert_rows(query_gradients(poisoned, given), one_by_one("own"))
     first = LocalWork(given.samples[:, :1], given.weights[:, :1])
-    assert np.isfinite(asked(poisoned, first)).all()
+    assert np.isfinite(query_gradients(poisoned, first)).all()
 
 
 def plain_work(samples: int) -> LocalWork:
@@ -199,7 +201,7 @@ REFUSED = {
 @pytest.mark.parametrize("mistake", REFUSED)
 def test_work_that_cannot_be_done_is_refused_by_name(mistake, mesh):
     name, given, message = REFUSED[mistake]
-    problem = of_size(8, "own8") if name == "own8" else make(name)
+    problem = sized_problem(8, "own8") if name == "own8" else make(name)
     method = algorithms.minibatch_sgd(optax.sgd(0.1))
     wrong = method._replace(
         query=lambda state, round: method.query(state, round)._replace(work=given)
@@ -245,7 +247,7 @@ def losses_and_gradients(
         return oracle.loss_and_gradients(problem, query, KEY, data, N, None, there)
 
     out = P(), ROWS if chosen is None else P()
-    loss, gradients = on_devices(block, problem.data, D=D, out=out)
+    loss, gradients = spread(block, problem.data, D=D, out=out)
     return float(loss), np.asarray(gradients)
 
 

@@ -71,7 +71,7 @@ def models(of: dsgd.Problem) -> Any:
     return jax.tree.map(lambda leaf: rng.normal(size=(N, *leaf.shape)).astype(np.float32), like)
 
 
-def by_numpy(n: int, samples: Any) -> tuple[float, np.ndarray]:
+def numpy_answer(n: int, samples: Any) -> tuple[float, np.ndarray]:
     """Returns the mean loss of these samples of worker n and its gradient with respect to all
     parameters, at its model.
     """
@@ -106,7 +106,7 @@ def test_a_chosen_batch_has_exactly_its_samples(layout, devices):
     samples = np.array([[4, 0], [7, 7], [2, 1], [11, 3]], np.int32)
     losses, slopes = gradients(Asked((), samples=samples, loss=True), devices, layout)
     for n in range(N):
-        value, slope = by_numpy(n, samples[n])
+        value, slope = numpy_answer(n, samples[n])
         np.testing.assert_allclose(losses[n], value, rtol=1e-5)
         np.testing.assert_allclose(row(slopes, n), slope, rtol=1e-4, atol=1e-6)
 
@@ -127,7 +127,7 @@ def test_losses_are_means_over_each_worker_s_samples():
     given = work.local_batches([6, 2, 0, 3], batch_size=B, micro_batches=2)
     exact, _ = gradients(Asked((), exact=True, loss=True))
     for n in range(N):
-        assert exact[n] == pytest.approx(by_numpy(n, np.arange(SIZES[n]))[0], rel=1e-5)
+        assert exact[n] == pytest.approx(numpy_answer(n, np.arange(SIZES[n]))[0], rel=1e-5)
     drawn, _ = gradients(Asked((), loss=True))
     some, _ = gradients(
         Asked((), work=work.in_samples(given, B), loss=True), weights=(1.0, 2.0, 4.0, 1.0)
@@ -160,12 +160,12 @@ def asking(query: Any, name: str = "mine") -> dsgd.Algorithm:
     )
 
 
-def of_snapshot(state: Any, round: dsgd.Round) -> Any:
+def snapshot_query(state: Any, round: dsgd.Round) -> Any:
     """Queries two batches, and the exact gradient in every third round, as SVRG does."""
     return *twice(state, round), Query(state.server, exact=True, active=round.step % 3 == 0)
 
 
-def of_one_sample(state: Any, round: dsgd.Round) -> Any:
+def one_sample_query(state: Any, round: dsgd.Round) -> Any:
     """Queries one sample of each worker, as SAGA does."""
     return Query(state.server, samples=round.draw_samples()[:, :1])
 
@@ -206,10 +206,12 @@ def test_nothing_is_computed_if_no_worker_of_any_run_is_active():
 
 def test_every_query_counts_its_samples():
     """An exact gradient has all samples of a worker."""
-    history = dsgd.run(asking(of_snapshot), problem(), steps=7, key=KEY, seeds=2, mesh=1).history
+    history = dsgd.run(asking(snapshot_query), problem(), steps=7, key=KEY, seeds=2, mesh=1).history
     exact = np.outer([1, 0, 0, 1, 0, 0, 1], SIZES)
     np.testing.assert_array_equal(history["samples"][:, 1:], [2 * B + exact] * 2)
-    chosen = dsgd.run(asking(of_one_sample), problem(), steps=2, key=KEY, mesh=1).history["samples"]
+    chosen = dsgd.run(asking(one_sample_query), problem(), steps=2, key=KEY, mesh=1).history[
+        "samples"
+    ]
     np.testing.assert_array_equal(chosen[1:], np.ones((2, N)))
 
 
@@ -221,9 +223,9 @@ def test_every_query_takes_its_time():
         run = {"steps": 4, "key": KEY, "mesh": 1, "cluster": replace(cluster, **fields)}
         return np.diff(dsgd.run(method, problem(), **run).history["clock"])
 
-    np.testing.assert_allclose(seconds(asking(of_snapshot)), [26, 6, 6, 26])
-    np.testing.assert_allclose(seconds(asking(of_snapshot), micro_batches=2), [32, 12, 12, 32])
-    np.testing.assert_allclose(seconds(asking(of_one_sample)), [1, 1, 1, 1])
+    np.testing.assert_allclose(seconds(asking(snapshot_query)), [26, 6, 6, 26])
+    np.testing.assert_allclose(seconds(asking(snapshot_query), micro_batches=2), [32, 12, 12, 32])
+    np.testing.assert_allclose(seconds(asking(one_sample_query)), [1, 1, 1, 1])
     random = seconds(asking(twice), per_sample=clusters.exponential(1.0))
     assert (random != seconds(asking(twice), per_sample=clusters.exponential(1.0))).sum() == 0
     assert (np.abs(random / 6 - np.round(random / 6, 2)) > 0).any()

@@ -21,7 +21,7 @@ def numbers(rows: Any, m: Any, samples: Any) -> Any:
     return 100.0 * rows + 10.0 * m + samples
 
 
-def summed(
+def sum_units(
     samples: np.ndarray, weights: tuple[np.ndarray, np.ndarray]
 ) -> tuple[Any, list[tuple[int, ...]]]:
     n, asked = len(samples), []
@@ -46,7 +46,7 @@ def test_each_unit_with_samples_counts_once_with_its_weight(n, M, some):
     """
     samples = np.where(RNG.random((n, M)) < some, RNG.integers(1, 9, (n, M)), 0)
     weights = tuple(RNG.integers(0, 5, (n, M)).astype(np.float32) for _ in range(2))
-    (plain, tree), asked = summed(samples, weights)
+    (plain, tree), asked = sum_units(samples, weights)
     each = np.where(samples > 0, numbers(np.arange(n)[:, None], np.arange(M)[None], samples), 0)
     np.testing.assert_allclose(plain, (weights[0] * each).sum(axis=1))
     doubled = (weights[1] * each).sum(axis=1)

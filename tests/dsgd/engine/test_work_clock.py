@@ -34,7 +34,7 @@ run = partial(clocks.run, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
-def sized() -> dsgd.Problem:
+def sized_problem() -> dsgd.Problem:
     """A problem whose batches have 8 samples, which can be truncated; 96 bits."""
     problem = problems.random_quadratic(N, 3, noise=0.3, seed=0)
     return problem._replace(
@@ -75,14 +75,14 @@ OVERLAP = clusters.Overlap(
 )
 
 
-def test_pieces_of_a_batch_take_as_long_as_the_batch(sized):
+def test_pieces_of_a_batch_take_as_long_as_the_batch(sized_problem):
     """The measured backward pass is that of the whole batch, not that of the last piece."""
     pieces = np.array([[[5, 3], [1, 0], [0, 4], [0, 0]]])
     whole = pieces.sum(axis=2, keepdims=True)
     apart, single_batch = (
         run(
             working(algorithms.with_diagnostics(METHODS["minibatch_sgd"]), samples),
-            sized,
+            sized_problem,
             replace(WORKING, overlap=OVERLAP, single_batch=True),
             steps=3,
         ).history
@@ -98,7 +98,7 @@ def test_pieces_of_a_batch_take_as_long_as_the_batch(sized):
 
 @pytest.mark.parametrize("name", ["minibatch_sgd", "server", "local schedule"])
 def test_overlapping_messages_start_with_the_first_bucket_and_the_last_follows_the_gradient(
-    name, sized
+    name, sized_problem
 ):
     """For each worker, with the last micro-batch that has samples."""
     done, expected = np.zeros(N), [0.0]
@@ -109,7 +109,9 @@ def test_overlapping_messages_start_with_the_first_bucket_and_the_last_follows_t
         whole = exchange(name, finish - (1 - FIRST) * BACKWARD * last, WORKING, t)
         done = np.maximum(whole, exchange(name, finish, WORKING, t, LAST * VECTOR))
         expected.append(done.max())
-    history = run(working(METHODS[name], SAMPLES), sized, replace(WORKING, overlap=OVERLAP)).history
+    history = run(
+        working(METHODS[name], SAMPLES), sized_problem, replace(WORKING, overlap=OVERLAP)
+    ).history
     np.testing.assert_allclose(history["clock"], expected, rtol=1e-6)
 
 
@@ -126,7 +128,7 @@ def test_a_backward_pass_is_never_more_than_the_micro_batch():
         algorithms.asynchronous_gossip_sgd(OPTIMIZER, topologies.ring(N)),
     ],
 )
-def test_methods_that_keep_their_own_time_refuse_an_overlap(method, sized):
+def test_methods_that_keep_their_own_time_refuse_an_overlap(method, sized_problem):
     overlap = clusters.Overlap(clusters.constant(0.1), clusters.constant(0.0), 0.5, 0.5)
     with pytest.raises(ValueError, match=r"asynchronous.* own time, but .* overlap"):
-        run(method, sized, replace(EQUAL, overlap=overlap))
+        run(method, sized_problem, replace(EQUAL, overlap=overlap))

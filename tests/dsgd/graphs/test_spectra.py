@@ -13,14 +13,14 @@ from dsgd import Topology
 from dsgd.graphs import spectra
 
 
-def renamed(topology: Topology) -> Topology:
+def rename(topology: Topology) -> Topology:
     """Returns the topology with permuted workers, which is not circulant any more."""
     order = np.random.default_rng(0).permutation(topology.n)
     rounds = [W.toarray()[order][:, order] for W in topology.matrices]
     return Topology("renamed", np.stack(rounds))
 
 
-def pushed(n: int, seed: int) -> np.ndarray:
+def push_matrix(n: int, seed: int) -> np.ndarray:
     """Returns random weights whose columns sum to 1, on a cycle and a few chords."""
     draw = np.random.default_rng(seed)
     W = np.eye(n) + np.roll(np.eye(n), 1, axis=0) + (draw.random((n, n)) < 2 / n)
@@ -32,11 +32,13 @@ TOPOLOGIES = {
     "chain": topologies.chain(150),
     "lazy hypercube": topologies.hypercube(6, topologies.lazy),
     "random": topologies.random_regular(150, 3, seed=0),
-    "renamed exponential": renamed(topologies.exponential(24)),
-    "push-sum": topologies.from_matrix(pushed(30, 0)),
+    "renamed exponential": rename(topologies.exponential(24)),
+    "push-sum": topologies.from_matrix(push_matrix(30, 0)),
     "schedule": topologies.random_matchings(21, 8, seed=2),
-    "renamed schedule": renamed(topologies.one_peer_exponential(11)),
-    "push-sum schedule": topologies.from_matrix(np.stack([pushed(15, seed) for seed in (1, 2, 3)])),
+    "renamed schedule": rename(topologies.one_peer_exponential(11)),
+    "push-sum schedule": topologies.from_matrix(
+        np.stack([push_matrix(15, seed) for seed in (1, 2, 3)])
+    ),
 }
 
 

@@ -37,7 +37,7 @@ def arcs(pairs, n: int) -> np.ndarray:
     return W / W.sum(axis=0)
 
 
-def around(n: int, by: int = 1) -> np.ndarray:
+def shift_matrix(n: int, by: int = 1) -> np.ndarray:
     """Returns the matrix in which each worker sends everything to the worker `by` further."""
     return np.roll(np.eye(n), by, axis=0)
 
@@ -46,7 +46,7 @@ def halves(n: int, by: int = 1) -> np.ndarray:
     """Returns the matrix in which each worker keeps half and sends half to the worker `by` further;
     it is doubly stochastic.
     """
-    return (np.eye(n) + around(n, by)) / 2
+    return (np.eye(n) + shift_matrix(n, by)) / 2
 
 
 def distances(rounds: list[np.ndarray], until: int) -> list[float]:
@@ -76,9 +76,13 @@ SYMMETRIC = {
 }
 DOUBLY = {
     "directed cycle": halves(5),
-    "directed circulant": 0.5 * np.eye(7) + 0.3 * around(7) + 0.2 * around(7, 3),
-    "directed, mixed": 0.2 * np.eye(6) + 0.3 * around(6) + 0.5 * np.eye(6)[[1, 0, 2, 4, 3, 5]],
-    "negative weights, nothing kept": 0.55 * around(5) + 0.5 * around(5, 2) - 0.05 * around(5, -1),
+    "directed circulant": 0.5 * np.eye(7) + 0.3 * shift_matrix(7) + 0.2 * shift_matrix(7, 3),
+    "directed, mixed": 0.2 * np.eye(6)
+    + 0.3 * shift_matrix(6)
+    + 0.5 * np.eye(6)[[1, 0, 2, 4, 3, 5]],
+    "negative weights, nothing kept": 0.55 * shift_matrix(5)
+    + 0.5 * shift_matrix(5, 2)
+    - 0.05 * shift_matrix(5, -1),
 }
 PUSH_SUM = {
     "push-sum": arcs([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], 4),
@@ -104,7 +108,7 @@ SCHEDULES = {
 
 
 @st.composite
-def connected(draw) -> np.ndarray:
+def connected_graphs(draw) -> np.ndarray:
     """Draws a tree and some more edges, or push-sum on a cycle and some more arcs."""
     n = draw(st.integers(2, 8))
     pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
@@ -169,7 +173,7 @@ def test_properties_of_a_schedule_are_found(name):
     check(SCHEDULES[name], rho=1e-7)
 
 
-@given(connected())
+@given(connected_graphs())
 def test_properties_of_random_matrices_are_found(W):
     check([W], rho=1e-12 if (W == W.T).all() else 1e-6)  # some matrices are defective
 
@@ -294,7 +298,7 @@ def test_rounding_errors_are_corrected(coarse):
 # --- Invalid matrices.
 
 
-def changed(W: np.ndarray, **entries: float) -> np.ndarray:
+def change(W: np.ndarray, **entries: float) -> np.ndarray:
     """Returns the matrix with other entries W_ij."""
     W = W.copy()
     for name, value in entries.items():
@@ -307,16 +311,16 @@ REFUSED = {
     "not square": (np.ones((2, 3)) / 3, r"shape \(2, 3\)"),
     "0s and 1s": (np.ones((3, 3), int), r"sums to 3 \(off by 2\).*from_graph"),
     "asymmetric": (
-        changed(star(5), W13=0.25),
+        change(star(5), W13=0.25),
         r"W\[1, 3\] = 0.25 but W\[3, 1\] = 0 \(off by 0.25\), and column 3 sums to 1.25",
     ),
     "the transpose": (PUSH_SUM["push-sum"].T, "transposed"),
     "a negative weight": (
-        changed(THREE, W10=THREE[1, 0] - 0.5, W00=THREE[0, 0] + 0.5),
+        change(THREE, W10=THREE[1, 0] - 0.5, W00=THREE[0, 0] + 0.5),
         r"row 1 of W sums to 0.333333.*W\[1, 0\] = -0.16",
     ),
-    "nothing kept": (changed(THREE, W11=0, W21=1), r"W\[1, 1\] = 0"),
-    "nan": (changed(star(5), W24=np.nan), r"W\[2, 4\] = nan"),
+    "nothing kept": (change(THREE, W11=0, W21=1), r"W\[1, 1\] = 0"),
+    "nan": (change(star(5), W24=np.nan), r"W\[2, 4\] = nan"),
     "two components": (PAIRS, r"2 components, one of them workers \{(0, 1|2, 3)\}"),
     "the same two in each round": (np.stack([PAIRS, PAIRS]), r"2 components"),
     "a directed path": (
@@ -326,7 +330,7 @@ REFUSED = {
     "rounds of different sizes": ([star(4), star(5)], r"round 1: .*\(5, 5\).*\(4, 4\)"),
     "a wrong round": ([star(4), star(4), star(4) + np.eye(4)], "round 2: row 0 .* 2 "),
     "no rounds": ([], "schedule"),
-    "a permutation": (around(5), "rho = 1,"),
+    "a permutation": (shift_matrix(5), "rho = 1,"),
     "models run apart": (circulant(8, {1: -0.1}), "rho = 1.4,"),
 }
 

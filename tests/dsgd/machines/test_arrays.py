@@ -20,7 +20,7 @@ N = 3
 SGD = algorithms.minibatch_sgd(optax.sgd(1.0))
 
 
-def aligned(values: np.ndarray) -> np.ndarray:
+def align(values: np.ndarray) -> np.ndarray:
     """Returns memory that XLA would use without a copy."""
     room = np.empty(values.nbytes + 64, np.uint8)
     begin = -room.ctypes.data % 64
@@ -30,7 +30,7 @@ def aligned(values: np.ndarray) -> np.ndarray:
 
 
 def test_arrays_are_copies_of_their_own_or_the_given_type():
-    values = aligned(np.arange(6.0, dtype=np.float32).reshape(2, 3))
+    values = align(np.arange(6.0, dtype=np.float32).reshape(2, 3))
     there = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
     put = arrays.put({"x": values}, there)["x"]
     same, short = arrays.from_host(values), arrays.from_host(values, jnp.bfloat16)
@@ -67,16 +67,16 @@ def data(problem: dsgd.Problem):
     return problem.data, problem.replicated
 
 
-def sampled(quantity: clusters.Quantity) -> jax.Array:
+def sample(quantity: clusters.Quantity) -> jax.Array:
     return quantity.sample(KEY, jnp.float32(0), 0)
 
 
 INTEGERS = np.arange(N)[:, None] + 1
 MADE = {
-    "constant": (clusters.constant, sampled, [np.float64(2)]),
-    "constants": (clusters.constant, sampled, [np.arange(3.0)]),
-    "measured": (clusters.measured, sampled, [np.ones((N, 2))]),
-    "trace": (lambda values: clusters.trace(values, 1.0), sampled, [np.ones((N, 2))]),
+    "constant": (clusters.constant, sample, [np.float64(2)]),
+    "constants": (clusters.constant, sample, [np.arange(3.0)]),
+    "measured": (clusters.measured, sample, [np.ones((N, 2))]),
+    "trace": (lambda values: clusters.trace(values, 1.0), sample, [np.ones((N, 2))]),
     "weights": (working, one_round, [np.float64(INTEGERS)]),
     "work": (working, one_round, [INTEGERS // INTEGERS, np.float64(INTEGERS)]),
     "quadratic": (problems.quadratic, data, [np.ones((N, 8)), np.ones((N, 8))]),
@@ -88,7 +88,7 @@ MADE = {
 def test_problems_do_not_see_later_changes_of_their_arrays(what):
     make, read, given = MADE[what]
     with jax.enable_x64(True):
-        taken = [*map(aligned, map(np.asarray, given))]
+        taken = [*map(align, map(np.asarray, given))]
         made, expected = make(*taken), read(make(*given))
         for array in taken:
             array[...] = 7
@@ -96,13 +96,13 @@ def test_problems_do_not_see_later_changes_of_their_arrays(what):
 
 
 def test_a_generator_may_refill_the_array_that_it_yielded():
-    rows = aligned(np.zeros((N, 8), np.float32))
+    rows = align(np.zeros((N, 8), np.float32))
 
-    def refilled():
+    def refill():
         for t in range(5):
             rows[:] = t
             yield rows
             rows[:] = np.nan
 
-    result = run(SGD, linear(np.zeros((N, 8), np.float32)), 5, batches=refilled())
+    result = run(SGD, linear(np.zeros((N, 8), np.float32)), 5, batches=refill())
     np.testing.assert_array_equal(result.params, np.full(8, -sum(range(5))))

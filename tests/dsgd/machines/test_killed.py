@@ -24,7 +24,7 @@ KILLS, LOST_AFTER, SECONDS = 20, 3.0, 60
 
 
 @pytest.fixture(scope="module")
-def killed(long, tmp_path_factory):
+def killed_run(long, tmp_path_factory):
     """Returns the folder of a run that was killed this many times at random rounds, and then
     completed, and the observations at each kill. Before, each of its processes is stopped once,
     while its connections stay open.
@@ -61,10 +61,10 @@ def killed(long, tmp_path_factory):
     return folder, seen
 
 
-def test_a_run_that_was_killed_many_times_equals_an_uninterrupted_run(killed):
-    folder, seen = killed
+def test_a_run_that_was_killed_many_times_equals_an_uninterrupted_run(killed_run):
+    folder, seen = killed_run
     assert sum(-signal.SIGKILL in statuses for _, *statuses, _ in seen) == len(seen) - 1
-    straight = multiprocess_cases.held(
+    straight = multiprocess_cases.host_values(
         multiprocess_cases.dsgd.run(
             multiprocess_cases.method("permutes"),
             multiprocess_cases.quadratic(),
@@ -82,8 +82,8 @@ def test_a_run_that_was_killed_many_times_equals_an_uninterrupted_run(killed):
         )
 
 
-def test_surviving_processes_end_soon_and_name_the_killed_one(killed):
-    folder, seen = killed
+def test_surviving_processes_end_soon_and_name_the_killed_one(killed_run):
+    folder, seen = killed_run
     for victim, *statuses, seconds in seen[:-1]:
         assert statuses[1 - victim] == heartbeat.STATUS
         assert seconds < SECONDS

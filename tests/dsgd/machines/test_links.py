@@ -39,7 +39,7 @@ allowed = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "it is allow
 delayed = pytest.mark.skipif(bool(_why_not(LATENCY)), reason=_why_not(LATENCY) or "it is allowed")
 
 
-def connected() -> socket.socket:
+def connect() -> socket.socket:
     """Returns a connection between two processes; called in both of them."""
     first = jax.process_index() == 0
     with socket.create_server((local_processes.here(), 5000 if first else 0)) as listening:
@@ -113,12 +113,12 @@ def gone(spaces: list[str], seconds: float = 20.0) -> bool:
 
 
 def space_and_transfers(rate: Rate):
-    with connected() as one:
+    with connect() as one:
         return str(Path("/proc/self/ns/net").readlink()), transfers(rate, one)
 
 
 def space_round_trip_and_transfers(rate: Rate):
-    with connected() as one:
+    with connect() as one:
         space = str(Path("/proc/self/ns/net").readlink())
         return space, round_trip(one), transfers(rate, one)
 
@@ -177,12 +177,12 @@ def test_a_rate_that_could_not_be_changed_in_time_is_reported(monkeypatch):
     """
     failed = threading.Event()
 
-    def called(command, lines=""):
+    def call(command, lines=""):
         if " change " in lines:
             failed.set()
             raise ValueError("shaped links: tc took more than 30 s")
 
-    monkeypatch.setattr(links, "_called", called)
+    monkeypatch.setattr(links, "_called", call)
     with subprocess.Popen(["true"]) as nobody:
         ends = [(nobody, "eth0")]
     with (

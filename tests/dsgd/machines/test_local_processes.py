@@ -25,7 +25,7 @@ def test_invalid_arguments_are_refused():
 
 
 @pytest.fixture
-def started(monkeypatch):
+def processes(monkeypatch):
     """Yields all processes that are started. They only run a script, in which `index` is defined,
     for tests about processes.
     """
@@ -66,14 +66,14 @@ def runs(script, monkeypatch):
         ),
     ],
 )
-def test_if_one_process_fails_all_are_ended(script, timeout, message, monkeypatch, started):
+def test_if_one_process_fails_all_are_ended(script, timeout, message, monkeypatch, processes):
     runs(script, monkeypatch)
     began = time.monotonic()
     with pytest.raises(ChildProcessError, match=message):
         dsgd.run_local_processes(2, print, timeout=timeout)
     assert time.monotonic() - began < 20
-    assert len(started) == 2
-    assert all(process.returncode is not None for process in started)
+    assert len(processes) == 2
+    assert all(process.returncode is not None for process in processes)
 
 
 def test_the_first_failure_is_reported(tmp_path):
@@ -84,7 +84,7 @@ def test_the_first_failure_is_reported(tmp_path):
     assert local_processes._why(tmp_path, [1, 1]) == "process 1 of 2 exited with status 1: why"
 
 
-def test_an_interruption_ends_all(monkeypatch, started):
+def test_an_interruption_ends_all(monkeypatch, processes):
     runs("time.sleep(60)", monkeypatch)
 
     def interrupt(seconds):
@@ -93,8 +93,8 @@ def test_an_interruption_ends_all(monkeypatch, started):
     monkeypatch.setattr(local_processes.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
         dsgd.run_local_processes(2, print, timeout=30)
-    assert len(started) == 2
-    assert all(process.returncode is not None for process in started)
+    assert len(processes) == 2
+    assert all(process.returncode is not None for process in processes)
 
 
 def test_a_process_ends_with_the_one_that_started_it(tmp_path):

@@ -28,7 +28,7 @@ def assert_equal(found, expected, **tolerance) -> None:
 def folder(tmp_path_factory):
     """Returns a folder with the checkpoint of a run that one process started on two devices."""
     there = tmp_path_factory.mktemp("many")
-    multiprocess_cases.saved(there / "one", 6, 2)
+    multiprocess_cases.run_with_checkpoint(there / "one", 6, 2)
     return there
 
 
@@ -98,7 +98,7 @@ def test_each_process_has_only_the_data_of_its_workers(both):
 
 
 def test_each_process_loads_only_its_data(both):
-    expected, loaded = multiprocess_cases.by_worker(2)
+    expected, loaded = multiprocess_cases.run_by_worker(2)
     assert loaded == [0, 1, 2, 3]
     for i, found in enumerate(both):
         result, mine = found["by worker"]
@@ -108,9 +108,9 @@ def test_each_process_loads_only_its_data(both):
 
 def test_checkpoints_resume_with_other_numbers_of_processes(both, folder):
     """Two processes resume from a checkpoint of one, and one from a checkpoint of two."""
-    straight = multiprocess_cases.saved(folder / "straight", 12, 2)
+    straight = multiprocess_cases.run_with_checkpoint(folder / "straight", 12, 2)
     assert_equal([found["resumed"] for found in both], [straight, straight])
-    assert_equal(multiprocess_cases.saved(folder / "two", 12, 2), straight)
+    assert_equal(multiprocess_cases.run_with_checkpoint(folder / "two", 12, 2), straight)
 
 
 @pytest.mark.parametrize(

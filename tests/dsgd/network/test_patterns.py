@@ -35,7 +35,7 @@ ALL_REDUCES = [*ONE_SERVER, *TOGETHER]
 ROWS = [network.all_gather, network.ring_shift]
 
 
-def directed(N: int):
+def directed_graph(N: int):
     """Returns a directed cycle and some more arcs."""
     graph = nx.cycle_graph(N, create_using=nx.DiGraph)
     draw = random.Random(N)
@@ -49,7 +49,7 @@ GRAPHS = {
     "complete": topologies.complete,
     "exponential": topologies.exponential,
     "erdos_renyi": lambda N: topologies.erdos_renyi(N, min(1, 0.1 + 4 / N), N),
-    "directed": directed,
+    "directed": directed_graph,
 }
 SIMULATED = {
     **{
@@ -64,7 +64,7 @@ SIMULATED = {
 SCHEDULES = [topologies.random_matchings(7, period=5), topologies.one_peer_exponential(3)]
 
 
-def in_parts(messages, N: int):
+def divide(messages, N: int):
     """Returns the messages with integer sizes in parts of 1 / N of a vector, for which the
     simulation is exact and fast.
     """
@@ -82,7 +82,7 @@ def test_costs_are_what_the_simulation_takes(simulate, name):
     """For few workers with many latencies and transfers, including 0."""
     for N in (*FEW[name == "gossip on directed" :], *SIZES):
         pattern = SIMULATED[name](N)
-        messages = pattern.messages(N) if N in FEW else in_parts(pattern.messages(N), N)
+        messages = pattern.messages(N) if N in FEW else divide(pattern.messages(N), N)
         for latency, transfer in TIMES if N in FEW else [(3, 5)]:
             for convention in CONVENTIONS:
                 simulated = simulate(messages, latency, transfer, convention).seconds

@@ -23,7 +23,7 @@ def naive(messages, latency, transfer, convention, receive=None):
     it leaves, the receiver's while it arrives.
     """
 
-    def of(ports, worker):
+    def port_of(ports, worker):
         return ports[worker] if isinstance(ports, list) else ports
 
     head_start = latency if convention == "pipelined" else 0
@@ -46,7 +46,7 @@ def naive(messages, latency, transfer, convention, receive=None):
         start, ready, i = min(candidates)
         sender, receiver = messages[i].sender, messages[i].receiver
         takes = messages[i].size * max(
-            of(transfer, sender), of(transfer if receive is None else receive, receiver)
+            port_of(transfer, sender), port_of(transfer if receive is None else receive, receiver)
         )
         times[i] = (ready, start, start + latency + takes)
         leaves[sender], arrives[receiver] = (
@@ -74,7 +74,7 @@ def lists(seed: int, count: int):
                 draw.choice([0, 0, *some]),
             )
             messages.append(Message(sender, receiver, size, after, compute, ready))
-        messages = shuffled(messages, draw)
+        messages = shuffle(messages, draw)
         ports = [
             [draw.choice(some) for _ in range(workers)],
             [draw.choice(some) for _ in range(workers)],
@@ -96,7 +96,7 @@ def lists(seed: int, count: int):
         )
 
 
-def shuffled(messages, draw):
+def shuffle(messages, draw):
     """Returns the list in another order, so that messages may follow later ones in the list."""
     order = list(range(len(messages)))
     draw.shuffle(order)

@@ -62,7 +62,7 @@ def runs(arrivals: Arrivals, stop_at: int = -1, **metrics: Callable[[np.ndarray]
 
 
 @pytest.fixture
-def planned(monkeypatch):
+def make_plan(monkeypatch):
     def call(candidates, arrivals, *, metrics=None, stop_at=-1, **options) -> dsgd.Plan:
         train = runs(arrivals, stop_at, **(metrics or {}))
         monkeypatch.setattr(halving, "train", train)
@@ -85,8 +85,8 @@ def some_never(name, point, seeds, is_fresh):
     return found
 
 
-def test_a_step_size_at_which_a_fresh_seed_never_arrives_is_replaced_by_the_next(planned):
-    (row,) = planned([candidate("one")], some_never).rows
+def test_a_step_size_at_which_a_fresh_seed_never_arrives_is_replaced_by_the_next(make_plan):
+    (row,) = make_plan([candidate("one")], some_never).rows
     assert row.values == {"learning_rate": 0.5}
     assert row.seconds.value == 8 * SECONDS
     # all equal: Student's interval of a uniform distribution over a round, of logarithms
@@ -98,16 +98,16 @@ def test_a_step_size_at_which_a_fresh_seed_never_arrives_is_replaced_by_the_next
     assert row.elsewhere[0] == row.seconds.value
 
 
-def test_a_target_that_no_run_reaches_is_warned_about_or_refused(planned):
+def test_a_target_that_no_run_reaches_is_warned_about_or_refused(make_plan):
     with pytest.warns(
         UserWarning, match=r"no candidate reaches loss = -0.01 .* loss = 1; expected"
     ):
-        planned([candidate("one")], lambda *of: NEVER, target=-0.01)
+        make_plan([candidate("one")], lambda *of: NEVER, target=-0.01)
     with pytest.raises(ValueError, match=r"plan: target = -9 is below the minimum -0.* of quadrat"):
-        planned([candidate("one")], lambda *of: NEVER, target=-9.0)
+        make_plan([candidate("one")], lambda *of: NEVER, target=-9.0)
 
 
-def test_rows_whose_difference_is_within_error_are_tied(planned):
+def test_rows_whose_difference_is_within_error_are_tied(make_plan):
     """Differences in rounds over 30 seeds: the second from the first 0.2 +- 0.28, the third from
     the second 0.2 +- 0.37, and from the first 0.4 +- 0.19.
     """
@@ -117,7 +117,7 @@ def test_rows_whose_difference_is_within_error_are_tied(planned):
         "first": [0],
         "never": [NEVER],
     }
-    found = planned(
+    found = make_plan(
         [candidate(name) for name in more],
         lambda name, point, seeds, is_fresh: 9 + np.resize(more[name], seeds),
     )
@@ -130,7 +130,7 @@ def test_rows_whose_difference_is_within_error_are_tied(planned):
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 5])
-def test_an_interrupted_plan_has_the_ranking_so_far(planned, stop_at):
+def test_an_interrupted_plan_has_the_ranking_so_far(make_plan, stop_at):
     """In the first rung, where one candidate has run; in the second; and with fresh seeds."""
     names = ("slow", "fast")
 
@@ -138,7 +138,7 @@ def test_an_interrupted_plan_has_the_ranking_so_far(planned, stop_at):
         return {"slow": 9, "fast": 4}[name] + (point["learning_rate"] != 0.5)
 
     with pytest.raises(dsgd.Interrupted) as caught:
-        planned([candidate(name) for name in names], arrivals, stop_at=stop_at)
+        make_plan([candidate(name) for name in names], arrivals, stop_at=stop_at)
     lines = str(caught.value).splitlines()
     assert lines[0] == "plan: interrupted"
     rounds = {1: 10, 3: 10, 5: 40}[stop_at]
@@ -149,11 +149,11 @@ def test_an_interrupted_plan_has_the_ranking_so_far(planned, stop_at):
     assert lines[1:] == [f"ranking after {rounds} rounds:", *ranked]
 
 
-def by_rate(rates_and_rounds):
+def arrivals_by_rate(rates_and_rounds):
     return lambda name, point, seeds, is_fresh: rates_and_rounds[point["learning_rate"]]
 
 
-def test_the_largest_accuracy_is_best_within_a_budget(planned):
+def test_the_largest_accuracy_is_best_within_a_budget(make_plan):
     """In nine of ten runs, the second candidate arrives within the budget at the smallest step
     size; the first never does.
     """
@@ -165,7 +165,7 @@ def test_the_largest_accuracy_is_best_within_a_budget(planned):
         return np.where(np.arange(seeds) % 10 < 9, 6 + 9 * point["learning_rate"] // 1, NEVER)
 
     options = {"metric": "mine", "largest": True, "metrics": {"mine": lambda loss: 1 - loss / 2}}
-    found = planned([late, candidate("early")], arrivals, seconds=8 * SECONDS, **options)
+    found = make_plan([late, candidate("early")], arrivals, seconds=8 * SECONDS, **options)
     early, never = found.rows
     assert (early.method, early.values["learning_rate"], early.at_edge) == ("early", 0.1, True)
     np.testing.assert_allclose([early.metric.value, never.metric.value], [0.95, 0.5])
@@ -181,12 +181,12 @@ def test_the_largest_accuracy_is_best_within_a_budget(planned):
     [(0.1, True), (0.5, False), (2.0, True)],
     ids=["smallest", "inside", "largest"],
 )
-def test_a_step_size_at_an_edge_is_marked(planned, best, edge):
-    found = planned([candidate("one")], by_rate({0.1: 7, 0.5: 7, 2.0: 7} | {best: 3}))
+def test_a_step_size_at_an_edge_is_marked(make_plan, best, edge):
+    found = make_plan([candidate("one")], arrivals_by_rate({0.1: 7, 0.5: 7, 2.0: 7} | {best: 3}))
     assert (found.rows[0].values["learning_rate"], found.rows[0].at_edge) == (best, edge)
 
 
-def test_runs_with_losses_that_are_not_numbers_do_not_win(planned):
+def test_runs_with_losses_that_are_not_numbers_do_not_win(make_plan):
     """At the largest step size the metric is the smallest and the loss NaN."""
 
     def arrivals(name, point, seeds, is_fresh):
@@ -200,7 +200,7 @@ def test_runs_with_losses_that_are_not_numbers_do_not_win(planned):
         return train
 
     metrics = {"mine": lambda loss: loss.copy(), "loss": of(np.nan)}
-    found = planned(
+    found = make_plan(
         [candidate("wrong"), candidate("right")],
         arrivals,
         metric="mine",
@@ -211,7 +211,7 @@ def test_runs_with_losses_that_are_not_numbers_do_not_win(planned):
     assert [row.method for row in found.rows] == ["right", "wrong"]
     words = "plan: metric = 'mine' is NaN or infinite at the end of every run, but the loss is"
     with pytest.raises(ValueError, match=words):
-        planned(
+        make_plan(
             [candidate("one")],
             arrivals=lambda *of: 6,
             metric="mine",
@@ -229,10 +229,10 @@ def test_runs_with_losses_that_are_not_numbers_do_not_win(planned):
         ({"bits": 0.99 * BITS}, 0),
     ],
 )
-def test_a_budget_is_at_least_a_round(planned, budget, rounds):
+def test_a_budget_is_at_least_a_round(make_plan, budget, rounds):
     of = [candidate("one")], lambda *of: 1
     if rounds:
-        assert planned(*of, **budget).rows[0].rounds == rounds
+        assert make_plan(*of, **budget).rows[0].rounds == rounds
         return
     with pytest.raises(ValueError, match=r"plan: \w+ = .* is less than the first .* at least [37]"):
-        planned(*of, **budget)
+        make_plan(*of, **budget)

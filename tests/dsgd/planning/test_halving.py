@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 POINTS, SEEDS, RECORDS, NETWORKS = 3, 2, 6, 4
 
 
-def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def draw() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws values `[points, seeds, records]`, costs on each network, and horizons."""
     values = RNG.uniform(size=(POINTS, SEEDS, RECORDS))
     steps = RNG.uniform(0.1, 1.0, size=(NETWORKS, POINTS, SEEDS, RECORDS))
@@ -32,7 +32,7 @@ def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_a_run_counts_until_the_target_or_the_horizon(sign):
     """The oracle reads the records one by one."""
     for _ in range(20):
-        values, costs, horizon = drawn()
+        values, costs, horizon = draw()
         for target in (None, sign * 0.2):
             goal = Goal("loss", sign, target, None if target is not None else 1.0)
             found = goals.score(goal, values, costs, horizon)

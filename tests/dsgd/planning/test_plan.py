@@ -33,7 +33,7 @@ CANDIDATES = (
 NEEDS_ALL = Candidate("EC-SGD", algorithms.error_compensated_sgd, (SIGN, SIGN))
 
 
-def planned(candidates=CANDIDATES, cluster=CLUSTER, **options) -> dsgd.Plan:
+def make_plan(candidates=CANDIDATES, cluster=CLUSTER, **options) -> dsgd.Plan:
     given = {"key": KEY, "steps": STEPS, "seeds": SEEDS, "learning_rates": RATES, "mesh": 1}
     return dsgd.plan(candidates, PROBLEM, cluster, **given | options)
 
@@ -56,7 +56,7 @@ def direct(candidate: Candidate, cluster=CLUSTER, **values) -> dict[str, np.ndar
     ).history
 
 
-def exchanged(records: np.ndarray, period: int) -> np.ndarray:
+def next_exchange(records: np.ndarray, period: int) -> np.ndarray:
     """Returns the numbers of the records at the next exchange, which may be after the run."""
     return -(-records // period) * period
 
@@ -66,7 +66,7 @@ def seconds_to(history: dict[str, np.ndarray], target: float, period: int = 1) -
     models, `[points, seeds]`.
     """
     reached = history["loss"] <= target
-    at = exchanged(reached.argmax(axis=-1), period)
+    at = next_exchange(reached.argmax(axis=-1), period)
     first = np.take_along_axis(history["clock"], np.minimum(at, STEPS)[..., None], axis=-1)
     return np.where(reached.any(axis=-1) & (at <= STEPS), first[..., 0], np.inf)
 
@@ -94,7 +94,7 @@ def target(histories):
 
 @pytest.fixture(scope="module")
 def plan(target):
-    return planned(target=target)
+    return make_plan(target=target)
 
 
 def test_seconds_and_ranking_are_those_of_runs_on_the_cluster(plan, histories, target):
@@ -118,7 +118,7 @@ def test_rounds_and_bits_are_those_until_the_target(plan, histories, target):
         )
         point = RATES.index(row.values["learning_rate"])
         first = (history["loss"][point] <= target).argmax(axis=-1)
-        at = exchanged(first, int(row.values.get("H", 1)))
+        at = next_exchange(first, int(row.values.get("H", 1)))
         updates = N if row.method == "asynchronous SGD" else 1
         assert row.rounds == pytest.approx((history["step"][at] / updates).mean())
         assert row.bits == pytest.approx(history["bits"][point, range(FRESH), at].mean())
@@ -159,11 +159,11 @@ def test_changes_are_networks_on_which_another_method_is_better(plan):
 @pytest.mark.long
 def test_the_same_call_resumes_from_finished_runs(tmp_path, target):
     """Only the runs whose checkpoint was removed are made again."""
-    first = planned(CANDIDATES[:1], target=target, checkpoint=tmp_path)
+    first = make_plan(CANDIDATES[:1], target=target, checkpoint=tmp_path)
     folders = sorted(path.parent for path in tmp_path.rglob("dsgd-run.npz"))
     before = [(path / "dsgd-run.npz").stat().st_mtime_ns for path in folders]
     shutil.rmtree(folders[0])
-    again = planned(CANDIDATES[:1], target=target, checkpoint=tmp_path)
+    again = make_plan(CANDIDATES[:1], target=target, checkpoint=tmp_path)
     after = [(path / "dsgd-run.npz").stat().st_mtime_ns for path in folders]
     assert [one < other for one, other in zip(before, after, strict=True)] == [
         path == folders[0] for path in folders
@@ -189,7 +189,7 @@ def test_the_same_call_resumes_from_finished_runs(tmp_path, target):
 )
 def test_invalid_plans_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        planned(CANDIDATES[:1], **options)
+        make_plan(CANDIDATES[:1], **options)
 
 
 def test_the_default_metric_of_a_problem_with_a_regularizer_contains_it():
@@ -214,7 +214,7 @@ def test_the_default_metric_of_a_problem_with_a_regularizer_contains_it():
 def test_candidates_that_the_cluster_excludes_are_refused_before_the_first_run():
     half = clusters.Cluster(clusters.constant(0.01), present=clusters.sampled(2, of=N))
     chosen = (CANDIDATES[0], NEEDS_ALL)
-    found = planned(chosen, half, target=-0.1, learning_rates=(0.3,))
+    found = make_plan(chosen, half, target=-0.1, learning_rates=(0.3,))
     assert [row.method for row in found.rows] == ["mini-batch SGD"]
     assert np.isfinite(found.rows[0].seconds.value)
     (reason,) = found.refused.items()
@@ -222,13 +222,13 @@ def test_candidates_that_the_cluster_excludes_are_refused_before_the_first_run()
     assert "participat" in reason[1]
     words = "plan: no candidate accepts the cluster and steps = 48: EC-SGD, sign: .*participat"
     with pytest.raises(ValueError, match=words):
-        planned(chosen[1:], half, target=0.0)
+        make_plan(chosen[1:], half, target=0.0)
 
 
 def test_candidates_that_exchange_less_often_than_the_rounds_are_left_out():
     words = r"steps = 1: local SGD, H = 2: it exchanges every 2 rounds, but steps = 1; local SGD, H"
     with pytest.raises(ValueError, match=words):
-        planned(CANDIDATES[1:2], target=-0.1, steps=1)
+        make_plan(CANDIDATES[1:2], target=-0.1, steps=1)
 
 
 def failing(what):
@@ -252,4 +252,4 @@ def wrong(optimizer):
 )
 def test_mistakes_of_a_users_function_name_the_candidate(function, words):
     with pytest.raises(ValueError, match=words):
-        planned([CANDIDATES[0], Candidate("mine", function)], target=0.0)
+        make_plan([CANDIDATES[0], Candidate("mine", function)], target=0.0)

@@ -50,7 +50,7 @@ class Nnx(nnx.Module):
         return self.drop(self.layer(self.norm(x))) * self.scale[None]
 
 
-def evaluated(model: Any, params: Any) -> Any:
+def evaluate(model: Any, params: Any) -> Any:
     """Returns the outputs of flax."""
     if isinstance(model, nn.Module):
         variables = params if "params" in params else {"params": params}
@@ -62,7 +62,7 @@ def evaluated(model: Any, params: Any) -> Any:
 
 
 @cache
-def trained(model: Any) -> tuple[dsgd.Problem, dsgd.Result]:
+def train_once(model: Any) -> tuple[dsgd.Problem, dsgd.Result]:
     options: Any = {"test": (X, CLASSES), "metrics": {"test_loss": LABELS}, "batch_size": 4}
     problem = classifier(model, **options)
     return problem, dsgd.run(SGD, problem, steps=2, key=jax.random.key(0), mesh=1, record_every=2)
@@ -70,8 +70,8 @@ def trained(model: Any) -> tuple[dsgd.Problem, dsgd.Result]:
 
 @pytest.mark.parametrize("model", [Linen(), Nnx], ids=["linen", "nnx class"])
 def test_evaluation_is_that_of_flax_with_the_averaged_statistics(model):
-    _, result = trained(model)
-    losses = LABELS(evaluated(model, result.params), CLASSES)
+    _, result = train_once(model)
+    losses = LABELS(evaluate(model, result.params), CLASSES)
     for name in ("loss", "test_loss"):
         np.testing.assert_allclose(result.history[name][-1], losses.mean(), rtol=1e-5)
     assert result.history["loss"][-1] != result.history["loss"][0]
@@ -79,7 +79,7 @@ def test_evaluation_is_that_of_flax_with_the_averaged_statistics(model):
 
 def test_running_averages_are_the_means_over_batches_of_the_workers():
     """The norm is applied to the inputs, so that averages do not depend on trained parameters."""
-    problem, result = trained(Linen())
+    problem, result = train_once(Linen())
     statistics = result.params["batch_stats"]["BatchNorm_0"]
     batches, sample = [], jax.jit(problem.sample)
     for n in range(2):
@@ -146,7 +146,7 @@ def test_random_numbers_of_gradients_depend_on_worker_round_and_seed_but_not_on_
     that are not dropped.
     """
 
-    def drawn(devices: int, rounds: int) -> np.ndarray:
+    def draw_numbers(devices: int, rounds: int) -> np.ndarray:
         def ask(key, data, batches):
             query = queries.Asked(problem.init(jax.random.key(0)))
             found = oracle.gradients(problem, query, key, data, 2, batches)
@@ -158,8 +158,8 @@ def test_random_numbers_of_gradients_depend_on_worker_round_and_seed_but_not_on_
         keys = map(jax.random.key, range(rounds))
         return np.concatenate([mapped(key, problem.data, batches) for key in keys])
 
-    rows = drawn(1, 60 if problem is NOISY else 2)
-    np.testing.assert_allclose(drawn(2, 1), rows[:2], rtol=1e-6)
+    rows = draw_numbers(1, 60 if problem is NOISY else 2)
+    np.testing.assert_allclose(draw_numbers(2, 1), rows[:2], rtol=1e-6)
     assert len(np.unique(rows, axis=0)) == len(rows)
     assert problem is not NOISY or np.std(rows) == pytest.approx(2 / 8, rel=0.12)
 

@@ -73,7 +73,7 @@ class Python2(pickle._Pickler):
     dispatch[str] = dispatch[bytes] = save_text
 
 
-def pickled(content: Any) -> bytes:
+def pickle_batch(content: Any) -> bytes:
     Python2(file := io.BytesIO(), 2).dump(content)
     return file.getvalue().replace(b"numpy._core", b"numpy.core")
 
@@ -97,7 +97,7 @@ def write_cifar(folder: Path, binary: bool) -> tuple[np.ndarray, np.ndarray]:
             write(folder / "cifar-10-batches-bin" / f"{name}.bin", raw)
         else:
             content = {"batch_label": "1 of 5", "labels": own.tolist(), "data": pixels}
-            write(folder / "cifar-10-batches-py" / name, pickled(content))
+            write(folder / "cifar-10-batches-py" / name, pickle_batch(content))
     return images, labels
 
 
@@ -246,11 +246,11 @@ def test_csv_files_are_read_by_the_column_of_the_classes(tmp_path):
 # Damaged files: each is named in one line, and uses no more memory than its bytes
 
 
-def doubled(times: int) -> list:
+def nest(times: int) -> list:
     """Returns nested lists of the same list twice: numpy would make an array of 2^30 numbers of
     them.
     """
-    return [inner := doubled(times - 1), inner] if times else [1, 2]
+    return [inner := nest(times - 1), inner] if times else [1, 2]
 
 
 def bytes_as(kind: type, count: int) -> np.ndarray:
@@ -294,14 +294,14 @@ DAMAGED: dict[tuple[Any, str, str], list[tuple[Any, str]]] = {
     ],
     (partial(write_cifar, binary=False), "cifar-10", BATCH): [
         (b"", "not a pickled"),
-        (pickled({"labels": [3, 10], "data": WHOLE}), "3 to 10"),
-        (pickled({"data": WHOLE}), "labels"),
-        (pickled({"labels": [1, 2], "data": bytes_as(np.uint8, 3071)}), "3071"),
+        (pickle_batch({"labels": [3, 10], "data": WHOLE}), "3 to 10"),
+        (pickle_batch({"data": WHOLE}), "labels"),
+        (pickle_batch({"labels": [1, 2], "data": bytes_as(np.uint8, 3071)}), "3071"),
         # pickles that would grow when they are loaded
         (b"\x80\x02Nr\xff\xff\xff\x7f.", "stored at .*2147483647"),
         (b"\x80\x02T" + struct.pack("<i", 2**31 - 1) + b"x.", "bytes"),
         (b"\x80\x02(" + b"]" * 200_000 + b"t.", "16 instructions"),
-        (pickle.dumps({b"labels": doubled(30)}, 3), "integers"),
+        (pickle.dumps({b"labels": nest(30)}, 3), "integers"),
         # the same text, 1 MB, as bytes repeatedly
         (
             b"\x80\x02c_codecs\nencode\nq\x00X"
@@ -340,8 +340,8 @@ DAMAGED: dict[tuple[Any, str, str], list[tuple[Any, str]]] = {
 
 @pytest.mark.parametrize(
     ("written", "data", "file", "damage", "words"),
-    [(*given, *case) for given, cases in DAMAGED.items() for case in cases],
-    ids=[given[2] for given, cases in DAMAGED.items() for _ in cases],
+    [(*changed_dataset, *case) for changed_dataset, cases in DAMAGED.items() for case in cases],
+    ids=[changed_dataset[2] for changed_dataset, cases in DAMAGED.items() for _ in cases],
 )
 def test_damaged_files_are_named_and_not_unpacked(tmp_path, written, data, file, damage, words):
     if written:
@@ -398,7 +398,7 @@ def test_pickle_that_would_run_code_is_refused_and_not_run(tmp_path, protocol):
 ONES, HALVES = np.ones((20, 3)), np.arange(20) % 2
 
 
-def given(**changes: Any) -> problems.Dataset:
+def changed_dataset(**changes: Any) -> problems.Dataset:
     whole = problems.Dataset("mine", ONES, HALVES, ONES, HALVES, 2)
     return whole._replace(**changes)
 
@@ -417,11 +417,14 @@ def entry(value: float) -> np.ndarray:
         ((ONES, HALVES / 2), "targets .*0.5; .*whole numbers"),
         ("mnist", "'mnist'.*data_dir"),
         ("mnits", "'mnits'.*digits, breast-cancer, mnist.*cifar-10"),
-        (given(classes=1), "mine: train targets from 0 to 1, .* 0 to 0"),
-        (given(train_targets=HALVES / 2), "mine: train targets .*0.5"),
-        (given(test_inputs=np.ones((20, 4))), "mine: .*samples of the same shape"),
-        (given(test_inputs=np.ma.masked_equal(entry(2), 2)), "mine: test inputs: .*masked"),
-        (given(labels=np.array(["a"])), "mine: 1 labels"),
+        (changed_dataset(classes=1), "mine: train targets from 0 to 1, .* 0 to 0"),
+        (changed_dataset(train_targets=HALVES / 2), "mine: train targets .*0.5"),
+        (changed_dataset(test_inputs=np.ones((20, 4))), "mine: .*samples of the same shape"),
+        (
+            changed_dataset(test_inputs=np.ma.masked_equal(entry(2), 2)),
+            "mine: test inputs: .*masked",
+        ),
+        (changed_dataset(labels=np.array(["a"])), "mine: 1 labels"),
     ],
 )
 def test_invalid_data_are_refused(data, words):

@@ -27,7 +27,7 @@ MODEL = problems.Model(
 
 
 @cache
-def numbered(**options: Any) -> dsgd.Problem:
+def numbered_problem(**options: Any) -> dsgd.Problem:
     """Returns a problem in which worker n's samples are the numbers in `PARTS[n]`; f_n(x) is half
     their mean squared distance from x.
     """
@@ -51,7 +51,7 @@ def draw(problem: dsgd.Problem, n: int, draws: int, *number: Any) -> problems.Ex
 )
 def test_all_ordered_batches_are_equally_likely(replacement, batch_size, outcomes):
     """For a worker with four samples; padding is never drawn."""
-    problem = numbered(batch_size=batch_size, replacement=replacement)
+    problem = numbered_problem(batch_size=batch_size, replacement=replacement)
     number = [jnp.int32(7)] * (replacement == "epoch")
     batches = np.asarray(draw(problem, 2, outcomes * 400, *number).inputs)
     _, times = np.unique(batches @ (10 ** np.arange(batch_size)), return_counts=True)
@@ -61,7 +61,7 @@ def test_all_ordered_batches_are_equally_likely(replacement, batch_size, outcome
 
 @pytest.mark.parametrize("replacement", [True, False])
 def test_workers_draw_their_own_samples_without_replacement(replacement):
-    problem = numbered(batch_size=4, replacement=replacement)
+    problem = numbered_problem(batch_size=4, replacement=replacement)
     for n, size in enumerate(SIZES):
         batches = draw(problem, n, 300)
         counted = np.asarray(batches.weights) > 0
@@ -122,7 +122,7 @@ def test_epochs_do_not_depend_on_devices_chunks_or_interruptions(tmp_path):
         np.testing.assert_array_equal(other.params, whole.params)
 
 
-def in_changing_places(state, round):
+def alternating_work(state, round):
     """In 6 rounds each worker computes 9 batches."""
     counted = jnp.stack([jnp.full(N, round.step % 2 == 1), jnp.ones(N, bool)], axis=1)
     return dsgd.LocalWork(counted, jnp.ones((N, 2)))
@@ -136,7 +136,7 @@ AWAY = clusters.Cluster(clusters.constant(1.0), present=clusters.trace(ABSENT, 1
 @pytest.mark.parametrize(
     ("method", "stages", "options", "epochs"),
     [
-        (algorithms.with_local_work(COUNTING, in_changing_places), [6], {}, 3),
+        (algorithms.with_local_work(COUNTING, alternating_work), [6], {}, 3),
         (algorithms.with_local_work(COUNTING, THREE), [1, 1], {}, 2),
         (COUNTING, [4], {"cluster": AWAY}, 1),
     ],

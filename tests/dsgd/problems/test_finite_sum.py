@@ -39,7 +39,7 @@ LINEAR = problems.Model(lambda key: jnp.zeros(FEATURES + 2), predict)
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
-def on(mesh: jax.sharding.Mesh, problem: dsgd.Problem, function: Any, out: Any) -> Any:
+def compile_on(mesh: jax.sharding.Mesh, problem: dsgd.Problem, function: Any, out: Any) -> Any:
     """Returns a program (params, data, shared) -> result."""
     over = {"mesh": mesh, "out_specs": out, "check_vma": False}
     return jax.jit(jax.shard_map(function, in_specs=(P(), P("workers"), P()), **over))
@@ -71,7 +71,7 @@ def test_regression_is_that_of_numpy(chunk, devices):
             test=(jax.tree.map(lambda leaf: leaf[:11], INPUTS), TARGETS[:11]),
             metrics={"test_loss": optax.squared_error},
         )
-        run = on(dsgd.workers.mesh(devices), problem, both, (P(), P(), P("workers")))
+        run = compile_on(dsgd.workers.mesh(devices), problem, both, (P(), P(), P("workers")))
         scalars, slope, each = run(jnp.asarray(X), problem.data, problem.replicated)
     assert set(scalars) == {"loss", "test_loss"}
     np.testing.assert_allclose(scalars["loss"], value, rtol=1e-12)
@@ -92,7 +92,7 @@ def test_a_text_of_14_megabytes_is_evaluated_in_a_few(what, mesh, optimised):
         return oracle.gradients(problem, Asked(params, exact=True), jax.random.key(0), data, 16)
 
     given = problem.init(jax.random.key(0)), problem.data, problem.replicated
-    analysis = on(mesh, problem, run, P()).lower(*given).compile().memory_analysis()
+    analysis = compile_on(mesh, problem, run, P()).lower(*given).compile().memory_analysis()
     assert analysis.temp_size_in_bytes < accumulate.BUDGET
 
 

@@ -47,7 +47,7 @@ def small(text, partition="blocks", **options):
 Windows = list[tuple[bytes, bytes]]
 
 
-def held(data) -> Windows:
+def real_windows(data) -> Windows:
     """Returns the windows, without the padding."""
     real = np.asarray(data.weights) > 0
     rows = zip(np.asarray(data.inputs)[real], np.asarray(data.targets)[real], strict=True)
@@ -87,10 +87,10 @@ def test_windows_of_the_workers_and_of_the_test_are_those_of_loops(folder, deal)
     read = [b"".join(read)] if deal is blocks else read
     cuts = [len(text) - math.ceil(0.1 * len(text)) for text in read]
     problem = small(folder, deal.__name__)
-    own = [held(jax.tree.map(lambda leaf: leaf[n], problem.data)) for n in range(WORKERS)]  # noqa: B023
+    own = [real_windows(jax.tree.map(lambda leaf: leaf[n], problem.data)) for n in range(WORKERS)]  # noqa: B023
     assert own == deal([windows(text[:cut]) for text, cut in zip(read, cuts, strict=True)])
     tails = (windows(text[cut:]) for text, cut in zip(read, cuts, strict=True))
-    assert held(problem.replicated) == list(chain(*tails))
+    assert real_windows(problem.replicated) == list(chain(*tails))
     assert problem.data.inputs.dtype == problem.data.targets.dtype == np.uint8
 
 

@@ -12,7 +12,7 @@ from dsgd import problems
 TINY = problems.Transformer(vocabulary=11, context=6, width=8, layers=2, heads=2)
 
 
-def drawn(network, inputs):
+def draw_variables(network, inputs):
     """Returns normally distributed variables, including biases, which start at 0."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(network.init, jax.random.key(0), inputs)
@@ -35,7 +35,7 @@ def test_networks_process_each_sample_independently(network, shape):
     x = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
     changed, others = np.array(x), np.concatenate([x[:1], 10 * x[1:]])
     changed.reshape(3, -1)[0, -1] = 100
-    apply, variables = jax.jit(network.apply), drawn(network, x)
+    apply, variables = jax.jit(network.apply), draw_variables(network, x)
     logits, moved, same = (np.asarray(apply(variables, each))[0] for each in (x, changed, others))
     assert logits.shape == (7,)
     assert np.abs(moved - logits).min() > 1e-2
@@ -45,7 +45,7 @@ def test_networks_process_each_sample_independently(network, shape):
 def test_transformer_is_causal_knows_positions_and_reads_shorter_sequences():
     """A change at position t changes the outputs from t on, and none before t."""
     tokens = np.random.default_rng(0).integers(0, 11, size=(1, 6))
-    variables, apply = drawn(TINY, tokens), jax.jit(TINY.apply)
+    variables, apply = draw_variables(TINY, tokens), jax.jit(TINY.apply)
     changed = (np.repeat(tokens, 6, axis=0) + np.eye(6, dtype=int)) % 11
     logits = np.asarray(apply(variables, np.concatenate([tokens, changed])))
     for t in range(6):

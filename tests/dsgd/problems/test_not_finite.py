@@ -35,7 +35,7 @@ def linear(params, x):
     return x @ params
 
 
-def of_root(params, x):
+def root_model(params, x):
     return x @ params["w"] + jnp.sqrt(jnp.sum(params["v"] ** 2)) * x[:, 0]
 
 
@@ -51,7 +51,7 @@ CASES = {
         ".*start from 0 to 0, outputs from 0 to 0",
     ),
     "a gradient": (
-        regression({"w": jnp.ones(3), "v": jnp.zeros(2)}, of_root),
+        regression({"w": jnp.ones(3), "v": jnp.zeros(2)}, root_model),
         0.1,
         r"gradient in \['v'\] of worker 0 is not finite at the start, .*sqrt",
     ),

@@ -35,7 +35,7 @@ def unequal(**options: Any) -> Any:
 
 
 @cache
-def with_padding(**options: Any) -> Any:
+def padded(**options: Any) -> Any:
     """Returns the same problem with arrays `[N, longest, ...]`."""
     order = np.concatenate(PARTS)
     data = pad(ROWS[order], VALUES[order], np.split(np.arange(len(ROWS)), CUTS))
@@ -49,7 +49,7 @@ def test_memory_is_that_of_the_samples():
     for problem, low, high in (
         (unequal(), 1, 1.01),
         (by_worker, 1, 1.01),
-        (with_padding(), 7, 9),
+        (padded(), 7, 9),
     ):
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(problem.data))
         assert low * samples <= size < high * samples
@@ -85,7 +85,7 @@ def test_runs_are_those_of_padded_arrays(name):
     train_loss = name.startswith("exact")
     one, other = (
         dsgd.run(method, problem(**options), steps=3, key=KEY, mesh=devices, train_loss=train_loss)
-        for problem, devices in ((unequal, 4), (with_padding, 1))
+        for problem, devices in ((unequal, 4), (padded, 1))
     )
     np.testing.assert_allclose(one.params, other.params, rtol=2e-5, atol=1e-6)
     for scalar in ("loss", "grad_sqnorm", *["train_loss"] * train_loss):

@@ -39,7 +39,7 @@ class Nnx(nnx.Module):
         return self.layer(x)
 
 
-def of_module(model: Any) -> dsgd.Problem:
+def module_problem(model: Any) -> dsgd.Problem:
     return problems.finite_sum(
         model,
         optax.softmax_cross_entropy_with_integer_labels,
@@ -80,12 +80,15 @@ PROGRAMS: dict[str, tuple[Any, list[Any]]] = {
         lambda seed: problems.neural_network("mlp", "breast-cancer", 4),
         [lambda seed: problems.neural_network(problems.MLP(2, hidden=(65,)), "breast-cancer", 4)],
     ),
-    "linen": (lambda seed: of_module(Widths([4, 2])), [lambda seed: of_module(Widths([5, 2]))]),
-    "nnx": (
-        lambda seed: of_module(Nnx(nnx.Rngs(3))),
-        [lambda seed: of_module(Nnx(nnx.Rngs(4))), lambda seed: of_module(Nnx)],
+    "linen": (
+        lambda seed: module_problem(Widths([4, 2])),
+        [lambda seed: module_problem(Widths([5, 2]))],
     ),
-    "nnx class": (lambda seed: of_module(Nnx), []),
+    "nnx": (
+        lambda seed: module_problem(Nnx(nnx.Rngs(3))),
+        [lambda seed: module_problem(Nnx(nnx.Rngs(4))), lambda seed: module_problem(Nnx)],
+    ),
+    "nnx class": (lambda seed: module_problem(Nnx), []),
 }
 
 

@@ -21,7 +21,7 @@ LARGEST_SLOPE_AT = 1 / sqrt(3)
 
 
 @pytest.fixture(autouse=True)
-def in_float64():
+def float64():
     with jax.enable_x64(True):
         yield
 

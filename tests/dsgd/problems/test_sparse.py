@@ -28,13 +28,13 @@ def test_sparse_features_give_the_losses_and_gradients_of_dense_ones():
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), dense.init(KEY))
 
-    def of(problem: dsgd.Problem) -> list[jax.Array]:
+    def answers(problem: dsgd.Problem) -> list[jax.Array]:
         """Returns worker 1's batch loss and gradient."""
         mine = jax.tree.map(lambda leaf: leaf[1], problem.data)
         batch = problem.sample(KEY, mine)
         return jax.tree.leaves(jax.jit(jax.value_and_grad(problem.loss))(params, batch))
 
-    for one, other in zip(of(sparse), of(dense), strict=True):
+    for one, other in zip(answers(sparse), answers(dense), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 

@@ -322,7 +322,7 @@ def test_an_invalid_folder_is_refused(folder, message, tmp_path):
         checkpoints.Checkpoint(str(tmp_path / folder) if folder else "", ABOUT)
 
 
-def opened(folder: Path, about: dict[str, str] = ABOUT, fails: bool = False) -> None:
+def open_run(folder: Path, about: dict[str, str] = ABOUT, fails: bool = False) -> None:
     """Opens a run in the folder, for as long as opening takes."""
     with checkpoints.Checkpoint(folder, about):
         if fails:
@@ -334,5 +334,5 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
         checkpoints.Checkpoint(tmp_path, ABOUT),
         pytest.raises(ValueError, match="another run is using it"),
     ):
-        opened(tmp_path)
-    opened(tmp_path)
+        open_run(tmp_path)
+    open_run(tmp_path)

@@ -32,7 +32,7 @@ def values_of(sizes, **options) -> dsgd.Problem:
     )
 
 
-def evaluated(problem: dsgd.Problem) -> tuple[float, float]:
+def evaluate(problem: dsgd.Problem) -> tuple[float, float]:
     """Returns the loss and the metric at the start."""
     method = algorithms.minibatch_sgd(optax.sgd(0.0))
     history = dsgd.run(method, problem, steps=1, key=jax.random.key(0), mesh=1).history
@@ -41,7 +41,7 @@ def evaluated(problem: dsgd.Problem) -> tuple[float, float]:
 
 @pytest.mark.parametrize("sizes", [(10, 9), (1, 40)], ids=["stacked", "pooled"])
 def test_loss_and_metrics_are_means_over_evenly_spaced_samples(sizes):
-    loss, tested = evaluated(values_of(sizes, evaluation_size=7))
+    loss, tested = evaluate(values_of(sizes, evaluation_size=7))
     M = sum(sizes)
     begins = (0, sizes[0])
     kept = [min(4, size) for size in sizes]  # 7 samples of 2 workers, rounded up

@@ -20,14 +20,14 @@ def feed(batches, rounds: int = 100, record_every: int = 3) -> Feed:
     return Feed(plan, batches, rounds)
 
 
-def numbered(first: int = 0, last: int = 10**6):
+def number_batches(first: int = 0, last: int = 10**6):
     """Yields batches; batch t is filled with t."""
     for t in range(first, last):
         yield {"x": np.full((N, 3), t, np.float32), "n": np.full(N, t, np.int32)}
 
 
 def test_each_batch_is_used_once_and_in_order_unless_it_is_skipped():
-    one, seen = feed(numbered()), []
+    one, seen = feed(number_batches()), []
     for skipped, rounds in ((0, 4), (0, 15), (7, 1), (0, 3), (2, 2)):
         one.skip(skipped)
         taken = jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], one.take(rounds))  # noqa: B023

@@ -40,7 +40,7 @@ def handlers_are_put_back() -> Iterator[None]:
 
 
 @contextmanager
-def sent(number: signal.Signals, monkeypatch) -> Iterator[None]:
+def send_signal(number: signal.Signals, monkeypatch) -> Iterator[None]:
     """Sends the signal to this process when the second chunk has been read; it must have an effect
     within three seconds.
     """
@@ -48,13 +48,13 @@ def sent(number: signal.Signals, monkeypatch) -> Iterator[None]:
     assert signal.getsignal(number) != signal.SIG_IGN
     update, read, at = progress.Progress.update, itertools.count(1), []
 
-    def interrupted(self, *args):
+    def interrupt(self, *args):
         update(self, *args)
         if next(read) == 2:
             at.append(time.monotonic())
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(progress.Progress, "update", interrupted)
+    monkeypatch.setattr(progress.Progress, "update", interrupt)
     with interrupts.terminable():  # outside the run, the signal would end this process
         yield
     assert time.monotonic() - at[0] < 3
@@ -66,7 +66,7 @@ def test_a_run_ends_with_its_history_and_its_checkpoint(number, problem, tmp_pat
     run(METHOD, problem, 1, record_every=1_000)  # compiles the program
     options = {"record_every": 1_000, "checkpoint": tmp_path}
     with (
-        sent(number, monkeypatch),
+        send_signal(number, monkeypatch),
         pytest.raises(
             dsgd.Interrupted, match=r"minibatch_sgd: interrupted after round (\d+) "
         ) as stopped,
@@ -91,7 +91,7 @@ def test_a_sweep_ends_with_its_history_and_resumes_from_its_checkpoint(
         "learning_rate": [0.01, 0.1, 0.2],
     }
     dsgd.sweep(factory, problem, steps=1, **options)
-    with sent(signal.SIGTERM, monkeypatch), pytest.raises(dsgd.Interrupted) as stopped:
+    with send_signal(signal.SIGTERM, monkeypatch), pytest.raises(dsgd.Interrupted) as stopped:
         dsgd.sweep(factory, problem, steps=FOREVER, checkpoint=tmp_path, **options)
     done = int(stopped.value.history["step"][-1])
     assert stopped.value.history["loss"].shape == (3, 2, len(stopped.value.history["step"]))

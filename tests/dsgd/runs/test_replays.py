@@ -30,7 +30,7 @@ RECORDED = [
 BLOCKING, CHANGING = CLUSTERS["blocking"], CLUSTERS["changing"]
 
 
-def taped(method: dsgd.Algorithm, **options) -> dsgd.Result:
+def tape(method: dsgd.Algorithm, **options) -> dsgd.Result:
     given = {"steps": STEPS, "key": KEY, "taped": True, "mesh": 1} | options
     return dsgd.run(method, references.quadratic(), **given)
 
@@ -47,7 +47,7 @@ def test_methods_that_stop_workers_or_measure_times_are_refused():
         algorithms.kimad_sgd(references.SGD, algorithms.kimad.top_k((0.1, 0.3)), 1e-3),
     ):
         with pytest.raises(ValueError, match=r"taped, but .* reads the cluster"):
-            taped(method)
+            tape(method)
 
 
 @pytest.mark.parametrize("name", smoke_cases(RECORDED, set(RECORDED[:4])))
@@ -55,11 +55,11 @@ def test_one_run_has_the_recorded_seconds_of_runs_on_two_clusters(name):
     method = algorithms.make(name, references.MOMENTUM, N)
     if name in ON_EACH_CLUSTER:
         with pytest.raises(ValueError, match=r"taped, but .* reads the cluster"):
-            taped(method)
+            tape(method)
         return
     recorded = [kind for kind in KINDS if "clock" in REFERENCES.get(f"{name}, {kind}", {})]
     turn = RECORDED.index(name)  # two kinds each: a kind is a program
-    result = taped(method)
+    result = tape(method)
     for kind in {recorded[(turn + k) % len(recorded)] for k in (0, 1)}:
         found, expected = dsgd.replay(result, CLUSTERS[kind]), REFERENCES[f"{name}, {kind}"]
         np.testing.assert_allclose(found, expected["clock"], RELATIVE, err_msg=kind)
@@ -69,7 +69,7 @@ def test_participation_of_the_run_is_that_of_the_replay():
     """The clock of another network is that of the run there; other participation is refused."""
     method = algorithms.make("local_sgd", references.MOMENTUM, N)
     for kind in ("sampled-4", "lossy"):
-        result = taped(method, cluster=CLUSTERS[kind])
+        result = tape(method, cluster=CLUSTERS[kind])
         slower = replace(CLUSTERS[kind], up=clusters.constant(50.0), convention="pipelined")
         np.testing.assert_allclose(
             dsgd.replay(result, CLUSTERS[kind]), result.history["clock"], 1e-6
@@ -77,11 +77,11 @@ def test_participation_of_the_run_is_that_of_the_replay():
         np.testing.assert_allclose(dsgd.replay(result, slower), clock_of(method, slower), 1e-6)
         with pytest.raises(ValueError, match="another participation or message loss"):
             dsgd.replay(result, BLOCKING)
-    result = taped(method, cluster=CLUSTERS["sampled-4"])
+    result = tape(method, cluster=CLUSTERS["sampled-4"])
     with pytest.raises(ValueError, match="another participation or message loss"):
         dsgd.replay(result, replace(CLUSTERS["sampled-4"], participation_period=8))
     with pytest.raises(ValueError, match="another participation or message loss"):
-        dsgd.replay(taped(method), CLUSTERS["sampled-4"])
+        dsgd.replay(tape(method), CLUSTERS["sampled-4"])
 
 
 def test_a_sweep_on_many_clusters_is_each_run_on_each_cluster():
@@ -124,13 +124,13 @@ def test_a_sweep_on_many_clusters_is_each_run_on_each_cluster():
 
 def test_a_run_that_continues_has_the_draws_of_its_rounds():
     method = algorithms.make("minibatch_sgd", references.MOMENTUM, N)
-    whole, first = dsgd.replay(taped(method), CHANGING), taped(method, steps=3)
+    whole, first = dsgd.replay(tape(method), CHANGING), tape(method, steps=3)
     np.testing.assert_allclose(dsgd.replay(first, CHANGING, rounds=2), whole[2], 1e-6)
-    second = taped(method, steps=STEPS - 3, start=first)
+    second = tape(method, steps=STEPS - 3, start=first)
     assert dsgd.replay(second, BLOCKING).shape == (STEPS - 2,)
     drawn = replace(BLOCKING, compute=clusters.lognormal(0.0, 1.0))
     parts = [dsgd.replay(part, drawn) for part in (first, second)]
-    together = dsgd.replay(taped(method), drawn)
+    together = dsgd.replay(tape(method), drawn)
     np.testing.assert_allclose(parts[0], together[:4], 1e-6)
     np.testing.assert_allclose(parts[1], together[3:] - together[3], 1e-5)
     assert (np.diff(whole) > 0).all()
@@ -138,7 +138,7 @@ def test_a_run_that_continues_has_the_draws_of_its_rounds():
 
 def test_the_tape_is_the_same_on_several_devices():
     method = algorithms.make("decentralized_sgd", references.MOMENTUM, N)
-    one, four = taped(method), taped(method, mesh=4)
+    one, four = tape(method), tape(method, mesh=4)
     np.testing.assert_array_equal(dsgd.replay(one, CHANGING), dsgd.replay(four, CHANGING))
     assert sorted(one.history) == sorted(
         dsgd.run(method, references.quadratic(), steps=STEPS, key=KEY, mesh=1).history
@@ -148,37 +148,37 @@ def test_the_tape_is_the_same_on_several_devices():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: taped(SGD, record_every=2), "run: taped, with record_every = 2; expected"),
-        (lambda: taped(SGD, cluster=CLUSTERS["partly"]), "run: taped, but participation or"),
+        (lambda: tape(SGD, record_every=2), "run: taped, with record_every = 2; expected"),
+        (lambda: tape(SGD, cluster=CLUSTERS["partly"]), "run: taped, but participation or"),
         (
-            lambda: taped(
+            lambda: tape(
                 SGD, cluster=replace(BLOCKING, delivered=clusters.sinusoid(1.0, 1.0, 0.1))
             ),
             "run: taped, but participation or message loss, sinusoid",
         ),
         (
-            lambda: dsgd.replay(taped(SGD, taped=False), BLOCKING),
+            lambda: dsgd.replay(tape(SGD, taped=False), BLOCKING),
             "replay: the result has no tape; expected one of dsgd.run(..., taped=True)",
         ),
         (
-            lambda: dsgd.replay(taped(SGD), BLOCKING, latency=[0.1]),
+            lambda: dsgd.replay(tape(SGD), BLOCKING, latency=[0.1]),
             "replay: cluster is a Cluster, with values for latency; expected a function",
         ),
         (
-            lambda: dsgd.replay(taped(SGD), lambda latency: BLOCKING),
+            lambda: dsgd.replay(tape(SGD), lambda latency: BLOCKING),
             "replay: cluster is a function, but there are no values for its arguments",
         ),
         (
-            lambda: dsgd.replay(taped(SGD), lambda up: up, up=[0.1]),
+            lambda: dsgd.replay(tape(SGD), lambda up: up, up=[0.1]),
             "replay: cluster returned 0.1; expected a dsgd.clusters.Cluster",
         ),
         (
-            lambda: dsgd.replay(taped(SGD), clusters.Cluster(clusters.constant([1.0, 2.0]))),
+            lambda: dsgd.replay(tape(SGD), clusters.Cluster(clusters.constant([1.0, 2.0]))),
             "cluster: it has 2 workers but the problem has 8",
         ),
         (
             lambda: dsgd.replay(
-                taped(SGD),
+                tape(SGD),
                 lambda up, latency: replace(BLOCKING, latency=latency * (2 if up > 1 else 3)),
                 latency=[0.1, 0.2],
                 up=[0.5, 3.0],
@@ -186,11 +186,11 @@ def test_the_tape_is_the_same_on_several_devices():
             "replay: up is used as a Python value (in an if, a loop, an index or a shape), but all",
         ),
         (
-            lambda: dsgd.replay(taped(SGD), BLOCKING, rounds=9),
+            lambda: dsgd.replay(tape(SGD), BLOCKING, rounds=9),
             "replay: rounds = 9; expected an integer from 0 to 8",
         ),
         (
-            lambda: dsgd.replay(taped(SGD), lambda up: replace(BLOCKING, latency=-up), up=[0.1]),
+            lambda: dsgd.replay(tape(SGD), lambda up: replace(BLOCKING, latency=-up), up=[0.1]),
             "Cluster: latency = -0.1; expected seconds >= 0, finite",
         ),
     ],

@@ -207,7 +207,7 @@ def test_train_loss_is_that_of_the_drawn_batches():
         )
 
 
-def with_a_nan(array: np.ndarray) -> np.ndarray:
+def spoil(array: np.ndarray) -> np.ndarray:
     spoilt = np.array(array)
     spoilt[2, 1] = np.nan
     return spoilt
@@ -219,19 +219,19 @@ def spoilt_start() -> dsgd.State:
 
 
 NOT_FINITE = {
-    r"is nan after round 0: problem: data\[1\]": lambda: {"data": (INPUTS, with_a_nan(TARGETS))},
+    r"is nan after round 0: problem: data\[1\]": lambda: {"data": (INPUTS, spoil(TARGETS))},
     "is nan after round 0: problem: the start": lambda: {"init": lambda key: jnp.full(3, jnp.nan)},
     "is nan after round 40: start: state.server.params": lambda: {"start": spoilt_start()},
     "is inf after round 0: .*before the first round, with finite data": lambda: {
         "loss": lambda params, batch: jnp.sum(params) + jnp.inf
     },
     "is nan after round 18: batch 17": lambda: {
-        "batches": [WHOLE] * 17 + [(INPUTS, with_a_nan(TARGETS))] * 23
+        "batches": [WHOLE] * 17 + [(INPUTS, spoil(TARGETS))] * 23
     },
 }
 
 
-def given(changed: dict[str, Any]) -> dict[str, Any]:
+def arguments(changed: dict[str, Any]) -> dict[str, Any]:
     """Returns arguments of `dsgd.run`: options, and members of its problem."""
     members = {name: changed[name] for name in LEAST_SQUARES._fields if name in changed}
     options = {name: value for name, value in changed.items() if name not in members}
@@ -243,7 +243,7 @@ def given(changed: dict[str, Any]) -> dict[str, Any]:
 def test_a_loss_that_is_not_finite_because_of_the_data_names_them(message):
     """It does not blame the step size."""
     with pytest.raises(dsgd.Diverged, match=message):
-        run(**given({"steps": 40} | NOT_FINITE[message]()))
+        run(**arguments({"steps": 40} | NOT_FINITE[message]()))
 
 
 def evaluating(**scalars: float) -> dict[str, Any]:
@@ -294,7 +294,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("message", REFUSED)
 def test_impossible_runs_are_refused(message):
     with pytest.raises(ValueError, match=message):
-        run(**given(REFUSED[message]))
+        run(**arguments(REFUSED[message]))
 
 
 def test_an_error_in_until_names_its_origin():
@@ -393,7 +393,7 @@ LINKS = np.array([[(5 * number + 3 * t) % 4 > 0 for number in range(N * N)] for 
 PRESENT = np.array([[(n + t) % 5 > 0 for n in range(N)] for t in range(8)])
 
 
-def by_round(table: np.ndarray) -> clusters.Quantity:
+def round_table(table: np.ndarray) -> clusters.Quantity:
     """Returns the table's numbers, `[rounds, numbers]`, if a round takes a second."""
 
     def sample(key, clock, number):
@@ -412,7 +412,7 @@ def messages(t: int) -> tuple[int, int]:
 def test_the_history_has_the_share_of_messages_that_arrived(problem):
     """The share over the rounds between two records; NaN if no message was sent."""
     cluster = clusters.Cluster(
-        clusters.constant(1.0), present=by_round(PRESENT), delivered=by_round(LINKS)
+        clusters.constant(1.0), present=round_table(PRESENT), delivered=round_table(LINKS)
     )
     method = algorithms.local_sgd(optax.sgd(0.1), 2, topologies.ring(N))
     history = run(method, problem, 7, mesh=4, cluster=cluster, record_every=3).history
@@ -426,7 +426,7 @@ def present(quantity: clusters.Quantity, **options: Any) -> clusters.Cluster:
     return clusters.Cluster(clusters.constant(1.0), present=quantity, **options)
 
 
-def of_two(participation_period: int) -> clusters.Cluster:
+def two_workers(participation_period: int) -> clusters.Cluster:
     """Returns a cluster in which two workers at a time participate, drawn every few rounds."""
     return present(clusters.sampled(2, of=N), participation_period=participation_period)
 
@@ -435,17 +435,17 @@ LOCAL = algorithms.local_sgd(optax.sgd(0.1), 2)
 SCAFFOLD = {period: algorithms.scaffold(optax.sgd(0.1), period) for period in (1, 2)}
 BETWEEN = r"every 2 rounds, but .*_period = {0} .*pass Cluster\(..., participation_period=2\)"
 WARNED = [
-    (LOCAL, 2, of_two(1), BETWEEN.format(1)),
-    (SCAFFOLD[2], 2, of_two(4), BETWEEN.format(4)),
+    (LOCAL, 2, two_workers(1), BETWEEN.format(1)),
+    (SCAFFOLD[2], 2, two_workers(4), BETWEEN.format(4)),
     (
         SGD,
         3,
-        of_two(4),
+        two_workers(4),
         "participation_period = 4 rounds, so the same workers participate in all steps = 3",
     ),
-    (SGD, 4, of_two(4), None),
-    (LOCAL, 2, of_two(2), None),
-    (SCAFFOLD[1], 2, of_two(2), None),
+    (SGD, 4, two_workers(4), None),
+    (LOCAL, 2, two_workers(2), None),
+    (SCAFFOLD[1], 2, two_workers(2), None),
     (LOCAL, 2, None, None),
     # a recording; nothing is drawn
     (LOCAL, 2, present(clusters.trace(np.array([[1.0, 0.0]] * N), 2.0)), None),

@@ -18,7 +18,7 @@ ROW = 3  # numbers in a worker's row
 FLOAT = 4  # bytes
 
 
-def compiled(function, *args, devices: int = D):
+def compile_spread(function, *args, devices: int = D):
     """Returns the program of `function` on every device's blocks."""
     spread = jax.shard_map(
         function,
@@ -38,7 +38,7 @@ def psum(x):
     return lax.psum(x, workers.AXIS)
 
 
-def scattered(x):
+def scatter(x):
     return lax.psum_scatter(x, workers.AXIS, tiled=True)
 
 
@@ -61,7 +61,7 @@ COLLECTIVES = {
         lambda D, n: {"all-to-all": (D - 1) * n * n * 5},
     ),
     "scattered": (
-        scattered,
+        scatter,
         jnp.zeros((8 * 24,)),
         lambda D, n: {"reduce-scatter": (D - 1) * 192 // D // D * FLOAT},
     ),
@@ -78,7 +78,7 @@ COLLECTIVES = {
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_collectives_send_the_bytes_of_their_definitions(name, devices):
     function, given, expected = COLLECTIVES[name]
-    found = traffic(compiled(function, given, devices=devices))
+    found = traffic(compile_spread(function, given, devices=devices))
     assert found == expected(devices, N // devices)
 
 
@@ -95,14 +95,14 @@ def test_collectives_send_the_bytes_of_their_definitions(name, devices):
 )
 def test_arrays_are_counted_by_collective(name, expected):
     function, given, _ = COLLECTIVES[name]
-    assert arrays(compiled(function, given)) == expected
-    assert arrays(compiled(function, given, devices=1)) == {}
+    assert arrays(compile_spread(function, given)) == expected
+    assert arrays(compile_spread(function, given, devices=1)) == {}
 
 
 def test_arrays_in_loops_are_multiplied():
-    assert arrays(compiled(repeat(5, lambda y: jnp.sin(workers.ring_shift(y, 1))), rows())) == {
-        "collective-permute": 5
-    }
+    assert arrays(
+        compile_spread(repeat(5, lambda y: jnp.sin(workers.ring_shift(y, 1))), rows())
+    ) == {"collective-permute": 5}
 
 
 def test_one_device_sends_nothing():
@@ -117,8 +117,8 @@ def test_one_device_sends_nothing():
             + lax.all_gather(x, workers.AXIS, tiled=True)
         )
 
-    assert traffic(compiled(everything, rows(), devices=1)) == {}
-    endless = compiled(
+    assert traffic(compile_spread(everything, rows(), devices=1)) == {}
+    endless = compile_spread(
         lambda x: lax.while_loop(lambda y: y[0, 0] < 5, lambda y: psum(y) + 1, x), rows(), devices=1
     )
     assert traffic(endless) == {}
@@ -127,13 +127,13 @@ def test_one_device_sends_nothing():
 def test_only_devices_that_send_to_others_count():
     """Three of eight devices send their blocks, two of them to themselves."""
     pairs = [(0, 0), (1, 1), (2, 5), (5, 2), (3, 4)]
-    program = compiled(lambda x: lax.ppermute(x, workers.AXIS, pairs), rows(D))
+    program = compile_spread(lambda x: lax.ppermute(x, workers.AXIS, pairs), rows(D))
     assert traffic(program) == {"collective-permute": 3 / 8 * ROW * FLOAT}
 
 
 def test_groups_of_devices_send_among_themselves():
     groups = [[0, 2, 4, 6], [1, 3, 5, 7]]
-    program = compiled(
+    program = compile_spread(
         lambda x: lax.psum(x, workers.AXIS, axis_index_groups=groups), jnp.zeros((D, 24))
     )
     assert traffic(program) == {"all-reduce": 2 * (4 - 1) * (24 // 4) * FLOAT}
@@ -150,7 +150,7 @@ def test_nested_loops_multiply():
     def outer(y):
         return repeat(3, lambda z: jnp.sin(workers.ring_shift(z, 1)))(y) + workers.gather(y).sum()
 
-    assert traffic(compiled(repeat(5, outer), rows())) == {
+    assert traffic(compile_spread(repeat(5, outer), rows())) == {
         "all-gather": 5 * (D - 1) * block,
         "collective-permute": 5 * 3 * ROW * FLOAT,
     }
@@ -163,16 +163,18 @@ def test_a_loop_that_ends_on_a_condition_is_refused_only_if_it_sends():
     with pytest.raises(
         ValueError, match=r"loop with collective-permute has an unknown number.* compile one round"
     ):
-        traffic(compiled(until(lambda y: workers.ring_shift(y, 1)), rows()))
+        traffic(compile_spread(until(lambda y: workers.ring_shift(y, 1)), rows()))
     block = 1 * ROW * FLOAT
-    assert traffic(compiled(until(jnp.sin), rows(D))) == {"all-reduce": 2 * (D - 1) * block / D}
+    assert traffic(compile_spread(until(jnp.sin), rows(D))) == {
+        "all-reduce": 2 * (D - 1) * block / D
+    }
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_conditional_counts_as_its_branch_that_sends_most(swapped):
     block = N // D * ROW * FLOAT
     branches = [lambda y: workers.ring_shift(y, 1), lambda y: y + workers.gather(y).sum()]
-    program = compiled(
+    program = compile_spread(
         lambda x: lax.cond(x[0, 0] > 5, *branches[:: -1 if swapped else 1], x), rows()
     )
     assert traffic(program) == {"all-gather": (D - 1) * block}

@@ -45,7 +45,7 @@ def messages() -> dict[str, np.ndarray]:
     }
 
 
-def on_every_device(tree):
+def add_device_axis(tree):
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
@@ -78,10 +78,10 @@ def every_collective(rows, messages, everybody, chosen, key):
         "select": asked,
         "devices": jnp.int32(workers.devices()),
     }
-    return by_worker, on_every_device(by_device)
+    return by_worker, add_device_axis(by_device)
 
 
-def expected(devices: int):
+def numpy_results(devices: int):
     """Returns numpy's results: by worker, exact; on every device, exact; and sums and means, in
     float64, up to a few roundings.
     """
@@ -153,7 +153,7 @@ def test_every_collective_agrees_with_numpy(any_mesh):
         jax.jit(spread).lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0})
     )
     by_worker, on_devices = jax.tree.map(np.asarray, program(*args))
-    workers_expected, to_the_bit, rounded = expected(any_mesh.size)
+    workers_expected, to_the_bit, rounded = numpy_results(any_mesh.size)
     jax.tree.map(identical, by_worker, workers_expected)
     on_each = [
         jax.tree.map(lambda leaf, device=device: leaf[device], on_devices)

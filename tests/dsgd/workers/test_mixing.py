@@ -34,7 +34,7 @@ SENDS = re.compile(
 FAST = {"xla_backend_optimization_level": 0}
 
 
-def directed(n: int, seed: int) -> nx.DiGraph:
+def directed_graph(n: int, seed: int) -> nx.DiGraph:
     """Returns a cycle in a random order, and one random arc more for each worker."""
     draw = np.random.default_rng(seed)
     order = draw.permutation(n)
@@ -45,13 +45,13 @@ def directed(n: int, seed: int) -> nx.DiGraph:
 
 
 @cache
-def fixed(n: int) -> dict[str, Topology]:
+def fixed_graphs(n: int) -> dict[str, Topology]:
     graphs = [
         topologies.ring(n),
         topologies.complete(n),
         topologies.star(n),
         topologies.erdos_renyi(n, 0.4, seed=5),
-        topologies.from_graph(directed(n, seed=n), name="push-sum"),
+        topologies.from_graph(directed_graph(n, seed=n), name="push-sum"),
         topologies.from_matrix(circulant(n, {1: 0.3, 2: -0.05}), "negative weights"),
     ]
     return {graph.name: graph for graph in graphs}
@@ -62,7 +62,7 @@ def schedules(n: int) -> dict[str, Topology]:
     mixed = [
         topologies.ring(n),
         topologies.star(n),
-        topologies.from_graph(directed(n, seed=1)),
+        topologies.from_graph(directed_graph(n, seed=1)),
         topologies.ring(n),
     ]
     graphs = [
@@ -73,7 +73,7 @@ def schedules(n: int) -> dict[str, Topology]:
 
 
 def graphs(n: int) -> dict[str, Topology]:
-    return fixed(n) | schedules(n)
+    return fixed_graphs(n) | schedules(n)
 
 
 @cache
@@ -108,7 +108,7 @@ def counts(n: int) -> np.ndarray:
 
 
 @cache
-def agreed(n: int) -> dict[str, np.ndarray]:
+def equal_models(n: int) -> dict[str, np.ndarray]:
     """Returns equal models."""
     one = np.random.default_rng(4).normal(size=5).astype(np.float32)
     return {"float": np.tile(one, (n, 1)), "half": np.tile(one.astype(jnp.bfloat16), (n, 1))}
@@ -126,7 +126,7 @@ def spread(function, devices: int = 2):
     )
 
 
-def on_every_graph(rows, seeds, codes, counts, step, agreed, near):
+def mix_on_every_graph(rows, seeds, codes, counts, step, agreed, near):
     """Returns results by function, and by graph."""
     n = len(jax.tree.leaves(rows)[0]) * workers.devices()
     results: dict[str, dict[str, Any]] = {
@@ -162,7 +162,7 @@ def on_every_graph(rows, seeds, codes, counts, step, agreed, near):
 
 
 def arguments(n: int, step: int):
-    return rows(n), seeds(n), codes(n), counts(n), np.int32(step), agreed(n), near(n)
+    return rows(n), seeds(n), codes(n), counts(n), np.int32(step), equal_models(n), near(n)
 
 
 def rounds(devices: int, n: int) -> tuple[list[Any], str]:
@@ -174,7 +174,9 @@ def rounds(devices: int, n: int) -> tuple[list[Any], str]:
         "in_specs": (BLOCKS, across, BLOCKS, BLOCKS, SAME, BLOCKS, BLOCKS),
         "out_specs": (BLOCKS, across),
     }
-    spread = jax.shard_map(on_every_graph, mesh=workers.mesh(devices), check_vma=False, **places)
+    spread = jax.shard_map(
+        mix_on_every_graph, mesh=workers.mesh(devices), check_vma=False, **places
+    )
     program = jax.jit(spread).lower(*arguments(n, 0)).compile(compiler_options=FAST)
     return [
         jax.tree.map(np.asarray, program(*arguments(n, step))) for step in range(STEPS)
@@ -182,7 +184,7 @@ def rounds(devices: int, n: int) -> tuple[list[Any], str]:
 
 
 @cache
-def of_rounds(devices: int, n: int) -> tuple[list[Any], str]:
+def round_results(devices: int, n: int) -> tuple[list[Any], str]:
     """Runs on eight devices in a separate process: in whole test runs, XLA stopped in this program
     four times (seven devices waited for each other in a permute, one in a gather) and then aborted
     the process; in fresh processes not once in 8,000 rounds.
@@ -234,7 +236,7 @@ def test_gossip_multiplies_the_rows_with_W_in_every_round(devices, n):
     """With both implementations: lists of a few rows, and products with the whole table."""
     plans = [routes.routes_of(graph, devices) for graph in graphs(n).values() if not graph.uniform]
     assert n < N or {plan.places is None for plan in plans} == {True, False}
-    for step, (found, vmapped) in enumerate(of_rounds(devices, n)[0]):
+    for step, (found, vmapped) in enumerate(round_results(devices, n)[0]):
         for name, graph in graphs(n).items():
             W, at = graph.matrices[step % graph.period].toarray(), f"{name}, {step}"
             for leaf, row in rows(n).items():
@@ -254,7 +256,7 @@ def test_gossip_multiplies_the_rows_with_W_in_every_round(devices, n):
                 err_msg=at,
             )
             # Equal models stay unchanged; under push-sum they are scaled by sums of rows.
-            for leaf, model in agreed(n).items() if name in found["stay"] else ():
+            for leaf, model in equal_models(n).items() if name in found["stay"] else ():
                 if graph.doubly_stochastic:
                     np.testing.assert_array_equal(found["stay"][name][leaf], model, err_msg=at)
                 else:
@@ -298,7 +300,7 @@ SENT = {
         )
         for name, graph in {
             "single workers": topologies.random_regular(8, 3),
-            "push-sum": topologies.from_graph(directed(8, seed=3)),
+            "push-sum": topologies.from_graph(directed_graph(8, seed=3)),
             "a star with a tail": topologies.from_graph(TAIL),
         }.items()
     },

@@ -39,7 +39,7 @@ def gossip(draw) -> tuple[int, int, str, list[int], Pairs]:
     )
 
 
-def built(n: int, kind: str, order: list[int], some: Pairs) -> Topology:
+def build(n: int, kind: str, order: list[int], some: Pairs) -> Topology:
     path = list(itertools.pairwise(order))
     if kind == "undirected":
         return topologies.from_graph(graph(nx.Graph, n, [*path, *some]))
@@ -80,7 +80,7 @@ def table(plan: routes.Routes, turn: int, device: int, rows: np.ndarray, block: 
 
 @given(gossip())
 def test_a_plan_moves_exactly_the_rows_that_W_requires(given):
-    devices, topology = given[0], built(*given[1:])
+    devices, topology = given[0], build(*given[1:])
     for rows in (True, False):  # sums of a few rows, and products with the whole table
         plan = routes.routes_of.__wrapped__(topology, devices, rows)
         assert (plan.places is None) == (not rows)

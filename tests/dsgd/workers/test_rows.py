@@ -13,7 +13,7 @@ from dsgd import workers
 LONG = (2, 4096)  # a leaf whose sums are additions, also on eight devices
 
 
-def over_workers(function, mesh):
+def spread(function, mesh):
     return jax.jit(
         jax.shard_map(function, mesh=mesh, in_specs=P(workers.AXIS), out_specs=P(), check_vma=False)
     )
@@ -32,7 +32,7 @@ def test_sums_and_means_of_long_rows_are_those_of_numpy(dtype, any_mesh):
         x = rows(dtype)
         # eight terms, exact for float64, too, except for a thousandth of its rounding
         exact = np.asarray(x).astype(np.longdouble)
-        total, mean = over_workers(lambda x: (workers.sum(x), workers.mean(x)), any_mesh)(x)
+        total, mean = spread(lambda x: (workers.sum(x), workers.mean(x)), any_mesh)(x)
         assert total.dtype == mean.dtype == x.dtype
         # For float32 sums, one rounding for each term; for float64, three halves: eight terms are
         # three additions deep.
@@ -48,7 +48,7 @@ def test_sums_and_means_of_long_rows_are_those_of_numpy(dtype, any_mesh):
         )
 
 
-def weighted(x):
+def weighted_moments(x):
     with workers.with_weights(WEIGHTS):
         return workers.mean_and_sqdist(x)
 
@@ -62,7 +62,7 @@ def test_a_mean_and_the_distances_from_it_are_those_of_numpy_and_take_one_pass(b
     once.
     """
     x = {"a": rows("float32"), "b": rows("bfloat16")[:, 0]}
-    both = over_workers(weighted if by is WEIGHTS else workers.mean_and_sqdist, any_mesh)
+    both = spread(weighted_moments if by is WEIGHTS else workers.mean_and_sqdist, any_mesh)
     mean, apart = both(x)
     squares = 0.0
     for name, rounding in (("a", 1e-6), ("b", 2.0**-8)):
@@ -81,7 +81,7 @@ def test_a_mean_and_the_distances_from_it_are_those_of_numpy_and_take_one_pass(b
 def test_on_one_device_equal_models_equal_their_mean_and_have_consensus_distance_0(shape):
     """Bit for bit, although their sum is rounded."""
     one = (1 / 3 + jax.random.normal(jax.random.key(0), shape)).astype("float32")
-    mean, apart = over_workers(workers.mean_and_sqdist, workers.mesh(1))(
+    mean, apart = spread(workers.mean_and_sqdist, workers.mesh(1))(
         jnp.broadcast_to(one, (7, *shape))
     )
     np.testing.assert_array_equal(mean, one)

@@ -10,7 +10,7 @@ import pytest
 from dsgd.xla import materialize
 
 
-def as_bits(x: jax.Array) -> np.ndarray:
+def bytes_of(x: jax.Array) -> np.ndarray:
     return np.asarray(x).view(np.uint8)
 
 
@@ -28,7 +28,7 @@ def test_materialize_changes_no_bit():
         out = jax.jit(lambda trees: [*map(materialize, trees)])(trees)
         for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(trees), strict=True):
             assert x.dtype == y.dtype
-            np.testing.assert_array_equal(as_bits(x), as_bits(y))
+            np.testing.assert_array_equal(bytes_of(x), bytes_of(y))
 
 
 def test_under_vmap_it_is_one_loop_and_unmapped_arguments_stay_unmapped():

@@ -35,14 +35,14 @@ def momentum(params, overwritten):
     return memory, params - memory
 
 
-def convolved(x, kernel):
+def convolve(x, kernel):
     """Returns the convolution and its derivatives, weighted by positions."""
     stride = 1 if kernel.shape[0] == 1 else 2
     y, back = jax.vjp(lambda x, kernel: xla.convolve(x, kernel, stride), x, kernel)
     return y, back(jnp.arange(y.size, dtype=y.dtype).reshape(y.shape) % 7)
 
 
-def with_derivative(function, x):
+def derivatives(function, x):
     """Returns the function's derivatives in forward and reverse mode."""
     value, back = jax.vjp(function, x)
     return value, jax.jvp(function, (x,), (jnp.roll(x, 1),)), back(value)
@@ -50,12 +50,12 @@ def with_derivative(function, x):
 
 OPERATIONS = {
     "sum_rows": (xla.sum_rows, whole(17, 512)),
-    "sum_rows, derivatives": (lambda x: with_derivative(xla.sum_rows, x), whole(17, 512)),
+    "sum_rows, derivatives": (lambda x: derivatives(xla.sum_rows, x), whole(17, 512)),
     "moments": (xla.moments, whole(17, 512)),
-    "moments, derivatives": (lambda x: with_derivative(xla.moments, x), whole(17, 512)),
+    "moments, derivatives": (lambda x: derivatives(xla.moments, x), whole(17, 512)),
     "sum_elements": (jax.vmap(xla.sum_elements), whole(16, 700)),
     "sum_elements, derivatives": (
-        lambda x: with_derivative(jax.vmap(xla.sum_elements), x),
+        lambda x: derivatives(jax.vmap(xla.sum_elements), x),
         whole(16, 300),
     ),
     "inner": (xla.inner, whole(65, 64), whole(65, 64)),
@@ -72,13 +72,13 @@ OPERATIONS = {
         whole(3, 40),
         whole(3, 40),
     ),
-    "convolve": (convolved, whole(2, 7, 8, 3), whole(3, 3, 3, 5)),
-    "convolve, 1 x 1": (convolved, whole(2, 7, 8, 3), whole(1, 1, 3, 5)),
-    "convolve, each worker": (jax.vmap(convolved), whole(2, 1, 7, 7, 3), whole(2, 3, 3, 3, 5)),
+    "convolve": (convolve, whole(2, 7, 8, 3), whole(3, 3, 3, 5)),
+    "convolve, 1 x 1": (convolve, whole(2, 7, 8, 3), whole(1, 1, 3, 5)),
+    "convolve, each worker": (jax.vmap(convolve), whole(2, 1, 7, 7, 3), whole(2, 3, 3, 3, 5)),
 }
 
 
-def counted(lowered) -> Counter[str]:
+def count_operations(lowered) -> Counter[str]:
     """Returns the number of each of StableHLO's operations in the program, without the choice of a
     form and zeros that replace the other form's residuals.
     """
@@ -93,18 +93,18 @@ def test_both_forms_are_bit_identical_and_only_cpus_use_theirs(name, monkeypatch
     monkeypatch.setattr(steps, "LARGE", 0)
     function, *args = OPERATIONS[name]
 
-    def lowered(platform: str):
+    def lower(platform: str):
         """The function is traced each time: `jax.jit` caches traces by the function, and from JAX
         0.11 on also the programs of the functions that it calls.
         """
         jax.clear_caches()
         return jax.jit(partial(function)).trace(*args).lower(lowering_platforms=(platform,))
 
-    elsewhere, on_cpus = (lowered(platform) for platform in ("cuda", "cpu"))
+    elsewhere, on_cpus = (lower(platform) for platform in ("cuda", "cpu"))
     monkeypatch.setattr(forms, "ENABLED", False)
-    plain = lowered("cpu")
-    assert counted(elsewhere) == counted(lowered("cuda"))
-    assert counted(on_cpus) != counted(plain)
+    plain = lower("cpu")
+    assert count_operations(elsewhere) == count_operations(lower("cuda"))
+    assert count_operations(on_cpus) != count_operations(plain)
     for one, other in zip(
         jax.tree.leaves(on_cpus.compile()(*args)),
         jax.tree.leaves(plain.compile()(*args)),

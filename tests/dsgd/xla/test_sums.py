@@ -10,7 +10,7 @@ import pytest
 from dsgd import xla
 
 
-def mapped(function, x: jax.Array):
+def map_vectors(function, x: jax.Array):
     """Applies the function of vectors over all leading axes."""
     for _ in x.shape[1:]:
         function = jax.vmap(function)
@@ -26,7 +26,9 @@ def test_sums_of_elements_are_those_of_numpy(dtype):
         vectors = [
             (1e3 + jax.random.normal(jax.random.key(0), shape)).astype(dtype) for shape in LENGTHS
         ]
-        totals = jax.jit(lambda vectors: [mapped(xla.sum_elements, x) for x in vectors])(vectors)
+        totals = jax.jit(lambda vectors: [map_vectors(xla.sum_elements, x) for x in vectors])(
+            vectors
+        )
         for x, total in zip(vectors, totals, strict=True):
             assert total.dtype == x.dtype
             np.testing.assert_allclose(
