@@ -40,7 +40,7 @@ def instance(noise: float, start: np.ndarray) -> Instance:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def in_float64() -> Iterator[None]:
+def float64() -> Iterator[None]:
     """Runs the tests of a module that has this name in float64."""
     with jax.enable_x64(True):
         yield

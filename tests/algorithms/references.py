@@ -121,7 +121,7 @@ PARTLY = replace(
 )
 
 
-def sampled(rounds: int) -> clusters.Cluster:
+def sampled_cluster(rounds: int) -> clusters.Cluster:
     """Five of eight workers participate, which are drawn every `rounds` rounds."""
     return replace(UNSTEADY, present=clusters.sampled(5, of=N), participation_period=rounds)
 
@@ -135,9 +135,9 @@ CLUSTERS: dict[str, clusters.Cluster | None] = {
     "noisy": NOISY,
     "partly": PARTLY,
     "lossy": replace(PIPELINED, delivered=clusters.bernoulli(0.7, 1.0)),
-    "sampled": sampled(1),
-    "sampled-2": sampled(2),
-    "sampled-4": sampled(4),
+    "sampled": sampled_cluster(1),
+    "sampled-2": sampled_cluster(2),
+    "sampled-4": sampled_cluster(4),
     "noisy-partly": replace(NOISY, present=PARTLY.present),
 }
 # In their histories, also the bits that each worker sent and received, and the seconds that it
@@ -191,7 +191,7 @@ def case(
     return partial(run, method, problem, cluster, **options)
 
 
-def registered() -> dict[str, Run]:
+def registered_runs() -> dict[str, Run]:
     """Returns one method of each exchange, and `OTHERS`, on the clusters of their histories."""
     recorded = [case.partition(", ") for case in json.loads(FILE.read_text())]
     found = {}
@@ -430,7 +430,7 @@ SYSTEMS = {
 }
 
 
-def trained(system: Callable[[], Any], mesh: int) -> dict[str, np.ndarray]:
+def train(system: Callable[[], Any], mesh: int) -> dict[str, np.ndarray]:
     method = algorithms.minibatch_sgd(cannikin.scalable(SGD))
     given: dict[str, Any] = {
         "cluster": NODES,
@@ -456,7 +456,7 @@ def other_calls() -> dict[str, Run]:
         for cluster in on.split():
             found[f"{name} swept, {cluster}"] = partial(swept, method, problem, cluster, **grid)
     for name, system in SYSTEMS.items():
-        found[f"{name} in epochs"] = partial(trained, system)
+        found[f"{name} in epochs"] = partial(train, system)
     rarely = {"record_every": 3, "evaluate_every": 2, "train_loss": True, "seeds": 2}
     for name in ("local_sgd", "decentralized_sgd", "asynchronous_sgd"):
         cluster = "pipelined" if name == "asynchronous_sgd" else "partly"
@@ -466,4 +466,4 @@ def other_calls() -> dict[str, Run]:
     return found
 
 
-CASES: dict[str, Run] = registered() | not_registered() | other_calls()
+CASES: dict[str, Run] = registered_runs() | not_registered() | other_calls()

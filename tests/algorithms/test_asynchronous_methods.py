@@ -221,7 +221,7 @@ def test_bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_
         numbers.compute[1] = 25.0
         return numbers
 
-    case = papers.on_cluster(2, "blocking", 12, more=with_a_slow_worker)
+    case = papers.cluster_case(2, "blocking", 12, more=with_a_slow_worker)
     for seed in range(3):
         given.compare(case, given.draws(seed))
 
@@ -254,7 +254,7 @@ def test_no_model_in_use_by_a_worker_is_overwritten():
     of, found = driven(asynchronous_sgd(STEP), T, drawn)
     of = of._replace(learning_rate=np.float64(GAMMA))
     worker, staleness = found.metrics["worker"], found.metrics["staleness"]
-    known = given.given(replace(papers.CASES[""], length=T), of, found)
+    known = given.case_given(replace(papers.CASES[""], length=T), of, found)
     rounds = papers.recursion(known, worker, lambda t, x: staleness[t, None])
     x = [symbols["x"] for symbols in rounds]
     np.testing.assert_allclose(found.home, x, rtol=1e-9, atol=1e-9)

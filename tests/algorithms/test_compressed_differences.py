@@ -23,7 +23,7 @@ from theory_checks.machinery import trajectories
 
 T = 600
 TOP = compressors.top_k(0.4)
-in_float64 = quadratics.in_float64
+float64 = quadratics.float64
 
 
 @pytest.mark.parametrize("elements", [7, 2])

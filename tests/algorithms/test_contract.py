@@ -57,7 +57,7 @@ def problem() -> dsgd.Problem:
     return problems.random_quadratic(N, D, heterogeneity=1.0, noise=0.5, seed=3)
 
 
-def made(name: str, optimizer: optax.GradientTransformation) -> dsgd.Algorithm:
+def make(name: str, optimizer: optax.GradientTransformation) -> dsgd.Algorithm:
     """Returns the method. Kimad is not registered, because the time of its rounds is an argument
     that depends on a cluster. Without a cluster it sends the most accurate messages of the set.
     """
@@ -73,7 +73,7 @@ def file(name: str) -> ModuleType:
 
 @cache
 def method(name: str) -> dsgd.Algorithm:
-    return made(name, optax.sgd(0.1))
+    return make(name, optax.sgd(0.1))
 
 
 def some(state: dsgd.State, round: dsgd.Round) -> dsgd.LocalWork:
@@ -89,7 +89,7 @@ def unequal(name: str) -> dsgd.Algorithm:
     additional gradients, and with workers that compute different amounts, which most methods do not
     handle themselves. (All other tests use one batch each.)
     """
-    adam = made(name, optax.adam(getattr(file(name), "LEARNING_RATE", 0.05)))
+    adam = make(name, optax.adam(getattr(file(name), "LEARNING_RATE", 0.05)))
     return algorithms.with_local_work(adam, some)
 
 
@@ -166,7 +166,7 @@ def test_its_loop_lowers_for_gpus_and_tpus(name):
     devices = 8 if name in ONE_OF_EACH_EXCHANGE else 1
     cluster = CLUSTER if devices > 1 else None
     traced = loops.swept(
-        lambda learning_rate: made(name, optax.sgd(learning_rate)),
+        lambda learning_rate: make(name, optax.sgd(learning_rate)),
         problem(),
         devices,
         cluster,

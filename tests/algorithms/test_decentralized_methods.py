@@ -24,7 +24,7 @@ from algorithms.optimizers import Model
 from dsgd import clusters, compressors, problems
 from tests.algorithms import quadratics
 from tests.methods import graphs, local_exact_diffusion
-from tests.methods.given import on_quadratics, quadratic
+from tests.methods.given import quadratic, quadratic_given
 from tests.methods.graphs import COMPLETE, LAZY
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import D, N
@@ -144,7 +144,7 @@ def test_a_correction_step_that_is_too_large_diverges_and_is_refused(tau, beta, 
     smallest = np.linalg.eigvalsh(W)[0]
     shifted = (W - smallest * np.eye(N)) / (1 - smallest)
     topology = topologies.from_matrix(shifted, "shifted")
-    given = on_quadratics(*quadratics.arrays(), 1e-3, 1_200, [lambda number: shifted])
+    given = quadratic_given(*quadratics.arrays(), 1e-3, 1_200, [lambda number: shifted])
     last = list(local_exact_diffusion.recursion(given, tau, beta))[-1]["params"]
     assert (np.abs(last).max() > 1e3) == grows
     if grows:
@@ -238,13 +238,13 @@ def test_ecd_in_float16_continues_after_more_rounds_than_float16_counts(key):
     """It is DGD with an identity compressor, up to rounding."""
     ring, problem = topologies.ring(8, topologies.lazy), pulls(jnp.float16)
 
-    def after(method):
+    def run_late(method):
         run = {"steps": 3, "key": key, "mesh": 1}
         late = dsgd.run(method, problem, **run).state._replace(step=jnp.int32(140_000))
         return np.asarray(dsgd.run(method, problem, start=late, **run).params, float)
 
-    found = after(algorithms.ecd_sgd(optax.sgd(0.2), ring, compressors.identity))
-    np.testing.assert_allclose(found, after(algorithms.dgd(optax.sgd(0.2), ring)), rtol=0.01)
+    found = run_late(algorithms.ecd_sgd(optax.sgd(0.2), ring, compressors.identity))
+    np.testing.assert_allclose(found, run_late(algorithms.dgd(optax.sgd(0.2), ring)), rtol=0.01)
 
 
 def test_push_sum_divides_by_the_actual_weights(key):

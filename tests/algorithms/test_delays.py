@@ -20,7 +20,7 @@ def nowhere():
     raise AssertionError("this rule does not ask how far the model has moved")
 
 
-def of(rule: delays.Delays, T: int, parts: int = 1, moved=nowhere) -> np.ndarray:
+def ages(rule: delays.Delays, T: int, parts: int = 1, moved=nowhere) -> np.ndarray:
     """Returns t - D(t) for t = 0, ..., T - 1, `[T, P]`."""
     keys = jax.random.split(KEY, T)
     found = jax.vmap(lambda key, t: rule.staleness(key, t, parts, moved))(
@@ -49,7 +49,7 @@ def test_worst_case_is_the_farthest_of_the_stored_models():
     distances = jnp.array(
         [[0.0, 1.0, 3.0, 2.0, 9.0], [0.0, 5.0, 5.0, 4.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
     )
-    found = of(delays.worst_case(4), 6, parts=3, moved=lambda: distances)
+    found = ages(delays.worst_case(4), 6, parts=3, moved=lambda: distances)
     np.testing.assert_array_equal(
         found, [[0, 0, 0], [1, 1, 0], [2, 1, 0], [2, 1, 0], [4, 1, 0], [4, 1, 0]]
     )
@@ -73,7 +73,7 @@ SEQUENCE, BY_PART = [0, 0, 2, 0, 3], np.array([[0, 0], [0, 1], [2, 0]])
     ],
 )
 def test_results_of_a_rule(rule, bound, name, staleness):
-    np.testing.assert_array_equal(of(rule, len(staleness), len(staleness[0])), staleness)
+    np.testing.assert_array_equal(ages(rule, len(staleness), len(staleness[0])), staleness)
     assert (rule.bound, rule.name) == (bound, name)
 
 

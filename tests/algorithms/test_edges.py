@@ -38,7 +38,7 @@ PROBLEM = problems.random_quadratic(8, 4, heterogeneity=2.0, seed=1)
 EIGHT = topologies.chain(8)
 
 
-def through(method: dsgd.Algorithm, cluster: clusters.Cluster, steps: int) -> dsgd.Result:
+def run_on(method: dsgd.Algorithm, cluster: clusters.Cluster, steps: int) -> dsgd.Result:
     return dsgd.run(method, PROBLEM, steps=steps, key=jax.random.key(0), cluster=cluster, mesh=1)
 
 
@@ -68,7 +68,7 @@ def test_counts_recover_in_as_many_rounds_as_the_diameter():
     cluster = clusters.Cluster(clusters.constant(1.0), delivered=lost)
     method, diameter = algorithms.relay_sgd(SGD, EIGHT), 7
     for rounds in (diameter - 1, diameter):
-        counts = np.asarray(through(method, cluster, 9 + rounds).state.workers.counts)
+        counts = np.asarray(run_on(method, cluster, 9 + rounds).state.workers.counts)
         ends = np.minimum(np.arange(8), rounds) + np.minimum(np.arange(8)[::-1], rounds)
         np.testing.assert_array_equal(counts.sum(axis=1), ends)
 

@@ -142,7 +142,7 @@ print(candidate(algorithms.damped_gossip).expression("opt", 5, {}))
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory, long) -> Path:
+def new_tree(tmp_path_factory, long) -> Path:
     """A copy of the tree with the two files of a new method; the command does the rest."""
     to = tmp_path_factory.mktemp("tree")
     for folder in ("algorithms", "docs/reference", "tests/methods"):
@@ -166,13 +166,13 @@ def python(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_method_of_two_files_is_registered_documented_and_planned(copied):
+def test_a_method_of_two_files_is_registered_documented_and_planned(new_tree):
     for page, words in (
         ("methods.md", "| `algorithms.damped_gossip`, `damped` | models, to neighbours |"),
         ("api/algorithms.rst", "   algorithms.damped_gossip\n"),
     ):
-        assert words in (copied / "docs/reference" / page).read_text()
-    done = python(copied, "-c", USE)
+        assert words in (new_tree / "docs/reference" / page).read_text()
+    done = python(new_tree, "-c", USE)
     assert done.stdout == "algorithms.damped_gossip(opt, topologies.ring(5), 0.25)\n", done.stderr
 
 
@@ -181,21 +181,23 @@ def run_pytest(tree: Path, *files: str) -> subprocess.CompletedProcess[str]:
     return python(tree, "-m", "pytest", *files, *options)
 
 
-def test_its_files_are_all_that_its_tests_need(copied):
+def test_its_files_are_all_that_its_tests_need(new_tree):
     """Its rounds, also with absent workers, its bits, its starts, and the contract."""
-    done = run_pytest(copied, "tests/methods", "tests/algorithms/test_contract.py", "--exhaustive")
+    done = run_pytest(
+        new_tree, "tests/methods", "tests/algorithms/test_contract.py", "--exhaustive"
+    )
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_in_it_are_found(copied, mistake):
-    file = copied / "algorithms/decentralized/damped_gossip.py"
+def test_mistakes_in_it_are_found(new_tree, mistake):
+    file = new_tree / "algorithms/decentralized/damped_gossip.py"
     text = NEW
     for right, wrong in MISTAKES[mistake].items():
         assert text.count(right) == 1
         text = text.replace(right, wrong)
     file.write_text(text)
-    done = run_pytest(copied, "tests/methods")
+    done = run_pytest(new_tree, "tests/methods")
     file.write_text(NEW)
     assert done.returncode == 1, done.stdout

@@ -89,11 +89,11 @@ def test_means_of_half_precision_are_rounded_once(mesh):
 def asking(**query: Any) -> dsgd.Algorithm:
     """SGD with another query, which depends on the round."""
 
-    def asked(state, round):
+    def ask(state, round):
         given = {name: value(round) if callable(value) else value for name, value in query.items()}
         return dsgd.Query(state.server.params, **given)
 
-    return algorithms.sgd(SGD)._replace(query=asked)
+    return algorithms.sgd(SGD)._replace(query=ask)
 
 
 def staleness(wrong: int) -> dsgd.Algorithm:
@@ -228,8 +228,8 @@ def test_small_types_do_not_overflow(function, arguments):
 
 def test_work_in_small_numpy_types_is_truncated_correctly():
     def params(kind):
-        asked = dsgd.LocalWork(np.array([[100], [127]]).astype(kind), np.ones((2, 1), np.float32))
-        method = algorithms.with_local_work(algorithms.minibatch_sgd(SGD), asked)
+        ask = dsgd.LocalWork(np.array([[100], [127]]).astype(kind), np.ones((2, 1), np.float32))
+        method = algorithms.with_local_work(algorithms.minibatch_sgd(SGD), ask)
         problem = problems.robust_regression(2, 3, samples=400, batch_size=200)
         return run(method, problem=problem, steps=1).params
 

@@ -22,7 +22,7 @@ from theory_checks.machinery.trajectories import D, N
 
 GAMMA, H, T = 0.1, 4, 240
 SGD = optax.sgd(GAMMA)
-in_float64 = quadratics.in_float64
+float64 = quadratics.float64
 
 
 def models(make: Callable[[], dsgd.Algorithm], start: np.ndarray) -> np.ndarray:

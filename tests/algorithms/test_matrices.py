@@ -91,7 +91,7 @@ def run(
         return np.asarray(ravel_pytree(result.params)[0]), jax.tree.map(np.asarray, result.state)
 
 
-def as_matrices(rows: np.ndarray) -> list[np.ndarray]:
+def split_matrices(rows: np.ndarray) -> list[np.ndarray]:
     """Returns the entries of vectors `[n, D]` that belong to the dense layer and to the
     convolution, as matrices with a row for each output.
     """
@@ -179,7 +179,7 @@ def test_public_forms_of_powersgd_make_the_same_steps(form):
     bowl, steps = Bowl(), 12
     (_, first), (x, last) = (run(powersgd(optax.sgd(GAMMA), 2), bowl, t) for t in (1, steps))
     y, memories = np.zeros(D), [np.zeros((N, 4, 6)), np.zeros((N, 5, 4))]
-    start = as_matrices(bowl.slopes(y).mean(axis=0, keepdims=True))
+    start = split_matrices(bowl.slopes(y).mean(axis=0, keepdims=True))
     # a Q from which the first power iteration yields the method's Q after the first round
     Qs = [
         np.linalg.pinv(g) @ np.linalg.pinv(g.T) @ Q
@@ -189,7 +189,7 @@ def test_public_forms_of_powersgd_make_the_same_steps(form):
         slopes = bowl.slopes(y)
         change = slopes.mean(axis=0)
         for i, (g, at) in enumerate(
-            zip(as_matrices(slopes), (slice(3, 27), slice(27, 47)), strict=True)
+            zip(split_matrices(slopes), (slice(3, 27), slice(27, 47)), strict=True)
         ):
             D_n, Q = g + memories[i], Qs[i]
             P = gram_schmidt((D_n @ (gram_schmidt(Q) if form == "hook" else Q)).mean(axis=0))

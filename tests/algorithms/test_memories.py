@@ -22,7 +22,7 @@ from theory_checks.machinery.trajectories import N
 
 SGD = optax.sgd(0.1)
 TOP, RANDOM, IDENTITY = compressors.top_k(0.2), compressors.random_k(0.2), compressors.identity
-in_float64 = quadratics.in_float64
+float64 = quadratics.float64
 
 
 def test_sizes_are_those_of_the_vectors_that_are_compressed():

@@ -17,12 +17,12 @@ import dsgd
 from dsgd import compressors
 from dsgd.compressors.scales import clip_to_rms
 from tests.algorithms import quadratics
-from tests.methods.compressors import in_parts
+from tests.methods.compressors import parts_at
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import D, N
 
 T, GAMMA, WARM_UP = 2_000, 0.02, 300
-in_float64 = quadratics.in_float64
+float64 = quadratics.float64
 
 
 def vote(of: Any) -> dsgd.Algorithm:
@@ -82,7 +82,7 @@ def test_no_part_of_a_momentum_is_lost():
     server = found.states.server
     x, m, v = (trajectories.rows(leaf, 1) for leaf in (server.params, server.m, server.v))
     of_workers, of_servers = (
-        in_parts(path)(found) for path in ("workers.worker", "workers.server")
+        parts_at(path)(found) for path in ("workers.worker", "workers.server")
     )
     errors = of_workers.mean(axis=1) + of_servers
     step = GAMMA / (np.sqrt(v[-1]) + 0.1)

@@ -35,7 +35,7 @@ REGULARIZERS = {
     "box": problems.box(-0.2, 0.1),
     "group lasso": problems.group_lasso(LASSO),
 }
-in_float64 = quadratics.in_float64
+float64 = quadratics.float64
 
 
 def run(name: str, regularizer: str | None) -> trajectories.Trajectory:

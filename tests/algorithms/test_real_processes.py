@@ -86,7 +86,7 @@ def ran() -> list[Any]:
     ]
 
 
-def simulated(method: dsgd.Algorithm, workers: int, steps: int) -> dsgd.Result:
+def simulate(method: dsgd.Algorithm, workers: int, steps: int) -> dsgd.Result:
     return dsgd.run(
         method, task(workers), steps=steps, key=jax.random.key(KEY), mesh=1, train_loss=True
     )
@@ -100,7 +100,7 @@ def alike(processes: list[Any]) -> None:
 
 def test_kimads_iterates_are_those_of_the_simulated_method(ran):
     server, *workers = ran[0]
-    found = simulated(
+    found = simulate(
         algorithms.kimad_sgd(optax.sgd(0.1), kimad.whole_model(kimad.top_k([0.3])), 1.0), 2, ROUNDS
     )
     np.testing.assert_allclose(server.history["loss"], found.history["loss"][1:], rtol=1e-5)
@@ -126,7 +126,7 @@ def test_dropcompute_without_drops_is_minibatch_sgd(ran):
     method = algorithms.with_local_work(
         algorithms.minibatch_sgd(optax.sgd(0.1)), work.micro_batches(np.ones((3, M), bool))
     )
-    expected = simulated(method, 3, 3)
+    expected = simulate(method, 3, 3)
     np.testing.assert_allclose(ran[2][0].params, expected.params, rtol=1e-5)
     np.testing.assert_allclose(
         ran[2][0].history["loss"], expected.history["train_loss"][1:], rtol=1e-5

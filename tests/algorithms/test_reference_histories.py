@@ -106,15 +106,17 @@ def test_each_recorded_history_belongs_to_a_case():
 # --- Recording.
 
 
-def rounded(value: float, key: str) -> float | int | None:
+def round_number(value: float, key: str) -> float | int | None:
     if np.isnan(value):
         return None
     number = float(value) if is_exact(key) else float(f"{value:.6g}")
     return int(number) if number.is_integer() else number
 
 
-def as_lists(values: np.ndarray, key: str) -> Any:
-    return [as_lists(row, key) for row in values] if values.ndim else rounded(float(values), key)
+def to_lists(values: np.ndarray, key: str) -> Any:
+    return (
+        [to_lists(row, key) for row in values] if values.ndim else round_number(float(values), key)
+    )
 
 
 def record() -> None:
@@ -125,7 +127,7 @@ def record() -> None:
     for name in CASES:
         if name not in REFERENCES:
             print(name, flush=True)
-            REFERENCES[name] = {key: as_lists(values, key) for key, values in outcome(name).items()}
+            REFERENCES[name] = {key: to_lists(values, key) for key, values in outcome(name).items()}
         lines = [
             f"  {json.dumps(key)}: {json.dumps(values, separators=(',', ':'))}"
             for key, values in REFERENCES[name].items()

@@ -15,12 +15,12 @@ import dsgd
 from algorithms.local_updates.streaming_diloco import fragment_leaves
 from dsgd import clusters, compressors, network
 from tests.algorithms import quadratics
-from tests.methods.sparta import drawn
+from tests.methods.sparta import drawn_elements
 from theory_checks.machinery import trajectories
 
 T = 2_000
 IDENTITY = compressors.identity
-in_float64 = quadratics.in_float64
+float64 = quadratics.float64
 
 
 def test_what_a_memory_forgets_does_not_vanish_with_gamma():
@@ -101,7 +101,7 @@ def two_layers() -> dsgd.Problem:
 
 def test_sparta_draws_other_elements_in_each_round():
     of = quadratics.instance(0.5, quadratics.minimizer())
-    masks = drawn(
+    masks = drawn_elements(
         trajectories.run(lambda of: algorithms.sparta(optax.sgd(0.02), 0.3), of, length=T)
     )
     assert (masks.sum(axis=1) == np.ceil(0.3 * 7) + np.ceil(0.3 * 15)).all()

@@ -44,7 +44,7 @@ def regression(batch_size: int = 1) -> dsgd.Problem:
     )
 
 
-def of_sample(n: int, sample: int, x: np.ndarray) -> np.ndarray:
+def sample_gradient(n: int, sample: int, x: np.ndarray) -> np.ndarray:
     row = PARTS[n][sample]
     return (INPUTS[row] @ x - TARGETS[row]) * INPUTS[row]
 
@@ -132,17 +132,17 @@ def draws(steps: int, count: int) -> np.ndarray:
 def test_gt_saga_follows_its_recursion(devices):
     """Xin, Khan and Kar: one gradient of the table is renewed in every round."""
     W, X, Y, last = RING.W, np.zeros((N, D)), np.zeros((N, D)), np.zeros((N, D))
-    tables = [np.stack([of_sample(n, l, X[n]) for l in range(SIZES[n])]) for n in range(N)]
+    tables = [np.stack([sample_gradient(n, l, X[n]) for l in range(SIZES[n])]) for n in range(N)]
     drawn, models = draws(T, 2), []
     for tau, s in drawn.transpose(0, 2, 1):
         V = np.stack(
             [
-                of_sample(n, tau[n], X[n]) - tables[n][tau[n]] + tables[n].mean(axis=0)
+                sample_gradient(n, tau[n], X[n]) - tables[n][tau[n]] + tables[n].mean(axis=0)
                 for n in range(N)
             ]
         )
         for n in range(N):
-            tables[n][s[n]] = of_sample(n, s[n], X[n])
+            tables[n][s[n]] = sample_gradient(n, s[n], X[n])
         Y, last = W @ (Y + V - last), V
         X = W @ (X - GAMMA * Y)
         models.append(X)
@@ -157,9 +157,9 @@ def test_gt_saga_follows_its_recursion(devices):
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 5])
 def test_saga_follows_its_recursion(devices):
     x = np.zeros(D)
-    tables = [np.stack([of_sample(n, l, x) for l in range(SIZES[n])]) for n in range(N)]
+    tables = [np.stack([sample_gradient(n, l, x) for l in range(SIZES[n])]) for n in range(N)]
     for tau in draws(T, 1)[..., 0]:
-        g = [of_sample(n, tau[n], x) for n in range(N)]
+        g = [sample_gradient(n, tau[n], x) for n in range(N)]
         v = [g[n] - tables[n][tau[n]] + tables[n].mean(axis=0) for n in range(N)]
         for n in range(N):
             tables[n][tau[n]] = g[n]

@@ -228,7 +228,7 @@ def numbers() -> dict[str, np.ndarray]:
     return {name: N * rng.integers(1, 1 << 17, (N, N)) for name in ("biases", "weights")}
 
 
-def through_servers(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def server_bits(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the bits that each worker sends and receives if part j of worker n is g[n, j]."""
     up, down = np.zeros(N, int), np.zeros(N, int)
     for sender in range(N):
@@ -241,7 +241,7 @@ def through_servers(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return up, down
 
 
-def around_ring(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ring_bits(g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the same for a ring: every part starts at the worker of its number, is first
     accumulated, and then forwarded.
     """
@@ -270,7 +270,7 @@ def test_every_message_is_counted_where_it_leaves_and_where_it_arrives(method, a
     }
     traffic, _, up, down = sent_and_recorded(build[method], gradients, any_mesh.size)
     assert (traffic == {}) == (any_mesh.size == 1)
-    oracle = around_ring if "ring" in method or method == "whole-model" else through_servers
+    oracle = ring_bits if "ring" in method or method == "whole-model" else server_bits
     expected = [oracle(g) for g in layers.values()]
     np.testing.assert_array_equal(up, np.sum([sent for sent, _ in expected], axis=0))
     np.testing.assert_array_equal(down, np.sum([received for _, received in expected], axis=0))

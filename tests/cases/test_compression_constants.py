@@ -26,7 +26,7 @@ KEY = jax.random.key(0)
 TWO, THREE, ONE_OF = (compressors.top_k(k=2), compressors.top_k(k=3), compressors.random_k(k=1))
 
 
-def of_matrix(shape: tuple[int, int]) -> dsgd.Problem:
+def matrix_problem(shape: tuple[int, int]) -> dsgd.Problem:
     """Returns the problem of two workers whose gradients are constant."""
     return dsgd.Problem(
         init=lambda key: jnp.zeros(shape),
@@ -82,7 +82,7 @@ def test_the_rank_of_dion_is_rounded_up_once(fraction, rank):
 @pytest.mark.parametrize("shape", [(2, 5), (5, 2), (3, 4)])
 def test_a_rank_above_a_side_of_a_matrix_is_that_side(shape):
     """PowerSGD then sends the gradient without error, as r (a + b) numbers."""
-    problem = of_matrix(shape)
+    problem = matrix_problem(shape)
     compressed, exact = (
         dsgd.run(method, problem, steps=2, key=KEY, mesh=1)
         for method in (
@@ -102,7 +102,7 @@ def test_a_rank_above_a_side_of_a_matrix_is_that_side(shape):
 
 def test_dion_makes_steps_along_large_gradients_in_half_precision():
     """The square of the factor's norm, 300^2 times 12, is out of the range of float16."""
-    problem = of_matrix((3, 4))._replace(
+    problem = matrix_problem((3, 4))._replace(
         init=lambda key: jnp.zeros((3, 4), jnp.float16), data=np.full((2, 3, 4), 300, np.float16)
     )
     method = algorithms.dion(optax.sgd(0.5), 0.25)
@@ -147,11 +147,11 @@ def test_the_messages_of_one_vector_have_different_common_draws(name):
     }[name]
     x = jnp.arange(1.0, 13)
 
-    def sent(key):
+    def send(key):
         common = Common(key, jnp.int32(0), 2)
         return compressors.encode(both, KEY, x, common=common).decoded
 
-    decoded = np.asarray(jax.vmap(sent)(jax.random.split(KEY, 40)))
+    decoded = np.asarray(jax.vmap(send)(jax.random.split(KEY, 40)))
     numbers = np.count_nonzero(decoded, axis=1)
     assert numbers.max() == 6
     # One of 220 pairs of triples is equal, and 84 are disjoint.

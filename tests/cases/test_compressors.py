@@ -48,11 +48,11 @@ def test_what_is_not_finite_is_not_decoded_as_a_finite_number(dtype):
         x = x.at[0, 2].set(signalling)
 
         @partial(jax.jit, compiler_options=UNOPTIMIZED)
-        def decoded(x):
+        def decode(x):
             key = jax.random.key(0)
             return [jax.vmap(partial(see, each, key))(x)[:, 2] for each in OF_EVERY_WIDTH]
 
-        found = decoded(x)
+        found = decode(x)
     for each, values in zip(OF_EVERY_WIDTH, found, strict=True):
         assert np.isnan(values[0]), each.name
         assert not np.isfinite(values).any(), (each.name, values)

@@ -30,7 +30,7 @@ def run(problem: dsgd.Problem = QUADRATIC, **options: Any) -> dsgd.Result:
 
 
 @pytest.fixture(scope="module")
-def taped() -> dsgd.Result:
+def tape() -> dsgd.Result:
     return run(taped=True)
 
 
@@ -85,16 +85,16 @@ SWAPPED: dict[str, Callable[[Any], Any]] = {
     "algorithm and problem ": lambda _: dsgd.check(QUADRATIC, METHOD),
     "algorithm and problem  ": lambda _: dsgd.exchanges(QUADRATIC, METHOD),
     "algorithm and problem   ": lambda _: dsgd.compile_round(QUADRATIC, METHOD),
-    "result and cluster": lambda taped: dsgd.replay(CLUSTER, taped),
+    "result and cluster": lambda tape: dsgd.replay(CLUSTER, tape),
     "candidates and problem": lambda _: dsgd.plan(QUADRATIC, NONE, CLUSTER, target=1.0, key=KEY),
     "compressor and key": lambda _: compressors.apply(KEY, SIGN, np.ones(3)),
 }
 
 
 @pytest.mark.parametrize("what", SWAPPED)
-def test_swapped_arguments_are_named(what, taped):
+def test_swapped_arguments_are_named(what, tape):
     with pytest.raises(ValueError, match=f"{what.strip()} are swapped$"):
-        SWAPPED[what](taped)
+        SWAPPED[what](tape)
 
 
 def test_a_wrong_argument_is_not_called_swapped():
@@ -106,7 +106,7 @@ def test_a_wrong_argument_is_not_called_swapped():
         algorithms.fed_adam(optax.sgd(0.3), cast("Any", 2.5), 3)
 
 
-def strided(array: np.ndarray) -> np.ndarray:
+def make_strided(array: np.ndarray) -> np.ndarray:
     return np.repeat(array, 2, axis=-1)[..., ::2]
 
 
@@ -118,7 +118,7 @@ def strided(array: np.ndarray) -> np.ndarray:
         lambda array: array.astype(np.longdouble),
         lambda array: array.view(np.matrix),
         np.ma.masked_array,
-        strided,
+        make_strided,
     ],
     ids=["big-endian", "big-endian doubles", "long doubles", "matrix", "unmasked", "strided"],
 )
@@ -195,7 +195,7 @@ def notes(error: BaseException) -> str:
     return " ".join([str(error), *getattr(error, "__notes__", [])])
 
 
-def test_mistakes_of_users_functions_are_named(taped):
+def test_mistakes_of_users_functions_are_named(tape):
     evaluation = dsgd.Evaluation(QUADRATIC.evaluation.function, statistics=fails)
     calls = {
         "sweep: factory with gamma = 0.3 raised KeyError: 'mine'": lambda: dsgd.sweep(
@@ -206,7 +206,7 @@ def test_mistakes_of_users_functions_are_named(taped):
             gamma=[0.1, 0.3],
         ),
         "replay: cluster with a = 2.0 raised KeyError: 'mine'": lambda: dsgd.replay(
-            taped, lambda a: fails(), a=[2.0]
+            tape, lambda a: fails(), a=[2.0]
         ),
         "statistics of mine raised KeyError": lambda: run(
             QUADRATIC._replace(name="mine", evaluate=evaluation)

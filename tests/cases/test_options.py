@@ -66,7 +66,7 @@ CODES = {inspect.unwrap(function).__code__: name for name, function in METHODS.i
 
 
 @cache
-def compared() -> dict[str, list[dict[str, Any]]]:
+def comparisons() -> dict[str, list[dict[str, Any]]]:
     """Returns the arguments with which each method is compared with its recursion."""
     found = {name: list[dict[str, Any]]() for name in METHODS}
     with jax.enable_x64(True):
@@ -116,7 +116,7 @@ def test_arguments_differ_from_their_defaults_in_comparisons_with_recursions():
     """Numbers are also not 0 or 1, and not equal to each other."""
     unseen = set[str]()
     for name in METHODS.keys() - WRAPPERS:
-        found = compared()[name]
+        found = comparisons()[name]
         if not found:
             unseen.add(name)
             continue
@@ -146,10 +146,10 @@ OTHER = {
 }
 
 
-def made(name: str, **options: Any) -> Algorithm:
+def make_method(name: str, **options: Any) -> Algorithm:
     """Returns a method as it is compared, or as in `OTHERWISE`, with other options."""
     own = OTHERWISE.get(name)
-    (arguments, *_) = [call.arguments for call in calls(own)] if own else compared()[name]
+    (arguments, *_) = [call.arguments for call in calls(own)] if own else comparisons()[name]
     return METHODS[name](**{**arguments, **options})
 
 
@@ -173,7 +173,7 @@ def test_all_messages_use_the_given_pattern(name):
     usual = options(name)["via"]
     with jax.enable_x64(True):
         default, found = (
-            [each.pattern for each in dsgd.exchanges(made(name, via=via), regression())]
+            [each.pattern for each in dsgd.exchanges(make_method(name, via=via), regression())]
             for via in (usual, OTHER[usual])
         )
     assert usual in default
@@ -184,7 +184,7 @@ def test_all_messages_use_the_given_pattern(name):
 def test_an_inclusion_probability_is_used(name):
     """It is refused if all clients participate."""
     with jax.enable_x64(True), pytest.raises(ValueError, match=r"inclusion = 0.5 but all clients"):
-        dsgd.exchanges(made(name, inclusion=0.5), regression())
+        dsgd.exchanges(make_method(name, inclusion=0.5), regression())
 
 
 # --- Ranges that the docstrings state.
@@ -214,7 +214,7 @@ def outside(name: str) -> Iterator[tuple[str, float]]:
 @pytest.mark.parametrize("name", [name for name in METHODS if [*outside(name)]])
 def test_numbers_outside_their_stated_range_are_refused(name):
     with jax.enable_x64(True):
-        made(name)
+        make_method(name)
         for option, value in outside(name):
             with pytest.raises(ValueError, match=rf"^\w+: {option} = {value}; expected"):
-                made(name, **{option: value})
+                make_method(name, **{option: value})

@@ -65,7 +65,7 @@ def build(name: str, via: Any) -> dsgd.Algorithm:
     return facts.METHODS[name].instance(optimizer, N, **SPECIAL.get(name, {}), via=via)
 
 
-def accepted(name: str) -> set[str]:
+def accepted_patterns(name: str) -> set[str]:
     """Returns the names of the patterns with which a method is constructed."""
     names = set()
     for label, pattern in PATTERNS.items():
@@ -94,7 +94,7 @@ def test_all_methods_with_a_mean_are_here():
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_accepts_the_patterns_that_carry_what_it_sends(name):
     """A custom pattern of the right type is that of all its exchanges."""
-    assert accepted(name) == set().union(*(ACCEPTED[kind] for kind in kinds(name)))
+    assert accepted_patterns(name) == set().union(*(ACCEPTED[kind] for kind in kinds(name)))
     for kind in kinds(name):
         mine = kind("mine", network.star.seconds, network.star.volume)
         found = dsgd.exchanges(build(name, mine), PROBLEM)
@@ -121,7 +121,7 @@ def test_a_pattern_that_a_compressor_replaces_is_refused():
         algorithms.streaming_diloco(SGD, 1, 4, via=network.star)
 
 
-def sent(round: communication.Communicator, g: Any, pattern: Any) -> None:
+def send(round: communication.Communicator, g: Any, pattern: Any) -> None:
     zeros = counts.from_bits(0, N)
     unchecked(communication.Communicator.sent)(round, zeros, zeros, pattern)
 
@@ -155,7 +155,7 @@ CALLS: dict[str, tuple[Callable, set[str]]] = {
     "to_server": (calling("to_server", compressors.sign), SERVERS),
     "to_servers": (to_servers, {"multi_server"}),
     "event": (event, ASYNCHRONOUS),
-    "sent": (sent, set(PATTERNS) - {"local", "custom"}),
+    "sent": (send, set(PATTERNS) - {"local", "custom"}),
 }
 
 
@@ -184,13 +184,13 @@ def test_a_call_accepts_the_patterns_that_carry_what_it_sends(name):
 
 @pytest.mark.parametrize("volume", [0.0, 1 / N, 0.99, np.nan])
 def test_a_mean_needs_a_vector_of_each_worker(volume):
-    def through(volume):
+    def average(volume):
         pattern = network.AllReduce("free", network.star.seconds, lambda N: volume)
         round_of(lambda round, g: round.mean(g, pattern))
 
-    through(1.0)
+    average(1.0)
     with pytest.raises(ValueError, match=r"mine: round.mean: volume of free returns .*at least 1"):
-        through(volume)
+        average(volume)
 
 
 def test_averages_cost_what_their_pattern_costs():

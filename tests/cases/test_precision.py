@@ -23,7 +23,7 @@ from dsgd import clusters, compressors, network, problems, workers
 from tests.algorithms import quadratics
 from tests.dsgd.by_hand import method, run
 
-in_float64 = quadratics.in_float64
+float64 = quadratics.float64
 N, D = 5, 6
 DRAW = np.random.default_rng(1)
 A, B = DRAW.uniform(0.5, 1.5, (N, D)), DRAW.normal(size=(N, D))

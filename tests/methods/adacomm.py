@@ -11,7 +11,7 @@ import optax
 
 from algorithms import adacomm, local_sgd, minibatch_sgd
 from dsgd import Algorithm
-from tests.methods.bits import Bits, all_reduce, at_end
+from tests.methods.bits import Bits, all_reduce, period_end
 from tests.methods.given import MOMENTUM, SGD, Case, Given, Rounds, Setting
 from theory_checks.machinery.trajectories import ROUNDS
 
@@ -24,7 +24,7 @@ def recursion(given: Given, first: int, interval: int, minimum: float, changes: 
         return changing(given.gamma, t) if changes else given.gamma
 
     for t in given.rounds:
-        here, S, exchange = given.participates[t], given.counted(t), given.nothing()
+        here, S, exchange = given.participates[t], given.contributes(t), given.nothing()
         losses, known = np.where(here & ~known, given.losses(t, X), losses), known | here
         X = X - gamma(t) * given.present(t) * G(t, X)
         if t + 1 >= due:
@@ -43,7 +43,7 @@ def recursion(given: Given, first: int, interval: int, minimum: float, changes: 
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, all_reduce(N, d + 1))
+    return period_end(t, all_reduce(N, d + 1))
 
 
 def changing(gamma: Any, t: Any) -> Any:

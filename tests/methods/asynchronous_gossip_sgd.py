@@ -9,7 +9,7 @@ import numpy as np
 from algorithms import asynchronous_gossip_sgd
 from tests.methods import events
 from tests.methods.asynchronous_sgd import LATENCY, LENGTH, SYMBOLS
-from tests.methods.bits import FLOAT, Bits, of_some
+from tests.methods.bits import FLOAT, Bits, bits_of_some
 from tests.methods.events import Numbers
 from tests.methods.given import Case, Given, Rounds
 from theory_checks.machinery.trajectories import Trajectory
@@ -96,7 +96,7 @@ def recursion(given: Given) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return None if t else of_some(2, min(1, N - 1) * d * FLOAT, N)
+    return None if t else bits_of_some(2, min(1, N - 1) * d * FLOAT, N)
 
 
 CASES = {
@@ -107,7 +107,7 @@ CASES = {
         "momentum",
         symbols=SYMBOLS,
         more=events.cluster,
-        place=partial(events.placed, latency=LATENCY),
+        place=partial(events.place, latency=LATENCY),
         length=LENGTH,
     )
 }

@@ -48,7 +48,7 @@ def recursion(given: Given) -> Rounds:
     found, x, mean, step = schedule(given, SERVERS, "blocking"), [given.x], 0.0, given.step()
     for t in given.rounds:
         at, n = read(x, found.staleness[t]), found.worker[t]
-        g = given.at(t, at)[n]
+        g = given.gradients_at(t, at)[n]
         mean = DECAY * mean + (1 - DECAY) * g**2
         x.append(x[t] + step(g + WEIGHT / np.sqrt(mean + 1e-7) * g**2 * (x[t] - at)))
         sent = np.where(np.arange(given.N) == n, given.model, 0)
@@ -62,7 +62,7 @@ CASES = {
         recursion,
         symbols=SYMBOLS,
         more=events.cluster,
-        place=partial(events.placed, latency=LATENCY, convention="blocking"),
+        place=partial(events.place, latency=LATENCY, convention="blocking"),
         length=LENGTH,
     )
 }

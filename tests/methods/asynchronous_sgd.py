@@ -11,9 +11,9 @@ import numpy as np
 
 from algorithms import asynchronous_sgd, delays
 from tests.methods import events
-from tests.methods.bits import FLOAT, Bits, of_some
+from tests.methods.bits import FLOAT, Bits, bits_of_some
 from tests.methods.compressors import shard, unshard
-from tests.methods.events import Schedule, asked
+from tests.methods.events import Schedule, asked_worker
 from tests.methods.given import Case, Given, Rounds, Setting
 from theory_checks.machinery.statement import Draws
 
@@ -37,7 +37,7 @@ def recursion(
     x, step = [given.x], given.step()
     for t in given.rounds:
         n, old = worker[t], ages(t, x)
-        change = shard(step(given.at(t, read(x, old))[n]), len(old))
+        change = shard(step(given.gradients_at(t, read(x, old))[n]), len(old))
         x.append(x[t] + unshard(change / np.maximum(1, old if aware else 1)[..., None], given.d))
         sent = np.where(np.arange(given.N) == n, given.model, 0)
         yield {"x": x[-1], "worker": n, "staleness": old.max(), "bits up": sent, "bits down": sent}
@@ -73,7 +73,7 @@ def table(draws: Draws) -> np.ndarray:
     return rng.integers(0, OLDEST + 1, (7, 3)).astype(np.int32)
 
 
-def of_the_table(given: Setting) -> delays.Delays:
+def table_delays(given: Setting) -> delays.Delays:
     def staleness(key, t, parts, moved):
         return jnp.minimum(jnp.asarray(given.more)[t % 7], t).astype(jnp.int32)
 
@@ -84,7 +84,7 @@ SYMBOLS: dict[str, Any] = {
     "x": "server.model.params",
     "worker": "metrics.worker",
     "staleness": "metrics.staleness",
-    "asked": asked,
+    "asked": asked_worker,
     "clock": lambda found: found.clock,
 }
 
@@ -92,11 +92,11 @@ SYMBOLS: dict[str, Any] = {
 def _with_delays(aware: bool, optimizer: str = "plain") -> Case:
     return Case(
         lambda given: asynchronous_sgd(
-            given.optimizer, of_the_table(given), servers=3, staleness_aware=aware
+            given.optimizer, table_delays(given), servers=3, staleness_aware=aware
         ),
         lambda given: recursion(
             given,
-            asked(given.found),
+            asked_worker(given.found),
             lambda t, x: np.minimum(np.asarray(given.more)[t % 7], t),
             aware,
         ),
@@ -107,7 +107,7 @@ def _with_delays(aware: bool, optimizer: str = "plain") -> Case:
     )
 
 
-def on_cluster(
+def cluster_case(
     servers: int,
     convention: Any,
     bound: int | None = None,
@@ -132,23 +132,23 @@ def on_cluster(
         optimizer=optimizer,
         symbols=SYMBOLS,
         more=more,
-        place=partial(events.placed, latency=LATENCY, convention=convention),
+        place=partial(events.place, latency=LATENCY, convention=convention),
         length=LENGTH,
     )
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return of_some(1, d * FLOAT, N)
+    return bits_of_some(1, d * FLOAT, N)
 
 
 CASES = {
-    "": on_cluster(2, "blocking"),
-    "bounded": on_cluster(1, "pipelined", 5, aware=True, optimizer="momentum"),
+    "": cluster_case(2, "blocking"),
+    "bounded": cluster_case(1, "pipelined", 5, aware=True, optimizer="momentum"),
     "delays": _with_delays(False, "momentum"),
     "delays, staleness-aware": _with_delays(True),
     "worst case": Case(
         lambda given: asynchronous_sgd(given.optimizer, delays.worst_case(WORST), servers=2),
-        lambda given: recursion(given, asked(given.found), farthest(2)),
+        lambda given: recursion(given, asked_worker(given.found), farthest(2)),
         symbols=SYMBOLS,
         length=LENGTH,
     ),

@@ -18,7 +18,7 @@ def recursion(given: Given) -> Rounds:
     for t in given.rounds:
         seconds = np.array([given.more.seconds(n, float(t)) for n in range(N)])
         first = sorted(range(N), key=lambda n: (seconds[n], n))[: N - BACKUPS]
-        x = x + step(given.at(t, x)[first].sum(axis=0) / (N - BACKUPS))
+        x = x + step(given.gradients_at(t, x)[first].sum(axis=0) / (N - BACKUPS))
         counted = np.isin(np.arange(N), first)
         yield {
             "x": x,
@@ -42,6 +42,6 @@ CASES = {
         optimizer="momentum",
         symbols={"compute": lambda found: found.compute},
         more=with_ties,
-        place=events.placed,
+        place=events.place,
     )
 }

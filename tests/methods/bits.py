@@ -19,7 +19,7 @@ FLOAT = 32
 Bits = Any
 
 
-def packed(width: int, count: int) -> int:
+def packed_bits(width: int, count: int) -> int:
     """Returns the number of bits of `count` codes of this width, packed in planes of 8, 4, 2 and 1
     bits, each of whole bytes.
     """
@@ -42,17 +42,17 @@ def degree(N: int) -> int:
     return min(2, N - 1)
 
 
-def on_ring(N: int, d: int, vectors: float = 1) -> float:
+def ring_bits(N: int, d: int, vectors: float = 1) -> float:
     """Returns the bits of so many models to each neighbour on a ring."""
     return degree(N) * vectors * d * FLOAT
 
 
-def of_some(number: int, bits: float, N: int) -> np.ndarray:
+def bits_of_some(number: int, bits: float, N: int) -> np.ndarray:
     """Returns the bits if so many workers send and receive, `[N]`."""
     return np.where(np.arange(N) < number, bits, 0.0)
 
 
-def at_end(t: int, bits: Bits, period: int = 4) -> Bits:
+def period_end(t: int, bits: Bits, period: int = 4) -> Bits:
     """Returns the bits of round t if messages are sent in the last round of each period."""
     return 0 if (t + 1) % period else bits
 
@@ -61,17 +61,17 @@ def codes(width: int, d: int) -> int:
     """Returns the bits of a message of `random_quantization`: codes and two ends, or the elements
     if there are at most two.
     """
-    return packed(width, d) + 2 * FLOAT if d > 2 else d * FLOAT
+    return packed_bits(width, d) + 2 * FLOAT if d > 2 else d * FLOAT
 
 
 def signs(d: int) -> int:
     """Returns the bits of a message of `sign`: signs and a scale."""
-    return packed(1, d) + FLOAT
+    return packed_bits(1, d) + FLOAT
 
 
 def largest(k: int, d: int, number: int = FLOAT) -> int:
     """Returns the bits of k of d elements with their indices."""
-    return number * k + packed((d - 1).bit_length(), k)
+    return number * k + packed_bits((d - 1).bit_length(), k)
 
 
 def tenth(d: int) -> int:
@@ -83,7 +83,7 @@ def five_values(d: int) -> int:
     """Returns the bits of a message of `qsgd(2, "linf")`: three bits of each element, and a
     scale.
     """
-    return packed(3, d) + FLOAT
+    return packed_bits(3, d) + FLOAT
 
 
 def with_reply(message: float, d: int) -> tuple[float, int]:

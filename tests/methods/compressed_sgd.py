@@ -6,13 +6,13 @@ import numpy as np
 
 from algorithms import compressed_sgd
 from tests.methods.bits import Bits, codes, parts
-from tests.methods.compressors import HALF, SHORT, Parts, Q, clipped, largest_half
+from tests.methods.compressors import HALF, SHORT, Parts, Q, clip, largest_half
 from tests.methods.given import Case, Given, Rounds
 
 Exchange = Callable[[np.ndarray, Q, Parts], np.ndarray]
 
 
-def through_servers(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
+def server_mean(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
     """Sends part n to server n, which averages it and sends the mean to all workers: (3.4)."""
     N, q = cutting.N, cutting.each(q)
     parts = [cutting.shard(g) for g in gradients]
@@ -20,7 +20,7 @@ def through_servers(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
     return cutting.unshard(np.array(answers))
 
 
-def around_ring(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
+def ring_mean(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
     """Sends part n around the ring from worker n; every worker adds its own part, and the sum is
     divided by N: (3.5), there without 1/N.
     """
@@ -37,7 +37,7 @@ def around_ring(gradients: np.ndarray, q: Q, cutting: Parts) -> np.ndarray:
 def recursion(given: Given, exchange: Exchange, q: Q) -> Rounds:
     x, step, cutting = given.x, given.step(), Parts(given.layers, given.N)
     for t in given.rounds:
-        x = x + step(exchange(given.at(t, x), q, cutting))
+        x = x + step(exchange(given.gradients_at(t, x), q, cutting))
         yield {"x": x}
 
 
@@ -48,11 +48,11 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     "servers": Case(
         lambda given: compressed_sgd(given.optimizer, SHORT, allow_biased=True),
-        lambda given: recursion(given, through_servers, clipped),
+        lambda given: recursion(given, server_mean, clip),
     ),
     "ring": Case(
         lambda given: compressed_sgd(given.optimizer, HALF, ring=True, allow_biased=True),
-        lambda given: recursion(given, around_ring, largest_half),
+        lambda given: recursion(given, ring_mean, largest_half),
         optimizer="momentum",
     ),
 }

@@ -27,7 +27,7 @@ SIGN: Compressor = compressors.sign
 HALF_OF_ALL, SHORT_OF_ALL = compressors.whole_model(HALF), compressors.whole_model(SHORT)
 
 
-def unbiased(compressor: Compressor) -> Compressor:
+def declare_unbiased(compressor: Compressor) -> Compressor:
     """Returns a compressor that is stated to be unbiased, so that methods that need one accept it.
     The recursions hold for any map.
     """
@@ -52,7 +52,7 @@ def mean_size_times_sign(x: np.ndarray) -> np.ndarray:
     return np.mean(np.abs(x)) * np.where(x < 0, -1, 1)
 
 
-def clipped(x: np.ndarray) -> np.ndarray:
+def clip(x: np.ndarray) -> np.ndarray:
     """Keeps the sign, 8 bits of exponent and 3 of mantissa (`compressors.clipping(3)`)."""
     return (x.astype(np.float32).view(np.uint32) >> 20 << 20).view(np.float32).astype(float)
 
@@ -85,9 +85,9 @@ class Compression:
 
 HALVES = Compression(HALF, largest_half, lambda d, word: bits.largest(-(-d // 2), d, word))
 WHOLE_HALVES = Compression(HALF_OF_ALL, largest_half, HALVES.size, whole=True)
-CLIPPED = Compression(SHORT_OF_ALL, clipped, lambda d, word: bits.packed(12, d), whole=True)
-SHORTS = Compression(SHORT, clipped, CLIPPED.size)
-SIGNS = Compression(SIGN, mean_size_times_sign, lambda d, word: bits.packed(1, d) + word)
+CLIPPED = Compression(SHORT_OF_ALL, clip, lambda d, word: bits.packed_bits(12, d), whole=True)
+SHORTS = Compression(SHORT, clip, CLIPPED.size)
+SIGNS = Compression(SIGN, mean_size_times_sign, lambda d, word: bits.packed_bits(1, d) + word)
 
 
 def shard(x: np.ndarray, N: int) -> np.ndarray:
@@ -131,7 +131,7 @@ class Parts:
         return lambda part: np.concatenate([q(piece) for piece in np.split(part, self._part_ends)])
 
 
-def in_parts(path: str) -> Callable[[Trajectory], np.ndarray]:
+def parts_at(path: str) -> Callable[[Trajectory], np.ndarray]:
     """Returns the function from a trajectory to the vectors that its state has in parts, `[..., N,
     part]`, at this path.
     """

@@ -8,7 +8,7 @@ import numpy as np
 
 from algorithms import cser, local_sgd, minibatch_sgd
 from dsgd import compressors
-from tests.methods.bits import Bits, all_reduce, at_end
+from tests.methods.bits import Bits, all_reduce, period_end
 from tests.methods.compressors import HALVES, SHORTS, Compression
 from tests.methods.fed_avg import H
 from tests.methods.given import MOMENTUM, Case, Given, Rounds, add
@@ -22,7 +22,7 @@ def recursion(given: Given, C1: Compression, C2: Compression | None) -> Rounds:
     x, e, step = given.x, np.zeros_like(given.X), given.step()
 
     def psync(t, v, C):
-        S, sent = given.counted(t), C(given, v)
+        S, sent = given.contributes(t), C(given, v)
         mean = sent[S].mean(axis=0) if S.any() else 0
         exchange = given.all_reduce if C is ALL else given.all_gather
         return x + mean, np.where(S[:, None], v - sent, v), exchange(t, C.bits(given))
@@ -56,7 +56,7 @@ def case(C1: Compression, C2: Compression | None, optimizer: str = "momentum") -
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return all_reduce(N, -(-d // 10)) + at_end(t, all_reduce(N, -(-2 * d // 5)))
+    return all_reduce(N, -(-d // 10)) + period_end(t, all_reduce(N, -(-2 * d // 5)))
 
 
 CASES = {

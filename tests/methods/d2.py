@@ -5,7 +5,7 @@ recursion of exact diffusion.
 import numpy as np
 
 from algorithms import d2, exact_diffusion
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, ring_bits
 from tests.methods.given import SGD, Case, Given, Rounds
 from tests.methods.graphs import IRREGULAR, LAZY
 
@@ -23,7 +23,7 @@ def recursion(given: Given, share: float = 1.0) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return on_ring(N, d)
+    return ring_bits(N, d)
 
 
 CASES = {"": Case(lambda given: d2(given.optimizer, given.graph), recursion, "lazy", "momentum")}

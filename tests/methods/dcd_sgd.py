@@ -3,7 +3,7 @@
 from algorithms import dcd_sgd, dgd
 from dsgd import compressors
 from tests.methods.bits import Bits, codes, degree
-from tests.methods.compressors import CLIPPED, SHORT_OF_ALL, unbiased
+from tests.methods.compressors import CLIPPED, SHORT_OF_ALL, declare_unbiased
 from tests.methods.given import SGD, Case, Given, Rounds
 from tests.methods.graphs import LAZY
 
@@ -23,7 +23,7 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(
-        lambda given: dcd_sgd(given.optimizer, given.graph, unbiased(SHORT_OF_ALL)),
+        lambda given: dcd_sgd(given.optimizer, given.graph, declare_unbiased(SHORT_OF_ALL)),
         recursion,
         "star",
         "momentum",

@@ -7,7 +7,7 @@ import numpy as np
 import topologies
 from algorithms import decentralized_sgd
 from dsgd import Algorithm
-from tests.methods.bits import FLOAT, Bits, on_ring
+from tests.methods.bits import FLOAT, Bits, ring_bits
 from tests.methods.given import Case, Given, Rounds, Setting
 from tests.methods.opapc import chebyshev
 
@@ -41,12 +41,12 @@ def method(given: Setting) -> Algorithm:
     return decentralized_sgd(given.optimizer, given.graph)
 
 
-def averaged(given: Setting) -> Algorithm:
+def average_momenta(given: Setting) -> Algorithm:
     return decentralized_sgd(given.optimizer, given.graph, average_momentum=True)
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return on_ring(N, d)
+    return ring_bits(N, d)
 
 
 def bits_complete(t: int, N: int, d: int) -> Bits:
@@ -63,14 +63,14 @@ CASES = {
         "irregular",
     ),
     "averaged momenta": Case(
-        averaged,
+        average_momenta,
         with_averaged_momenta,
         "one peer",
         "momentum",
         symbols={"momentum": "workers.optimizer.trace"},
     ),
     "averaged momenta, absent": Case(
-        averaged,
+        average_momenta,
         with_averaged_momenta,
         "ring",
         "momentum",

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from algorithms import delayed_diloco
-from tests.methods.bits import Bits, all_reduce, at_end
+from tests.methods.bits import Bits, all_reduce, period_end
 from tests.methods.diloco import nesterov
 from tests.methods.fed_avg import H, local_steps
 from tests.methods.given import Case, Given, Rounds
@@ -27,7 +27,7 @@ def recursion(given: Given) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, all_reduce(N, d))
+    return period_end(t, all_reduce(N, d))
 
 
 CASES = {

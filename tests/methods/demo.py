@@ -6,7 +6,7 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from algorithms import demo
-from tests.methods.bits import FLOAT, Bits, packed
+from tests.methods.bits import FLOAT, Bits, packed_bits
 from tests.methods.compressors import largest
 from tests.methods.given import Case, Given, Rounds
 
@@ -23,7 +23,7 @@ def recursion(given: Given, k: int, T: np.ndarray, chunks: tuple[int, ...]) -> R
     """Keeps the k largest of the coefficients T x of each chunk, one chunk after the other."""
     x, m, ends = given.x, np.zeros((given.N, given.d)), np.cumsum(chunks)[:-1]
     for t in given.rounds:
-        m = BETA * m + given.at(t, x)
+        m = BETA * m + given.gradients_at(t, x)
         split = [np.split(T @ each, ends) for each in m]
         q = np.array(
             [np.concatenate([largest(part, min(k, len(part))) for part in each]) for each in split]
@@ -39,7 +39,7 @@ def bits(t: int, N: int, d: int) -> Bits:
     """
     chunk = max(c for c in range(1, 65) if d % c == 0)
     sent = d // chunk * 4
-    return (N - 1) * (FLOAT * sent + packed((chunk - 1).bit_length(), sent))
+    return (N - 1) * (FLOAT * sent + packed_bits((chunk - 1).bit_length(), sent))
 
 
 def _case(k: int, chunk: int, T: np.ndarray, chunks: tuple[int, ...]) -> Case:

@@ -18,7 +18,7 @@ def recursion(given: Given, periods: Sequence[int]) -> Rounds:
     """Yields rounds of Adam, with periods K_x, K_u and K_v, or of momentum, with K_x and K_u."""
     X, u, v, own = given.X, np.zeros_like(given.X), np.zeros_like(given.X), np.zeros((given.N, 1))
     for t in given.rounds:
-        g, here, S = given.G(t, X), given.present(t), given.counted(t)
+        g, here, S = given.G(t, X), given.present(t), given.contributes(t)
         own, v = own + here, np.where(here, 0.999 * v + 0.001 * g**2, v)
         u = np.where(here, 0.9 * u + (1 if given.optimizer == "momentum" else 0.1) * g, u)
         change = u

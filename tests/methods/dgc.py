@@ -17,7 +17,7 @@ def recursion(given: Given, nesterov: bool, masking: bool) -> Rounds:
     """Half of the elements in the warm-up, then a fifth; gradients are clipped to theta."""
     x, step, (u, v) = given.x, given.step(), np.zeros((2, given.N, given.d))
     for t in given.rounds:
-        g, share = given.at(t, x), 2 if t < STAGE else 5
+        g, share = given.gradients_at(t, x), 2 if t < STAGE else 5
         lengths = np.sqrt(np.sum(g**2, axis=1, keepdims=True))
         g = g * np.minimum(1, THETA * given.N**-0.5 / lengths)
         u = BETA * (u + g) if nesterov else BETA * u + g

@@ -2,7 +2,7 @@
 
 from algorithms import dgd
 from dsgd import Algorithm
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, ring_bits
 from tests.methods.given import Case, Given, Rounds, Setting
 
 APART = True
@@ -20,7 +20,7 @@ def method(given: Setting) -> Algorithm:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return on_ring(N, d)
+    return ring_bits(N, d)
 
 
 CASES = {

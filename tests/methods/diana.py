@@ -4,7 +4,7 @@ from algorithms import diana, error_feedback, minibatch_sgd
 from algorithms.mechanisms.memories import Up
 from dsgd import compressors, problems
 from tests.methods import ef_bv
-from tests.methods.compressors import HALF, unbiased
+from tests.methods.compressors import HALF, declare_unbiased
 from tests.methods.ef_bv import OMEGA, RANDOM, SYMBOLS
 from tests.methods.given import MOMENTUM, SGD, Case, Given, Rounds, Setting
 from tests.methods.steps import PENALTY, soft_threshold
@@ -13,7 +13,7 @@ ALPHA = 0.4
 
 
 def method(given: Setting):
-    return diana(given.optimizer, unbiased(HALF), ALPHA)
+    return diana(given.optimizer, declare_unbiased(HALF), ALPHA)
 
 
 def recursion(given: Given) -> Rounds:

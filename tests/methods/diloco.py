@@ -4,7 +4,7 @@ import numpy as np
 import optax
 
 from algorithms import diloco, local_sgd, minibatch_sgd
-from tests.methods.bits import Bits, all_reduce, at_end
+from tests.methods.bits import Bits, all_reduce, period_end
 from tests.methods.fed_avg import H, Outer, local_steps
 from tests.methods.given import GAMMA, MOMENTUM, SGD, Case, Given, Rounds
 from tests.methods.minibatch_sgd import all_reduced
@@ -29,7 +29,7 @@ def recursion(given: Given, eta: float = 0.7, mu: float = 0.9) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, all_reduce(N, d))
+    return period_end(t, all_reduce(N, d))
 
 
 CASES = {

@@ -16,7 +16,7 @@ def recursion(given: Given) -> Rounds:
     x, Q, step = given.x, first_factor(given), given.step()
     M = np.zeros((given.N, OUTPUTS, INPUTS))
     for t in given.rounds:
-        biases, gradients = split(given.at(t, x))
+        biases, gradients = split(given.gradients_at(t, x))
         M = M + gradients
         P = gram_schmidt(np.mean([each @ Q for each in M], axis=0))
         R = np.mean([each.T @ P for each in M], axis=0)

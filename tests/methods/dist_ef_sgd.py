@@ -18,7 +18,7 @@ def recursion(given: Given) -> Rounds:
     x, e_server, last, (m, e) = given.x, np.zeros(given.d), 0.0, np.zeros((2, given.N, given.d))
     for t in given.rounds:
         gamma = GAMMA / (t + 1)
-        g, ratio = given.at(t, x), last / gamma
+        g, ratio = given.gradients_at(t, x), last / gamma
         m = MU * m + g
         p = MU * m + g + ratio * e
         sent = HALVES(given, p)

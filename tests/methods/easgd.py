@@ -4,7 +4,7 @@ import numpy as np
 
 from algorithms import easgd
 from tests.methods.bits import FLOAT, Bits
-from tests.methods.fed_avg import through_server
+from tests.methods.fed_avg import server_mean
 from tests.methods.given import Case, Given, Rounds
 
 H, BETA = 2, 0.6
@@ -20,8 +20,8 @@ def recursion(given: Given, mu: float = 0.0) -> Rounds:
         v = np.where(here, mu * v + step(given.G(t, X + mu * v), here), v)
         pull = np.zeros_like(X)
         if (t + 1) % H == 0:
-            pull = BETA / given.N * given.counted(t)[:, None] * (X - center)
-            exchange = through_server(given, t)
+            pull = BETA / given.N * given.contributes(t)[:, None] * (X - center)
+            exchange = server_mean(given, t)
         X, center = X + here * v - pull, center + pull.sum(axis=0)
         velocity = {"velocity": v} if mu else {}
         yield {"params": X, "x": center} | velocity | exchange

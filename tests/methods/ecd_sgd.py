@@ -4,7 +4,7 @@ from algorithms import dgd, ecd_sgd
 from dsgd import compressors
 from tests.methods import dcd_sgd
 from tests.methods.bits import Bits
-from tests.methods.compressors import CLIPPED, SHORT_OF_ALL, unbiased
+from tests.methods.compressors import CLIPPED, SHORT_OF_ALL, declare_unbiased
 from tests.methods.given import SGD, Case, Given, Rounds
 from tests.methods.graphs import LAZY
 
@@ -26,7 +26,7 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(
-        lambda given: ecd_sgd(given.optimizer, given.graph, unbiased(SHORT_OF_ALL)),
+        lambda given: ecd_sgd(given.optimizer, given.graph, declare_unbiased(SHORT_OF_ALL)),
         recursion,
         "irregular",
     )

@@ -14,20 +14,22 @@ from tests.methods.compressors import (
     SHORT,
     SHORT_OF_ALL,
     Parts,
-    clipped,
-    in_parts,
+    clip,
     largest_half,
+    parts_at,
 )
 from tests.methods.given import MOMENTUM, Case, Given, Rounds
 
 
 def recursion(given: Given, whole: bool = False) -> Rounds:
     N, step, cutting = given.N, given.step(), Parts((given.d,) if whole else given.layers, given.N)
-    up, down = cutting.each(largest_half), cutting.each(clipped)
+    up, down = cutting.each(largest_half), cutting.each(clip)
     x = x_hat = cutting.shard(given.x)
     u_hat = np.zeros((N, *x.shape))
     for t in given.rounds:
-        u = np.array([cutting.shard(g) for g in given.at(t, cutting.unshard(x_hat))])  # line 9
+        u = np.array(
+            [cutting.shard(g) for g in given.gradients_at(t, cutting.unshard(x_hat))]
+        )  # line 9
         changes = [[up(u[m][k] - u_hat[m][k]) for k in range(N)] for m in range(N)]
         u_hat = u_hat + np.array(changes)  # lines 11 to 14
         x = x + step(u_hat.mean(axis=0))  # line 15
@@ -43,9 +45,9 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 SYMBOLS = {
     "x_hat": "server",
-    "x": in_parts("workers.server.model.params"),
-    "u_hat": in_parts("workers.worker.shift"),
-    "mean of u_hat": in_parts("workers.server.shift"),
+    "x": parts_at("workers.server.model.params"),
+    "u_hat": parts_at("workers.worker.shift"),
+    "mean of u_hat": parts_at("workers.server.shift"),
 }
 CASES = {
     "": Case(

@@ -21,7 +21,7 @@ def recursion(given: Given, double: bool = False) -> Rounds:
 
     def momenta(t, x):
         nonlocal v, u
-        v = np.where(given.present(t), (1 - ETA) * v + ETA * given.at(t, x), v)
+        v = np.where(given.present(t), (1 - ETA) * v + ETA * given.gradients_at(t, x), v)
         u = np.where(given.present(t), (1 - ETA) * u + ETA * v, u)
         return u if double else v
 

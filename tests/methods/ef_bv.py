@@ -40,7 +40,7 @@ def recursion(
     """
     x, step, (h, e) = given.x, given.step(), np.zeros((2, given.N, given.d))
     for t in given.rounds:
-        S, rest = given.counted(t)[:, None], (vectors or given.at)(t, x) - h
+        S, rest = given.contributes(t)[:, None], (vectors or given.gradients_at)(t, x) - h
         m = np.where(S, HALVES(given, rest + eta * e), 0)
         mean = m.sum(axis=0) / (max(S.sum(), 1) if over_arrived else given.N)
         x = prox(x + step(h.mean(axis=0) + nu * mean, S.any()))

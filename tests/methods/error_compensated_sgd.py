@@ -13,10 +13,10 @@ from tests.methods.compressors import (
     SIGN,
     Parts,
     Q,
-    clipped,
-    in_parts,
+    clip,
     largest_half,
     mean_size_times_sign,
+    parts_at,
 )
 from tests.methods.given import Case, Given, Rounds
 
@@ -28,7 +28,7 @@ def recursion(given: Given, up: Q, down: Q, whole: bool = False) -> Rounds:
     delta_server = np.zeros_like(cutting.shard(x))
     delta_worker = np.zeros((N, *delta_server.shape))
     for t in given.rounds:
-        g = given.at(t, x)
+        g = given.gradients_at(t, x)
         v_worker = np.array([cutting.shard(g[n]) + delta_worker[n] for n in range(N)])  # (3.10)
         sent = np.array([[up(v_worker[n][server]) for server in range(N)] for n in range(N)])
         delta_worker = v_worker - sent  # (3.11)
@@ -48,13 +48,13 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 
 ERRORS = {
-    "delta_worker": in_parts("workers.worker.error"),
-    "delta_server": in_parts("workers.server.error"),
+    "delta_worker": parts_at("workers.worker.error"),
+    "delta_server": parts_at("workers.server.error"),
 }
 CASES = {
     "": Case(
         lambda given: error_compensated_sgd(given.optimizer, HALF, SHORT),
-        lambda given: recursion(given, largest_half, clipped),
+        lambda given: recursion(given, largest_half, clip),
         symbols=ERRORS,
     ),
     "whole model": Case(

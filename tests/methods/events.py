@@ -69,12 +69,12 @@ def cluster_of(numbers: Any, **options: Any) -> clusters.Cluster:
     return clusters.Cluster(computing, bandwidth(numbers.up), bandwidth(numbers.down), **options)
 
 
-def placed(of: Instance, **options: Any) -> clusters.Cluster:
+def place(of: Instance, **options: Any) -> clusters.Cluster:
     """Returns the cluster of an instance's numbers."""
     return cluster_of(of.more, **options)
 
 
-def asked(found: Trajectory) -> np.ndarray:
+def asked_worker(found: Trajectory) -> np.ndarray:
     """Returns the worker that computed the gradient of each round, `[T]`; -1 if it was not exactly
     one.
     """
@@ -151,7 +151,7 @@ def server_schedule(
     found = Schedule([], [], [])
     for t in range(updates):
         versions = [_versions(gradient, applied) for gradient in waiting]
-        allowed = _allowed([min(each) + bound for each in versions], t)
+        allowed = _find_allowed([min(each) + bound for each in versions], t)
         ready = [
             gradient.ready if may else np.inf
             for gradient, may in zip(waiting, allowed, strict=True)
@@ -190,7 +190,7 @@ def _versions(gradient: _Waiting, applied: Sequence[Sequence[float]]) -> list[in
     ]
 
 
-def _allowed(deadlines: Sequence[float], t: int) -> list[bool]:
+def _find_allowed(deadlines: Sequence[float], t: int) -> list[bool]:
     """Returns which workers may provide update t such that all others can still be applied in
     time.
     """

@@ -4,14 +4,14 @@ diffusion.
 
 from algorithms import exact_diffusion
 from tests.methods import d2
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, ring_bits
 from tests.methods.given import Case
 
 APART = True
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return on_ring(N, d)
+    return ring_bits(N, d)
 
 
 CASES = {

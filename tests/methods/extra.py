@@ -3,7 +3,7 @@
 import numpy as np
 
 from algorithms import extra
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, ring_bits
 from tests.methods.given import Case, Given, Rounds
 
 APART = True
@@ -20,7 +20,7 @@ def recursion(given: Given) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return on_ring(N, d)
+    return ring_bits(N, d)
 
 
 CASES = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from algorithms import fed_avg, local_sgd
-from tests.methods.bits import FLOAT, Bits, at_end
+from tests.methods.bits import FLOAT, Bits, period_end
 from tests.methods.given import SGD, Case, Given, Rounds
 
 H = 3
@@ -46,14 +46,14 @@ def local_steps(
         if (t + 1) % H:
             yield {"params": Y, "server": x} | given.nothing()
             continue
-        S = given.counted(t)
+        S = given.contributes(t)
         share = S / max(S.sum(), 1) if inclusion is None else S / (given.N * inclusion)
         x = outer(x, share @ message(given, x - Y)) if S.any() else x
         Y, step = np.tile(x, (given.N, 1)), given.step() if fresh else step
         yield {"params": Y, "server": x} | exchange(given, t)
 
 
-def through_server(given: Given, t: int) -> dict:
+def server_mean(given: Given, t: int) -> dict:
     """Returns the bits of a model up and one down."""
     return given.to_server(t, given.model, given.model)
 
@@ -64,19 +64,19 @@ def averaging(x: np.ndarray, delta: np.ndarray) -> np.ndarray:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, d * FLOAT)
+    return period_end(t, d * FLOAT)
 
 
 CASES = {
     "": Case(
         lambda given: fed_avg(given.optimizer, H),
-        lambda given: local_steps(given, averaging, through_server),
+        lambda given: local_steps(given, averaging, server_mean),
         optimizer="adam",  # its moments start again in each period
         symbols={"server": "server.params"},
     ),
     "absent, unbiased": Case(
         lambda given: fed_avg(given.optimizer, H, inclusion=INCLUSION.tolist()),
-        lambda given: local_steps(given, averaging, through_server, inclusion=INCLUSION),
+        lambda given: local_steps(given, averaging, server_mean, inclusion=INCLUSION),
         absent=True,
         symbols={"server": "server.params"},
     ),

@@ -5,7 +5,7 @@ import numpy as np
 from algorithms import fed_comgate, scaffold
 from dsgd import Algorithm, compressors
 from tests.methods import fed_paq
-from tests.methods.compressors import SHORT, SHORTS, unbiased
+from tests.methods.compressors import SHORT, SHORTS, declare_unbiased
 from tests.methods.fed_avg import H
 from tests.methods.given import GAMMA, SGD, Case, Given, Rounds, Setting
 
@@ -18,7 +18,7 @@ def recursion(given: Given) -> Rounds:
     for t in given.rounds:
         Y, sent = Y + step(given.G(t, Y) - delta, given.present(t)), given.nothing()
         if (t + 1) % H == 0:
-            S, q = given.counted(t), SHORTS(given, x - Y)
+            S, q = given.contributes(t), SHORTS(given, x - Y)
             if S.any():
                 mean = q[S].mean(axis=0)
                 delta = np.where(S[:, None], delta + (q - mean) / (H * given.gamma), delta)
@@ -28,7 +28,7 @@ def recursion(given: Given) -> Rounds:
 
 
 def method(given: Setting) -> Algorithm:
-    return fed_comgate(given.gamma, H, unbiased(SHORT), outer_step=ETA)
+    return fed_comgate(given.gamma, H, declare_unbiased(SHORT), outer_step=ETA)
 
 
 bits = fed_paq.bits

@@ -6,7 +6,7 @@ import numpy as np
 
 from algorithms import fed_dyn
 from dsgd import Algorithm
-from tests.methods.bits import FLOAT, Bits, at_end
+from tests.methods.bits import FLOAT, Bits, period_end
 from tests.methods.fed_avg import H
 from tests.methods.given import Case, Given, Rounds, Setting
 
@@ -20,7 +20,7 @@ def recursion(given: Given) -> Rounds:
         Y = Y + step(given.G(t, Y) - memory + ALPHA * (Y - x), given.present(t))
         sent = given.nothing()
         if (t + 1) % H == 0:
-            S = given.counted(t)
+            S = given.contributes(t)
             change = np.where(S[:, None], Y - x, 0)
             memory, h = memory - ALPHA * change, h - ALPHA / given.N * change.sum(axis=0)
             x = x + change.sum(axis=0) / S.sum() - h / ALPHA if S.any() else x
@@ -34,7 +34,7 @@ def method(given: Setting) -> Algorithm:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, (d + 1) * FLOAT)  # a change, and the share of clients
+    return period_end(t, (d + 1) * FLOAT)  # a change, and the share of clients
 
 
 SYMBOLS = {"memory": "workers.memory", "server": "server.params", "h": "server.memory"}

@@ -6,21 +6,21 @@ import optax
 
 from algorithms import fed_ef, qsparse_local_sgd
 from dsgd import Algorithm
-from tests.methods.bits import Bits, at_end, tenth, with_reply
+from tests.methods.bits import Bits, period_end, tenth, with_reply
 from tests.methods.compressors import HALF, HALF_OF_ALL, WHOLE_HALVES
 from tests.methods.diloco import nesterov
 from tests.methods.fed_avg import H
 from tests.methods.given import SGD, Case, Given, Rounds, Setting
-from tests.methods.sparse_loco import SYMBOLS, remembered
+from tests.methods.sparse_loco import SYMBOLS, remember
 
 ETA, BETA = 0.8, 0.4
 
 
 def recursion(given: Given) -> Rounds:
-    def sent(t):
+    def send(t):
         return given.to_server(t, WHOLE_HALVES.bits(given), given.model)
 
-    return remembered(given, nesterov(ETA, BETA), WHOLE_HALVES, sent, fresh=True)
+    return remember(given, nesterov(ETA, BETA), WHOLE_HALVES, send, fresh=True)
 
 
 def method(given: Setting) -> Algorithm:
@@ -29,7 +29,7 @@ def method(given: Setting) -> Algorithm:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, with_reply(tenth(d), d))
+    return period_end(t, with_reply(tenth(d), d))
 
 
 CASES = {

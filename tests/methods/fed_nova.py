@@ -7,7 +7,7 @@ import optax
 from algorithms import fed_avg, fed_avgm, fed_nova, with_local_work
 from dsgd import Algorithm
 from dsgd.base import LocalWork
-from tests.methods.bits import FLOAT, Bits, at_end
+from tests.methods.bits import FLOAT, Bits, period_end
 from tests.methods.fed_avg import H
 from tests.methods.given import SGD, Case, Given, Rounds, Setting
 
@@ -27,7 +27,7 @@ def recursion(given: Given) -> Rounds:
             here, g = here & (t % H < TAU)[:, None], g + given.found.noise[t, :, 0]
         Y, tau, sent = Y + step(g, here), tau + here[:, 0], given.nothing()
         if (t + 1) % H == 0:
-            S = given.counted(t) & (tau > 0)
+            S = given.contributes(t) & (tau > 0)
             if S.any():
                 lengths = given.gamma * LENGTHS[tau[S]]
                 m = BETA * m + lengths.mean() * ((x - Y)[S] / lengths[:, None]).mean(axis=0)
@@ -47,7 +47,7 @@ def some_steps(state, round) -> LocalWork:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, (d + 2) * FLOAT)  # a change, its scale, and whether there is one
+    return period_end(t, (d + 2) * FLOAT)  # a change, its scale, and whether there is one
 
 
 SYMBOLS = {"server": "server.params"}

@@ -10,7 +10,7 @@ import optax
 from algorithms import fed_opt
 from dsgd import Algorithm
 from tests.methods import steps
-from tests.methods.fed_avg import H, Outer, local_steps, through_server
+from tests.methods.fed_avg import H, Outer, local_steps, server_mean
 from tests.methods.given import Case, Setting
 
 
@@ -48,7 +48,7 @@ def cases(
     """Returns the cases of a method with a step of the server: all clients, and some."""
 
     def recursion(given):
-        return local_steps(given, outer(), through_server, proximal=proximal)
+        return local_steps(given, outer(), server_mean, proximal=proximal)
 
     where = {"server": "server.params"}
     return {

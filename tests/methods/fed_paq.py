@@ -2,8 +2,8 @@
 
 from algorithms import fed_avg, fed_paq
 from dsgd import Algorithm, compressors
-from tests.methods.bits import Bits, at_end, codes, with_reply
-from tests.methods.compressors import SHORT, SHORTS, unbiased
+from tests.methods.bits import Bits, codes, period_end, with_reply
+from tests.methods.compressors import SHORT, SHORTS, declare_unbiased
 from tests.methods.fed_avg import H, averaging, local_steps
 from tests.methods.given import SGD, Case, Given, Rounds, Setting
 
@@ -18,11 +18,11 @@ def short_up(given: Given, t: int) -> dict:
 
 
 def method(given: Setting) -> Algorithm:
-    return fed_paq(given.optimizer, H, unbiased(SHORT))
+    return fed_paq(given.optimizer, H, declare_unbiased(SHORT))
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, with_reply(codes(4, d), d))
+    return period_end(t, with_reply(codes(4, d), d))
 
 
 SYMBOLS = {"server": "server.params"}

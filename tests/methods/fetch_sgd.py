@@ -18,9 +18,9 @@ def recursion(given: Given, columns: int, subtract: bool, k: int = K, rows: int 
     x, step, hashed = given.x, given.step(), hashes(given, rows, columns)
     S_u = S_e = np.zeros((rows, columns))
     for t in given.rounds:
-        S = given.counted(t)
+        S = given.contributes(t)
         if S.any():
-            sketches = [hashed.sketch(g) for g in given.at(t, x)[S]]
+            sketches = [hashed.sketch(g) for g in given.gradients_at(t, x)[S]]
             S_u = RHO * S_u + np.mean(sketches, axis=0)
             S_e = S_e + S_u
             estimate, delta = hashed.estimate(S_e), np.zeros(given.d)

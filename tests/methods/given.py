@@ -190,7 +190,7 @@ class Given:
         """Returns a step, (g, which workers participate) -> change, with empty memory."""
         return OPTIMIZERS[self.optimizer][1](self.gamma)
 
-    def at(self, t: int, x: np.ndarray) -> np.ndarray:
+    def gradients_at(self, t: int, x: np.ndarray) -> np.ndarray:
         """Returns the gradients of all workers at the same model x `[d]`: `[N, d]`."""
         return self.G(t, np.tile(x, (self.N, 1)))
 
@@ -198,7 +198,7 @@ class Given:
         """Returns which workers participate in round t, bool `[N, 1]`."""
         return self.participates[t][:, None]
 
-    def counted(self, t: int) -> np.ndarray:
+    def contributes(self, t: int) -> np.ndarray:
         """Returns which workers participate in round t with messages that arrive, bool `[N]`."""
         return self.participates[t] & self.delivered[t]
 
@@ -216,12 +216,12 @@ class Given:
             turn: number of the exchange, which selects W in a schedule; None: t.
             graph: number of the graph.
         """
-        W = self._heard(t, turn, graph)
+        W = self._received_weights(t, turn, graph)
         return W + np.diag(1 - W.sum(axis=1))
 
     def P(self, t: int, turn: int | None = None, graph: int = 0) -> np.ndarray:
         """Returns W of round t, with columns that sum to 1: a sender keeps what does not arrive."""
-        W = self._heard(t, turn, graph)
+        W = self._received_weights(t, turn, graph)
         return W + np.diag(1 - W.sum(axis=0))
 
     def adjacency(self, turn: int = 0, graph: int = 0) -> np.ndarray:
@@ -238,7 +238,7 @@ class Given:
         """Returns on which links messages arrive, bool `[receiver, sender]`."""
         return self.sends(t, turn, graph) & self.links[t]
 
-    def _heard(self, t: int, turn: int | None, graph: int) -> np.ndarray:
+    def _received_weights(self, t: int, turn: int | None, graph: int) -> np.ndarray:
         W = self.graphs[graph](t if turn is None else turn)
         return np.where(self.hears(t, turn, graph), W, 0.0)
 
@@ -302,7 +302,7 @@ def quadratic_losses(A: np.ndarray, b: np.ndarray, noise: Any = 0.0) -> Gradient
     return losses
 
 
-def on_quadratics(
+def quadratic_given(
     A: np.ndarray,
     b: np.ndarray,
     x: np.ndarray,
@@ -367,10 +367,10 @@ def run(case: Case, draws: Draws) -> tuple[Instance, Trajectory]:
     return of, trajectories.run(build(case), of, seed=draws.integer(0, 2**31 - 1), **options)
 
 
-def given(case: Case, of: Instance, found: Trajectory) -> Given:
+def case_given(case: Case, of: Instance, found: Trajectory) -> Given:
     """Returns what the case's recursion is given."""
     A, b, x, gamma = (np.asarray(leaf) for leaf in (of.A, of.b, of.start, of.learning_rate))
-    return on_quadratics(
+    return quadratic_given(
         A,
         b,
         x,
@@ -388,11 +388,15 @@ def given(case: Case, of: Instance, found: Trajectory) -> Given:
 def compare(case: Case, draws: Draws) -> None:
     """Compares method and recursion on a random instance, each symbol in every round."""
     of, found = run(case, draws)
-    expected = list(islice(case.recursion(given(case, of, found)), case.length))
+    expected = list(islice(case.recursion(case_given(case, of, found)), case.length))
     papers = {symbol: np.stack([symbols[symbol] for symbols in expected]) for symbol in expected[0]}
     bits = {"bits up": found.sent, "bits down": found.received}
     for symbol, values in papers.items():
-        got = bits[symbol] if symbol in bits else seen(case, found, found.states, symbol, values)
+        got = (
+            bits[symbol]
+            if symbol in bits
+            else find_symbol(case, found, found.states, symbol, values)
+        )
         assert_equal(symbol, np.asarray(got)[-case.length :], values)
     assert_equal("model to take home", found.home, home(papers))
 
@@ -433,7 +437,7 @@ def assert_equal(symbol: str, got: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_array_less(deviation / scale, 1e-9, err_msg=symbol)
 
 
-def seen(case: Case, found: Any, states: Any, symbol: str, like: np.ndarray) -> np.ndarray:
+def find_symbol(case: Case, found: Any, states: Any, symbol: str, like: np.ndarray) -> np.ndarray:
     """Returns a symbol of the method in the form of the paper's.
 
     Args:
@@ -524,7 +528,7 @@ def compare_absent(case: Case) -> dsgd.Result:
     of = problem() if r is None else problems.regularized(problem(), r)
     result = dsgd.run(method, of, **options)
     A, b = (np.asarray(leaf, float) for leaf in problem().data[:2])
-    known = on_quadratics(
+    known = quadratic_given(
         A,
         b,
         np.asarray(START, np.float32).astype(float),
@@ -541,7 +545,7 @@ def compare_absent(case: Case) -> dsgd.Result:
     assert len(rounds) == T
     for symbol, values in rounds[-1].items():
         if not symbol.startswith("bits"):
-            got = seen(case, result, result.state, symbol, np.asarray(values))
+            got = find_symbol(case, result, result.state, symbol, np.asarray(values))
             np.testing.assert_allclose(got, values, rtol=2e-5, atol=4e-6, err_msg=symbol)
     last = {symbol: np.asarray(values)[None] for symbol, values in rounds[-1].items()}
     np.testing.assert_allclose(result.params, home(last)[0], rtol=2e-5, atol=4e-6)

@@ -24,21 +24,21 @@ _FROM_ROOT = [(2, 0), (2, 4), (4, 1), (4, 3), (3, 5), (3, 6), (0, 7)]
 _TO_ROOT = [(receiver, sender) for sender, receiver in _FROM_ROOT]
 
 
-def _directed(N: int) -> Pairs:
+def _directed_pairs(N: int) -> Pairs:
     """Returns messages such that workers differ in the numbers of those to which they send and from
     which they receive: only the columns of W sum to 1.
     """
     return [*((n, (n + 1) % N) for n in range(N)), (0, 2), (0, 3), (3, 1)]
 
 
-def _within(N: int, pairs: Pairs) -> Pairs:
+def _existing(N: int, pairs: Pairs) -> Pairs:
     return [pair for pair in pairs if max(pair) < N]
 
 
 @cache
 def topology(name: str, N: int) -> Topology:
     """Returns the project's topology of this name."""
-    irregular, directed = nx.Graph(_within(N, _IRREGULAR)), nx.DiGraph(_directed(N))
+    irregular, directed = nx.Graph(_existing(N, _IRREGULAR)), nx.DiGraph(_directed_pairs(N))
     made: dict[str, Callable[[], Topology]] = {
         "lazy": lambda: topologies.from_graph(irregular, topologies.lazy, name="lazy"),
         "irregular": lambda: topologies.from_graph(irregular, name="irregular"),
@@ -52,12 +52,12 @@ def topology(name: str, N: int) -> Topology:
         "directed, pull": lambda: topologies.from_graph(directed, topologies.pull, "directed"),
         "pushes": lambda: topologies.random_pushes(N, 4),
         "pushes, pull": lambda: topologies.random_pushes(N, 4, weights=topologies.pull),
-        "tree": lambda: topologies.from_graph(nx.Graph(_within(N, _TREE)), name="tree"),
+        "tree": lambda: topologies.from_graph(nx.Graph(_existing(N, _TREE)), name="tree"),
         "tree, pull": lambda: topologies.from_graph(
-            nx.DiGraph(_within(N, _FROM_ROOT)), topologies.pull, "tree"
+            nx.DiGraph(_existing(N, _FROM_ROOT)), topologies.pull, "tree"
         ),
         "tree, push": lambda: topologies.from_graph(
-            nx.DiGraph(_within(N, _TO_ROOT)), topologies.push, "tree"
+            nx.DiGraph(_existing(N, _TO_ROOT)), topologies.push, "tree"
         ),
     }
     return made[name]()
@@ -68,8 +68,8 @@ def matrices(name: str, N: int) -> Matrices:
     """Returns the function from the number of an exchange to W; for random graphs the project's
     matrices are used.
     """
-    irregular = written.edges(N, _within(N, _IRREGULAR))
-    directed = written.arrows(N, _directed(N))
+    irregular = written.edges(N, _existing(N, _IRREGULAR))
+    directed = written.arrows(N, _directed_pairs(N))
     made: dict[str, Callable[[], list[np.ndarray]]] = {
         "lazy": lambda: [written.weigh("lazy", irregular)],
         "irregular": lambda: [written.weigh("metropolis", irregular)],
@@ -90,15 +90,15 @@ def matrices(name: str, N: int) -> Matrices:
             written.pull_matrix((W.toarray() > 0) - np.eye(N))
             for W in topology("pushes", N).matrices
         ],
-        "tree": lambda: [written.weigh("metropolis", written.edges(N, _within(N, _TREE)))],
-        "tree, pull": lambda: [written.pull_matrix(written.arrows(N, _within(N, _FROM_ROOT)))],
-        "tree, push": lambda: [written.weigh("uniform", written.arrows(N, _within(N, _TO_ROOT)))],
+        "tree": lambda: [written.weigh("metropolis", written.edges(N, _existing(N, _TREE)))],
+        "tree, pull": lambda: [written.pull_matrix(written.arrows(N, _existing(N, _FROM_ROOT)))],
+        "tree, push": lambda: [written.weigh("uniform", written.arrows(N, _existing(N, _TO_ROOT)))],
     }
     dense = made[name]()
     return lambda number: dense[number % len(dense)]
 
 
-def of_neighbours(values: np.ndarray, A: np.ndarray) -> np.ndarray:
+def neighbour_values(values: np.ndarray, A: np.ndarray) -> np.ndarray:
     """Returns each worker's values of its neighbours in ascending order, then zeros: `[N, N, ...]`,
     of which those of other pairs are 0, to `[N, K, ...]` with the largest number of neighbours K.
     """

@@ -3,7 +3,7 @@
 import numpy as np
 
 from algorithms import gt_svrg
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, ring_bits
 from tests.methods.given import Case, Given, Rounds
 from theory_checks.machinery import trajectories
 from theory_checks.machinery.trajectories import Trajectory
@@ -39,7 +39,7 @@ def exact(found: Trajectory) -> np.ndarray:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return on_ring(N, d, 2)
+    return ring_bits(N, d, 2)
 
 
 CASES = {

@@ -6,7 +6,7 @@ import numpy as np
 
 from algorithms import atc_tracking, k_gt, scaffold
 from dsgd import Algorithm
-from tests.methods.bits import Bits, at_end, on_ring
+from tests.methods.bits import Bits, period_end, ring_bits
 from tests.methods.given import SGD, Case, Given, Rounds, Setting
 from tests.methods.graphs import COMPLETE, IRREGULAR
 
@@ -32,7 +32,7 @@ def method(given: Setting) -> Algorithm:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, on_ring(N, d, 2))
+    return period_end(t, ring_bits(N, d, 2))
 
 
 CASES = {

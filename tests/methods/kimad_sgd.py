@@ -15,7 +15,7 @@ from algorithms import kimad as module
 from algorithms import kimad_sgd
 from dsgd import clusters
 from tests.methods.bits import largest as message
-from tests.methods.bits import packed
+from tests.methods.bits import packed_bits
 from tests.methods.compressors import Q, largest
 from tests.methods.given import Case, Given, Rounds
 from tests.methods.steps import Step
@@ -88,12 +88,12 @@ def kimad(
         k, (to_server, from_server) = len(past), budgets(past)  # lines 3 and 10
         u = updates(k, x_hat)  # line 9
         # lines 10 and 11
-        sent = [up(k, u[m] - u_hat[m], to_server[m]) for m in range(len(weights))]
-        u_hat = u_hat + np.array([message.seen for message in sent])  # line 14
+        send = [up(k, u[m] - u_hat[m], to_server[m]) for m in range(len(weights))]
+        u_hat = u_hat + np.array([message.seen for message in send])  # line 14
         x = x + step(weights @ u_hat)  # line 15
         answer = down(k, x - x_hat, from_server)  # line 4
         x_hat = x_hat + answer.seen  # lines 5 to 8
-        past.append(Round(np.array([message.bits for message in sent]), answer.bits))
+        past.append(Round(np.array([message.bits for message in send]), answer.bits))
         yield {
             "x": x,
             "x_hat": x_hat,
@@ -101,9 +101,9 @@ def kimad(
             "sum of w u_hat": weights @ u_hat,
             "message_up": past[-1].up,
             "message_down": np.array(answer.bits),
-            "error_up": np.array([message.error for message in sent]),
+            "error_up": np.array([message.error for message in send]),
             "error_down": np.array(answer.error),
-            "choices_up": np.array([message.choices for message in sent]),
+            "choices_up": np.array([message.choices for message in send]),
             "choices_down": np.array(answer.choices),
         }
 
@@ -123,7 +123,9 @@ def selecting(
         warm_up: number of initial rounds without compression.
     """
     bits = (len(choices.compressors) - 1).bit_length()
-    header = min(packed(width, len(layers)) for width in range(bits, 8 * math.ceil(bits / 8) + 1))
+    header = min(
+        packed_bits(width, len(layers)) for width in range(bits, 8 * math.ceil(bits / 8) + 1)
+    )
 
     def select(k: int, x: np.ndarray, budget: float) -> Sent:
         if k < warm_up:
@@ -224,11 +226,11 @@ def top_k(ratios: Sequence[float], word: int) -> CompressorSet:
     """
 
     def sizes(d: int) -> list[int]:
-        return [min(word * d, message(kept(ratio, d), d, word)) for ratio in ratios]
+        return [min(word * d, message(keep(ratio, d), d, word)) for ratio in ratios]
 
     def compress(x: np.ndarray, which: int) -> np.ndarray:
         return (
-            x if sizes(len(x))[which] == word * len(x) else largest(x, kept(ratios[which], len(x)))
+            x if sizes(len(x))[which] == word * len(x) else largest(x, keep(ratios[which], len(x)))
         )
 
     return CompressorSet(
@@ -236,7 +238,7 @@ def top_k(ratios: Sequence[float], word: int) -> CompressorSet:
     )
 
 
-def kept(ratio: float, d: int) -> int:
+def keep(ratio: float, d: int) -> int:
     """Returns the number of elements of d that are sent."""
     return math.ceil(round(ratio * d, 9))
 
@@ -268,7 +270,7 @@ def bandwidths(draws: Draws) -> Bandwidths:
     return Bandwidths(*(np.rint(64 * D * 2**each) for each in exponents))
 
 
-def placed(of: Instance) -> clusters.Cluster:
+def place(of: Instance) -> clusters.Cluster:
     """Returns the cluster with these bandwidths. No transmission window extends over two
     seconds.
     """
@@ -277,10 +279,10 @@ def placed(of: Instance) -> clusters.Cluster:
         def now(key, clock, worker):
             return table[jnp.floor(clock).astype(jnp.int32) % table.shape[0], worker]
 
-        def sent(key, clock, seconds, worker):
+        def send(key, clock, seconds, worker):
             return seconds * now(key, clock, worker)
 
-        return clusters.Quantity(now, "table", True, integral=sent)
+        return clusters.Quantity(now, "table", True, integral=send)
 
     table: Any = of.more
     return clusters.Cluster(clusters.constant(0.0), port(table.up), port(table.down))
@@ -295,7 +297,7 @@ def recursion(given: Given, rule: Rule) -> Rounds:
         selecting(given.layers, top_k(ratios, given.word), rule, given.word, WARM_UP)
         for ratios in (UP, DOWN)
     )
-    for found in kimad(given.x, given.at, given.step(), up, down, budgets, WEIGHTS):
+    for found in kimad(given.x, given.gradients_at, given.step(), up, down, budgets, WEIGHTS):
         symbols = {name: found[name] for name in ("x", "x_hat", "u_hat", "sum of w u_hat")}
         yield symbols | given.to_server(0, found["message_up"], found["message_down"])
 
@@ -323,7 +325,7 @@ def _case(chosen: Callable, rule: Rule, optimizer: str) -> Case:
             "sum of w u_hat": "server.updates",
         },
         more=bandwidths,
-        place=placed,
+        place=place,
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from algorithms import exact_diffusion, lead
 from dsgd import compressors
 from tests.methods.bits import Bits, degree, five_values
-from tests.methods.compressors import HALF, HALVES, unbiased
+from tests.methods.compressors import HALF, HALVES, declare_unbiased
 from tests.methods.given import MOMENTUM, Case, Given, Rounds
 from tests.methods.graphs import LAZY
 
@@ -35,7 +35,9 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": Case(
-        lambda given: lead(given.optimizer, given.graph, unbiased(HALF), ETA, memory_step=ALPHA),
+        lambda given: lead(
+            given.optimizer, given.graph, declare_unbiased(HALF), ETA, memory_step=ALPHA
+        ),
         recursion,
         "irregular",
     )

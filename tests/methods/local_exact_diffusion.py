@@ -5,7 +5,7 @@ symbol `correction` is -y.
 import numpy as np
 
 from algorithms import d2, local_exact_diffusion
-from tests.methods.bits import Bits, at_end, on_ring
+from tests.methods.bits import Bits, period_end, ring_bits
 from tests.methods.given import SGD, Case, Given, Rounds
 from tests.methods.graphs import LAZY
 
@@ -23,7 +23,7 @@ def recursion(given: Given, tau: int = TAU, beta: float = BETA) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, on_ring(N, d))
+    return period_end(t, ring_bits(N, d))
 
 
 CASES = {

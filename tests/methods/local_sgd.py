@@ -5,7 +5,7 @@ with each averaging.
 import numpy as np
 
 from algorithms import local_sgd
-from tests.methods.bits import Bits, all_reduce, at_end
+from tests.methods.bits import Bits, all_reduce, period_end
 from tests.methods.given import Case, Given, Rounds
 
 APART, H, FEW = True, 3, 2
@@ -14,7 +14,7 @@ APART, H, FEW = True, 3, 2
 def recursion(given: Given, period: int) -> Rounds:
     X, step = given.X, given.step()
     for t in given.rounds:
-        X, S = X + step(given.G(t, X), given.present(t)), given.counted(t)
+        X, S = X + step(given.G(t, X), given.present(t)), given.contributes(t)
         if (t + 1) % period:
             yield {"params": X} | given.nothing()
         elif given.graphs:
@@ -27,7 +27,7 @@ def recursion(given: Given, period: int) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, all_reduce(N, d))
+    return period_end(t, all_reduce(N, d))
 
 
 CASES = {

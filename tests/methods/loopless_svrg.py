@@ -12,7 +12,7 @@ def recursion(given: Given) -> Rounds:
     x, w, step = given.x, given.X, given.step()
     for t, coin in enumerate(coins(given)):
         w = np.tile(x, (given.N, 1)) if coin else w
-        x = x + step((given.at(t, x) - given.G(t, w) + given.exact(t, w)).mean(axis=0))
+        x = x + step((given.gradients_at(t, x) - given.G(t, w) + given.exact(t, w)).mean(axis=0))
         yield {"x": x, "w": w} | given.all_reduce(t, given.model)
 
 

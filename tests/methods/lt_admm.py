@@ -5,9 +5,9 @@ j; it starts at rho x_0. It is kept if no message arrives.
 import numpy as np
 
 from algorithms import lt_admm
-from tests.methods.bits import Bits, at_end, on_ring
+from tests.methods.bits import Bits, period_end, ring_bits
 from tests.methods.given import Case, Given, Gradients, Rounds
-from tests.methods.graphs import of_neighbours
+from tests.methods.graphs import neighbour_values
 
 APART, TAU, RHO, BETA = True, 3, 0.4, 0.2
 
@@ -24,7 +24,7 @@ def recursion(given: Given, G: Gradients) -> Rounds:
             after = RHO * A.sum(axis=1)[:, None] * X - z.sum(axis=1)
             correction = np.where(here, after, correction)
             bits = given.to_neighbours(t, given.model)
-        yield {"params": X, "z": of_neighbours(z, A), "correction": correction} | bits
+        yield {"params": X, "z": neighbour_values(z, A), "correction": correction} | bits
 
 
 def case(graph: str, optimizer: str, absent: bool) -> Case:
@@ -38,7 +38,7 @@ def case(graph: str, optimizer: str, absent: bool) -> Case:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, on_ring(N, d))
+    return period_end(t, ring_bits(N, d))
 
 
 CASES = {"": case("irregular", "momentum", False), "absent": case("star", "plain", True)}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from algorithms import majority_vote
-from tests.methods.bits import Bits, packed
+from tests.methods.bits import Bits, packed_bits
 from tests.methods.given import Case, Given, Rounds
 
 LEARNING_RATE, BETA = 0.02, 0.8
@@ -29,9 +29,9 @@ def recursion(
     reply with `width` bits per element of the aggregate of the sum of votes.
     """
     x, step, m = given.x, given.step(), np.zeros((given.N, given.d))
-    up, down = (sum(packed(bits, d) for d in given.layers) for bits in (1, width))
+    up, down = (sum(packed_bits(bits, d) for d in given.layers) for bits in (1, width))
     for t in given.rounds:
-        g, S = given.at(t, x), given.counted(t)
+        g, S = given.gradients_at(t, x), given.contributes(t)
         votes = signs(beta1 * m + (1 - beta1) * g)[S]
         m = np.where(given.present(t), beta2 * m + (1 - beta2) * g, m)
         x = x + step(aggregate(votes.sum(axis=0)), S.any())
@@ -39,7 +39,7 @@ def recursion(
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return packed(1, d)
+    return packed_bits(1, d)
 
 
 SYMBOLS = {"m": "workers"}

@@ -5,12 +5,12 @@ import numpy as np
 from algorithms import gradient_descent, marina
 from dsgd import compressors
 from tests.methods.bits import FLOAT, Bits, largest, with_reply
-from tests.methods.compressors import HALF, HALVES, unbiased
+from tests.methods.compressors import HALF, HALVES, declare_unbiased
 from tests.methods.ef_bv import RANDOM
 from tests.methods.given import SGD, Case, Given, Gradients, Rounds
 
 DRAWS = True  # gradients are exact, but coins and compressors are drawn
-P, CLIENTS, Q = 0.4, 4, unbiased(HALF)
+P, CLIENTS, Q = 0.4, 4, declare_unbiased(HALF)
 
 
 def recursion(given: Given, G: Gradients, r: int | None = None) -> Rounds:

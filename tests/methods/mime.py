@@ -19,7 +19,7 @@ CANCELS = True  # differences of two gradients of a draw have no noise on quadra
 def recursion(given: Given, H: int) -> Rounds:
     x, Y, m, c = given.x, given.X, np.zeros(given.d), np.zeros(given.d)
     for t in given.rounds:
-        S, start, sent = given.counted(t), np.tile(x, (given.N, 1)), given.nothing()
+        S, start, sent = given.contributes(t), np.tile(x, (given.N, 1)), given.nothing()
         model = given.to_server(t, given.model, given.model)
         if t % H == 0:
             c = given.exact(t, start)[S].mean(axis=0) if S.any() else c
@@ -33,7 +33,7 @@ def recursion(given: Given, H: int) -> Rounds:
         yield {"params": Y, "server": x, "momentum": m} | sent
 
 
-def of_two_gradients(H: int, cluster: clusters.Cluster) -> clusters.Cluster:
+def two_gradients(H: int, cluster: clusters.Cluster) -> clusters.Cluster:
     """Returns the cluster on which a gradient takes half a second in rounds of two gradients, which
     are all but the first of a period.
     """
@@ -49,7 +49,7 @@ def case(H: int, absent: bool = False) -> Case:
         optimizer="momentum",
         absent=absent,
         symbols=SYMBOLS,
-        place=partial(of_two_gradients, H) if absent else None,
+        place=partial(two_gradients, H) if absent else None,
     )
 
 

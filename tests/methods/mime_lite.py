@@ -6,7 +6,7 @@ import numpy as np
 
 from algorithms import fed_avg, mime_lite, minibatch_sgd
 from dsgd import Algorithm
-from tests.methods.bits import FLOAT, Bits, at_end
+from tests.methods.bits import FLOAT, Bits, period_end
 from tests.methods.fed_avg import H
 from tests.methods.given import MOMENTUM, SGD, Case, Given, Rounds, Setting
 
@@ -21,7 +21,7 @@ def recursion(given: Given) -> Rounds:
         first, known = np.where(here & ~known, g, first), known | here
         Y = np.where(here, Y - given.gamma * (g + BETA * m), Y)
         if (t + 1) % H == 0:
-            S = given.counted(t)
+            S = given.contributes(t)
             if S.any():
                 x, m = x + ETA * (Y[S].mean(axis=0) - x), first[S].mean(axis=0) + BETA * m
             Y, known = np.tile(x, (given.N, 1)), np.zeros_like(known)
@@ -34,7 +34,7 @@ def method(given: Setting) -> Algorithm:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, 2 * d * FLOAT)  # of model and gradient
+    return period_end(t, 2 * d * FLOAT)  # of model and gradient
 
 
 SYMBOLS = {"server": "server.params", "momentum": "server.optimizer.trace"}

@@ -15,9 +15,9 @@ def all_reduced(given: Given, t: int) -> dict:
 def recursion(given: Given, exchange: Callable[[Given, int], dict] = all_reduced) -> Rounds:
     x, step = given.x, given.step()
     for t in given.rounds:
-        S = given.counted(t)
+        S = given.contributes(t)
         if S.any():
-            x = x + step(given.at(t, x)[S].mean(axis=0))
+            x = x + step(given.gradients_at(t, x)[S].mean(axis=0))
         yield {"x": x} | exchange(given, t)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from algorithms import gradient_tracking, momentum_tracking
 from dsgd import Algorithm
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, ring_bits
 from tests.methods.given import MOMENTUM, SGD, Case, Given, Rounds, Setting
 from tests.methods.graphs import LAZY
 
@@ -29,7 +29,7 @@ def method(given: Setting) -> Algorithm:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return on_ring(N, d, 2)
+    return ring_bits(N, d, 2)
 
 
 CASES = {

@@ -4,7 +4,7 @@ import numpy as np
 
 from algorithms import nids
 from dsgd import problems
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, ring_bits
 from tests.methods.given import Case, Given, Rounds
 from tests.methods.steps import PENALTY, soft_threshold
 
@@ -25,7 +25,7 @@ def recursion(given: Given) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return on_ring(N, d) if t else 0
+    return ring_bits(N, d) if t else 0
 
 
 CASES = {

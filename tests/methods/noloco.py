@@ -8,7 +8,7 @@ import numpy as np
 from algorithms import local_sgd, noloco
 from dsgd import Algorithm
 from tests.methods import graphs
-from tests.methods.bits import FLOAT, Bits, at_end, of_some
+from tests.methods.bits import FLOAT, Bits, bits_of_some, period_end
 from tests.methods.fed_avg import H
 from tests.methods.given import MOMENTUM, Case, Given, Rounds, Setting
 
@@ -35,7 +35,7 @@ def method(given: Setting) -> Algorithm:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, of_some(N // 2 * 2, 2 * d * FLOAT, N))
+    return period_end(t, bits_of_some(N // 2 * 2, 2 * d * FLOAT, N))
 
 
 CASES = {

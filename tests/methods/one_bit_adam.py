@@ -7,7 +7,7 @@ import numpy as np
 from algorithms import one_bit_adam
 from dsgd import compressors
 from tests.methods.bits import Bits, all_reduce, parts, signs
-from tests.methods.compressors import SIGN, Parts, Q, in_parts, mean_size_times_sign
+from tests.methods.compressors import SIGN, Parts, Q, mean_size_times_sign, parts_at
 from tests.methods.given import Case, Given, Rounds
 
 WARM_UP = 4
@@ -47,7 +47,7 @@ def recursion(given: Given, C: Q, whole: bool = False) -> Rounds:
     beta1, beta2, epsilon = DECAYS.values()
     exchange = Compensated(C, Parts((given.d,) if whole else given.layers, given.N))
     for t in given.rounds:
-        g = given.at(t, x)
+        g = given.gradients_at(t, x)
         if t < WARM_UP:
             m = beta1 * m + (1 - beta1) * g.mean(axis=0)
             v = beta2 * v + (1 - beta2) * g.mean(axis=0) ** 2
@@ -68,8 +68,8 @@ def _case(C: Any, q: Q, whole: bool = False, optimizer: str = "plain") -> Case:
         optimizer=optimizer,
         length=12,
         symbols={
-            "e": in_parts("workers.worker"),
-            "e of servers": in_parts("workers.server"),
+            "e": parts_at("workers.worker"),
+            "e of servers": parts_at("workers.server"),
         },
     )
 

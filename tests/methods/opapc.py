@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from algorithms import opapc
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, ring_bits
 from tests.methods.given import Case, Given, Rounds
 
 L, MU = 1.3, 0.1
@@ -59,7 +59,7 @@ def recursion(given: Given) -> Rounds:
 def bits(t: int, N: int, d: int) -> Bits:
     # The eigenvalues of I - W are 2/3 (1 - cos(2 pi k / N)).
     values = 1 - np.cos(2 * np.pi * np.arange(1, N) / N)
-    return math.floor(math.sqrt(values.max() / values.min()) + 1e-9) * on_ring(N, d)
+    return math.floor(math.sqrt(values.max() / values.min()) + 1e-9) * ring_bits(N, d)
 
 
 CASES = {"": Case(lambda given: opapc(given.graph, L, MU), recursion, "irregular")}

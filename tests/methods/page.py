@@ -16,7 +16,7 @@ def recursion(given: Given) -> Rounds:
     V, before, x, step = np.zeros_like(given.X), given.x, given.x, given.step()
     for t, coin in enumerate(coins(given)):
         exact = given.exact(t, np.tile(x, (given.N, 1)))
-        V = exact if coin else V + given.at(t, x) - given.at(t, before)
+        V = exact if coin else V + given.gradients_at(t, x) - given.gradients_at(t, before)
         before, x = x, x + step(V.mean(axis=0))
         yield {"x": x} | given.all_reduce(t, given.model)
 

@@ -2,7 +2,7 @@
 
 from algorithms import parameter_server_sgd
 from tests.methods.bits import FLOAT, Bits
-from tests.methods.fed_avg import through_server
+from tests.methods.fed_avg import server_mean
 from tests.methods.given import Case
 from tests.methods.minibatch_sgd import recursion
 
@@ -14,7 +14,7 @@ def bits(t: int, N: int, d: int) -> Bits:
 CASES = {
     title: Case(
         lambda given: parameter_server_sgd(given.optimizer),
-        lambda given: recursion(given, through_server),
+        lambda given: recursion(given, server_mean),
         optimizer=optimizer,
         absent=title == "absent",
     )

@@ -14,7 +14,7 @@ SWITCH, H = 2, 3
 def recursion(given: Given) -> Rounds:
     x, Y, step = given.x, given.X, given.step()
     for t in given.rounds:
-        Y, S = Y + step(given.G(t, Y), given.present(t)), given.counted(t)
+        Y, S = Y + step(given.G(t, Y), given.present(t)), given.contributes(t)
         averages = t < SWITCH or (t + 1 - SWITCH) % H == 0
         if averages:
             x = Y[S].mean(axis=0) if S.any() else x

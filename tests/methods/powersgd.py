@@ -49,7 +49,7 @@ def recursion(given: Given, step: Step | None = None) -> Rounds:
     x, Q, step = given.x, first_factor(given), step or given.step()
     e = np.zeros((given.N, OUTPUTS, INPUTS))
     for t in given.rounds:
-        biases, D = split(given.at(t, x))
+        biases, D = split(given.gradients_at(t, x))
         D = D + e
         P = gram_schmidt(np.mean([each @ Q for each in D], axis=0))
         Q = np.mean([each.T @ P for each in D], axis=0)

@@ -5,7 +5,7 @@ ProxSkip", 2023. The symbol `correction` is -Y / p.
 import numpy as np
 
 from algorithms import exact_diffusion, prox_skip, scaffnew
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, ring_bits
 from tests.methods.given import SGD, Case, Given, Rounds
 from tests.methods.graphs import COMPLETE, IRREGULAR
 
@@ -25,7 +25,7 @@ def recursion(given: Given) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return [0, on_ring(N, d)]
+    return [0, ring_bits(N, d)]
 
 
 CASES = {

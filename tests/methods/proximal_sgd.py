@@ -12,9 +12,9 @@ from tests.methods.steps import PENALTY, soft_threshold
 def recursion(given: Given) -> Rounds:
     x = given.x
     for t in given.rounds:
-        S = given.counted(t)
+        S = given.contributes(t)
         if S.any():
-            half = x - given.gamma * given.at(t, x)[S].mean(axis=0)
+            half = x - given.gamma * given.gradients_at(t, x)[S].mean(axis=0)
             x = soft_threshold(half, given.gamma)
         yield {"x": x} | given.all_reduce(t, given.model)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from algorithms import atc_tracking, proximal_tracking
 from dsgd import Algorithm, problems
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, ring_bits
 from tests.methods.given import GAMMA, SGD, Case, Given, Rounds, Setting
 from tests.methods.graphs import BALANCED
 from tests.methods.steps import PENALTY, soft_threshold
@@ -26,7 +26,7 @@ def recursion(given: Given) -> Rounds:
         yield symbols | given.to_neighbours(t, 2 * given.model)
 
 
-def of_trackers(given: Given) -> Rounds:
+def trackers(given: Given) -> Rounds:
     """Yields the rounds without a regularizer."""
     X, gamma = given.X, given.gamma
     Y = g = np.zeros_like(X)
@@ -44,12 +44,12 @@ def method(given: Setting) -> Algorithm:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return on_ring(N, d, 2)
+    return ring_bits(N, d, 2)
 
 
 CASES = {
     "": Case(method, recursion, "irregular", regularizer=problems.l1(PENALTY)),
-    "absent": Case(method, of_trackers, "matchings", absent=True),
+    "absent": Case(method, trackers, "matchings", absent=True),
 }
 EQUALS = {
     "no regularizer": (

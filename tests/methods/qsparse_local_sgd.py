@@ -4,28 +4,28 @@ from functools import partial
 
 from algorithms import error_compensated_sgd, local_sgd, qsparse_local_sgd, sparse_loco
 from dsgd import compressors
-from tests.methods.bits import Bits, at_end, largest, packed, tenth
-from tests.methods.compressors import HALF, SHORT, Compression, clipped, largest_half
+from tests.methods.bits import Bits, largest, packed_bits, period_end, tenth
+from tests.methods.compressors import HALF, SHORT, Compression, clip, largest_half
 from tests.methods.fed_avg import H, averaging
 from tests.methods.given import MOMENTUM, SGD, Case
-from tests.methods.sparse_loco import SYMBOLS, remembered
+from tests.methods.sparse_loco import SYMBOLS, remember
 
 
 def size(d: int, word: int) -> int:
     """Returns the bits of half of the elements, with 12 bits each, and of their indices."""
     k = -(-d // 2)
-    return largest(k, d, 0) + packed(12, k)
+    return largest(k, d, 0) + packed_bits(12, k)
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, (N - 1) * tenth(d))
+    return period_end(t, (N - 1) * tenth(d))
 
 
-C = Compression(compressors.top_k(0.5, SHORT), lambda x: clipped(largest_half(x)), size)
+C = Compression(compressors.top_k(0.5, SHORT), lambda x: clip(largest_half(x)), size)
 CASES = {
     "": Case(
         lambda given: qsparse_local_sgd(given.optimizer, H, C.compressor),
-        partial(remembered, outer=averaging, C=C),
+        partial(remember, outer=averaging, C=C),
         optimizer="momentum",
         symbols=SYMBOLS,
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from algorithms import decentralized_sgd, quasi_global_momentum
 from dsgd import Algorithm
-from tests.methods.bits import Bits, on_ring
+from tests.methods.bits import Bits, ring_bits
 from tests.methods.given import SGD, Case, Given, Rounds, Setting
 from tests.methods.graphs import LAZY
 
@@ -30,7 +30,7 @@ def method(given: Setting) -> Algorithm:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return on_ring(N, d)
+    return ring_bits(N, d)
 
 
 CASES = {

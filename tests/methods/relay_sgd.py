@@ -7,7 +7,7 @@ import numpy as np
 from algorithms import relay_sgd
 from tests.methods.bits import FLOAT, Bits
 from tests.methods.given import Case, Given, Rounds
-from tests.methods.graphs import of_neighbours
+from tests.methods.graphs import neighbour_values
 
 APART, COUNT = True, 32  # bits of a count
 
@@ -24,7 +24,11 @@ def recursion(given: Given) -> Rounds:
         m, c = np.where(hears[:, :, None], message, m), np.where(hears, count, c)
         missing = N - 1 - c.sum(axis=1)
         X = np.where(here, (Y + m.sum(axis=1) + missing[:, None] * given.x) / N, X)
-        symbols = {"params": X, "messages": of_neighbours(m, A), "counts": of_neighbours(c, A)}
+        symbols = {
+            "params": X,
+            "messages": neighbour_values(m, A),
+            "counts": neighbour_values(c, A),
+        }
         yield symbols | given.to_neighbours(t, given.model + COUNT)
 
 

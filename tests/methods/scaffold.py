@@ -6,7 +6,7 @@ gradient.
 import numpy as np
 
 from algorithms import scaffold
-from tests.methods.bits import Bits, all_reduce, at_end
+from tests.methods.bits import Bits, all_reduce, period_end
 from tests.methods.given import Case, Given, Rounds
 
 H = 2
@@ -16,7 +16,12 @@ def recursion(given: Given) -> Rounds:
     Y, step, c = given.X, given.step(), np.zeros_like(given.x)
     own, total = np.zeros_like(given.X), np.zeros_like(given.X)
     for t in given.rounds:
-        g, here, S, exchange = given.G(t, Y), given.present(t), given.counted(t), given.nothing()
+        g, here, S, exchange = (
+            given.G(t, Y),
+            given.present(t),
+            given.contributes(t),
+            given.nothing(),
+        )
         total = total + np.where(here, g, own)
         Y = Y + step(g - own + c, here)
         if (t + 1) % H == 0:
@@ -28,7 +33,7 @@ def recursion(given: Given) -> Rounds:
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, all_reduce(N, 2 * d))
+    return period_end(t, all_reduce(N, 2 * d))
 
 
 CASES = {

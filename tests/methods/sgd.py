@@ -2,14 +2,14 @@
 
 from algorithms import sgd
 from tests.methods.bits import Bits
-from tests.methods.events import asked
+from tests.methods.events import asked_worker
 from tests.methods.given import Case, Given, Rounds
 
 
 def recursion(given: Given) -> Rounds:
     x, step = given.x, given.step()
-    for t, n in enumerate(asked(given.found)):
-        x = x + step(given.at(t, x)[n])
+    for t, n in enumerate(asked_worker(given.found)):
+        x = x + step(given.gradients_at(t, x)[n])
         yield {"x": x} | given.nothing()
 
 

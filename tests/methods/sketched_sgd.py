@@ -64,9 +64,9 @@ def recursion(given: Given, k: int = K, rows: int = ROWS, columns: int = COLUMNS
     x, step, (u, v) = given.x, given.step(), np.zeros((2, given.N, given.d))
     hashed = hashes(given, rows, columns)
     for t in given.rounds:
-        S = given.counted(t)
+        S = given.contributes(t)
         rows_of = np.flatnonzero(S)
-        u[S] = MU * u[S] + given.at(t, x)[S]
+        u[S] = MU * u[S] + given.gradients_at(t, x)[S]
         v[S] = v[S] + u[S]
         if S.any():
             sketch = np.mean([hashed.sketch(row) for row in v[S]], axis=0)

@@ -10,7 +10,7 @@ import optax
 
 from algorithms import diloco, sparse_loco
 from dsgd import compressors
-from tests.methods.bits import FLOAT, Bits, at_end, packed
+from tests.methods.bits import FLOAT, Bits, packed_bits, period_end
 from tests.methods.compressors import Compression, largest
 from tests.methods.fed_avg import H, Outer
 from tests.methods.given import MOMENTUM, Case, Given, Rounds
@@ -18,7 +18,7 @@ from tests.methods.given import MOMENTUM, Case, Given, Rounds
 DECAY, ETA, K, CHUNK = 0.85, 0.9, 2, 4
 
 
-def remembered(
+def remember(
     given: Given,
     outer: Outer,
     C: Compression,
@@ -38,7 +38,7 @@ def remembered(
     for t in given.rounds:
         Y, sent = Y + step(given.G(t, Y), given.present(t)), given.nothing()
         if (t + 1) % H == 0:
-            S, total = given.counted(t), beta * e + x - Y
+            S, total = given.contributes(t), beta * e + x - Y
             m = C(given, total)
             e = np.where(S[:, None], total - m, e)
             x = outer(x, m[S].mean(axis=0)) if S.any() else x
@@ -47,7 +47,7 @@ def remembered(
         yield {"params": Y, "memory": e, "server": x} | sent
 
 
-def of_chunks(x: np.ndarray, k: int = K, chunk: int = CHUNK) -> np.ndarray:
+def chunk_codes(x: np.ndarray, k: int = K, chunk: int = CHUNK) -> np.ndarray:
     """Keeps the k largest elements of each chunk."""
     chunks = np.split(x, range(chunk, len(x), chunk))
     return np.concatenate([largest(each, k) for each in chunks])
@@ -56,26 +56,26 @@ def of_chunks(x: np.ndarray, k: int = K, chunk: int = CHUNK) -> np.ndarray:
 def size(d: int, word: int, k: int = K, chunk: int = CHUNK) -> int:
     """Returns the bits of the numbers of these elements, and of their indices in the chunk."""
     sent = d // chunk * k + min(k, d % chunk)
-    return packed((chunk - 1).bit_length(), sent) + sent * word
+    return packed_bits((chunk - 1).bit_length(), sent) + sent * word
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, (N - 1) * (size(d, 0, 4, 8) + two_bits(d // 8 * 4 + min(4, d % 8))))
+    return period_end(t, (N - 1) * (size(d, 0, 4, 8) + two_bits(d // 8 * 4 + min(4, d % 8))))
 
 
 def two_bits(d: int) -> int:
     """Returns the bits of a message of `two_bit`: codes, and a table of four numbers."""
-    return packed(2, d) + 4 * FLOAT
+    return packed_bits(2, d) + 4 * FLOAT
 
 
 SYMBOLS = {"memory": "workers.memory", "server": "server.params"}
-CHUNKS = Compression(compressors.chunked_top_k(K, CHUNK), of_chunks, size)
+CHUNKS = Compression(compressors.chunked_top_k(K, CHUNK), chunk_codes, size)
 CASES = {
     "": Case(
         lambda given: sparse_loco(
             given.optimizer, H, CHUNKS.compressor, optax.sgd(ETA), decay=DECAY
         ),
-        partial(remembered, outer=lambda x, delta: x - ETA * delta, C=CHUNKS, beta=DECAY),
+        partial(remember, outer=lambda x, delta: x - ETA * delta, C=CHUNKS, beta=DECAY),
         optimizer="adam",
         symbols=SYMBOLS,
     )

@@ -14,7 +14,7 @@ APART = True
 DENSITY = 0.3
 
 
-def drawn(found: Trajectory) -> np.ndarray:
+def drawn_elements(found: Trajectory) -> np.ndarray:
     """Returns the elements that are equal in all models after each round, bool `[T, d]`."""
     X = trajectories.rows(found.states.workers.params)[1:]
     return np.ptp(X, axis=1) == 0
@@ -22,11 +22,11 @@ def drawn(found: Trajectory) -> np.ndarray:
 
 def recursion(given: Given, density: float) -> Rounds:
     shape, X, step = (given.length, given.d), given.X, given.step()
-    M = np.ones(shape, bool) if given.found is None else drawn(given.found)
+    M = np.ones(shape, bool) if given.found is None else drawn_elements(given.found)
     number = sum(int(np.ceil(density * size)) for size in given.layers)
     assert (M.sum(axis=1) == number).all()
     for t in given.rounds:
-        X, S = X + step(given.G(t, X), given.present(t)), given.counted(t)
+        X, S = X + step(given.G(t, X), given.present(t)), given.contributes(t)
         X = np.where(M[t], X[S].mean(axis=0), X) if S.any() else X
         yield {"params": X} | given.all_reduce(t, number * given.word)
 

@@ -10,7 +10,7 @@ import optax
 
 from algorithms import diloco, local_sgd, streaming_diloco
 from dsgd import Algorithm
-from tests.methods.bits import FLOAT, Bits, at_end, packed
+from tests.methods.bits import FLOAT, Bits, packed_bits, period_end
 from tests.methods.diloco import nesterov
 from tests.methods.given import MOMENTUM, SGD, Case, Given, Rounds, Setting, add
 
@@ -35,7 +35,11 @@ def recursion(
     outers = [nesterov(ETA, MU) for _ in range(fragments)]
     flying: dict[tuple[int, int], np.ndarray | None] = {}
     for t in given.rounds:
-        X, S, sent = X + step(given.G(t, X), given.present(t)), given.counted(t), given.nothing()
+        X, S, sent = (
+            X + step(given.G(t, X), given.present(t)),
+            given.contributes(t),
+            given.nothing(),
+        )
         for p in range(fragments):
             part = slice(ends[p], ends[p + 1])
             if (t + 1 - (p + 1) * H // fragments) % H == 0:
@@ -57,18 +61,18 @@ def e3m0(x: np.ndarray) -> np.ndarray:
     return np.sign(x) * nearest
 
 
-def of_two(given: Given) -> Rounds:
-    def gathered(t, d):
-        return given.all_gather(t, packed(4, d) + given.word)
+def two_fragments(given: Given) -> Rounds:
+    def gather(t, d):
+        return given.all_gather(t, packed_bits(4, d) + given.word)
 
-    return recursion(given, 2, H, TAU, e3m0, gathered)
+    return recursion(given, 2, H, TAU, e3m0, gather)
 
 
-def uncompressed(given: Given) -> Rounds:
-    def reduced(t, d):
+def plain(given: Given) -> Rounds:
+    def reduce(t, d):
         return given.all_reduce(t, d * given.word)
 
-    return recursion(given, 1, 3, 2, lambda x: x, reduced)
+    return recursion(given, 1, 3, 2, lambda x: x, reduce)
 
 
 def method(given: Setting, fragments: int, H: int, tau: int, **options) -> Algorithm:
@@ -78,14 +82,14 @@ def method(given: Setting, fragments: int, H: int, tau: int, **options) -> Algor
 
 
 def bits(t: int, N: int, d: int) -> Bits:
-    return at_end(t, (N - 1) * (packed(4, d) + FLOAT))
+    return period_end(t, (N - 1) * (packed_bits(4, d) + FLOAT))
 
 
 CASES = {
-    "": Case(lambda given: method(given, 2, H, TAU), of_two, optimizer="adam"),
+    "": Case(lambda given: method(given, 2, H, TAU), two_fragments, optimizer="adam"),
     "absent": Case(
         lambda given: method(given, 1, 3, 2, compressor=None),
-        uncompressed,
+        plain,
         optimizer="momentum",
         absent=True,
     ),

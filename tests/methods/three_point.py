@@ -11,7 +11,7 @@ import algorithms
 from algorithms import three_point, three_points
 from dsgd import compressors, network
 from tests.methods.bits import Bits, largest, tenth, with_reply
-from tests.methods.compressors import HALF, HALVES, SHORT, SHORTS, Compression, unbiased
+from tests.methods.compressors import HALF, HALVES, SHORT, SHORTS, Compression, declare_unbiased
 from tests.methods.given import SGD, Case, Given, Rounds
 
 # As long as no worker sends, all steps are equal, so that with a square the two sides of the
@@ -27,10 +27,10 @@ def recursion(given: Given, C: Point) -> Rounds:
     """An absent worker, or one with a lost message, keeps h and y; its h counts in the mean."""
     x, step, (h, y) = given.x, given.step(), np.zeros((2, given.N, given.d))
     for t in given.rounds:
-        g, sent = given.at(t, x), np.zeros(given.N)
+        g, sent = given.gradients_at(t, x), np.zeros(given.N)
         last = y if t else g
         after = [C(_sender(given, sent, n), t, g[n], h[n], last[n]) for n in range(given.N)]
-        S = given.counted(t)[:, None]
+        S = given.contributes(t)[:, None]
         h, y = np.where(S, after, h), np.where(S, g, y)
         x = x + step(h.mean(axis=0), given.participates[t].any())
         symbols = {"x": x, "estimate": h, "gradient": y, "mean estimate": h.mean(axis=0)}
@@ -108,11 +108,11 @@ V3 = three_points.v3(HALF, three_points.lag(ZETA))
 CASES = {
     "": _case(three_points.ef21(HALF), lambda given: ef21, optimizer="momentum"),
     "v1": _case(three_points.v1(HALF), lambda given: v1),
-    "v2": _case(three_points.v2(SHORT, unbiased(HALF)), lambda given: v2),
+    "v2": _case(three_points.v2(SHORT, declare_unbiased(HALF)), lambda given: v2),
     "v3": _case(V3, lambda given: v3),
     "v3, absent": _case(V3, lambda given: v3, optimizer="momentum", absent=True),
     "v4": _case(three_points.v4(HALF, SHORT), lambda given: v4),
-    "v5": _case(three_points.v5(unbiased(HALF), P), v5, length=15),
+    "v5": _case(three_points.v5(declare_unbiased(HALF), P), v5, length=15),
 }
 EQUALS = {
     "EF21": (

@@ -9,7 +9,7 @@ import numpy as np
 from algorithms import one_bit_adam, zero_one_adam
 from dsgd import compressors
 from tests.methods.bits import Bits, all_reduce, parts, signs
-from tests.methods.compressors import HALF, SIGN, Parts, Q, in_parts, largest_half
+from tests.methods.compressors import HALF, SIGN, Parts, Q, largest_half, parts_at
 from tests.methods.compressors import mean_size_times_sign as sign
 from tests.methods.given import GAMMA, SGD, Case, Given, Rounds, Setting
 from tests.methods.one_bit_adam import DECAYS, Compensated
@@ -92,8 +92,8 @@ def _case(C: Any, q: Q, changes: bool) -> Case:
         length=24,
         symbols={
             "v": "server.v",
-            "e": in_parts("workers.memory.worker"),
-            "e of servers": in_parts("workers.memory.server"),
+            "e": parts_at("workers.memory.worker"),
+            "e of servers": parts_at("workers.memory.server"),
         },
     )
 

@@ -16,7 +16,7 @@ import algorithms
 import topologies
 from dsgd import compressors, problems
 from tests.methods import decentralized_sgd
-from tests.methods.given import on_quadratics
+from tests.methods.given import quadratic_given
 from theory_checks.machinery import moments, runs
 from theory_checks.statements.asynchronous_sgd import with_table
 from theory_checks.statements.error_compensated_sgd import any_compressor
@@ -186,7 +186,7 @@ def test_decentralized_sgd_on_a_ring(numbers):
     np.testing.assert_allclose(RING.W, W)
 
     def rounds(z):
-        given = on_quadratics(
+        given = quadratic_given(
             of.A, of.b, of.start, GAMMA, STEPS, [lambda number: W], SIGMA / np.sqrt(D) * z
         )
         X = np.stack([given.X, *(each["params"] for each in decentralized_sgd.recursion(given))])

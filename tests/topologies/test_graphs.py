@@ -15,7 +15,7 @@ import topologies
 from topologies import from_graph, from_matrix
 
 
-def by_hand(graph: nx.Graph, weights: str) -> np.ndarray:
+def reference_weights(graph: nx.Graph, weights: str) -> np.ndarray:
     """Returns W of a graph whose nodes are numbers, from a loop over its edges."""
     links = nx.DiGraph(graph.to_directed())
     links.remove_edges_from(list(nx.selfloop_edges(links)))
@@ -39,7 +39,7 @@ def exponential(n: int) -> nx.DiGraph:
     return graph
 
 
-def numbered(graph: nx.Graph) -> nx.Graph:
+def number_nodes(graph: nx.Graph) -> nx.Graph:
     return nx.convert_node_labels_to_integers(graph, ordering="sorted")
 
 
@@ -73,12 +73,12 @@ FAMILIES = {
         [(1,), (2,), (3,), (9,)],
     ),
     topologies.torus: (
-        lambda *sides: numbered(nx.grid_2d_graph(*sides, periodic=True)),
+        lambda *sides: number_nodes(nx.grid_2d_graph(*sides, periodic=True)),
         torus_rho,
         [(1, 1), (2, 2), (1, 5), (4, 2), (3, 5), (3, 4), (8, 8)],
     ),
     topologies.hypercube: (
-        lambda k: numbered(nx.hypercube_graph(k)),
+        lambda k: number_nodes(nx.hypercube_graph(k)),
         lambda k: (k - 1) / (k + 1),
         [(1,), (4,)],
     ),
@@ -112,13 +112,13 @@ def test_a_graph_has_its_edges_its_weights_and_its_rho(make, arguments):
     shown = f"{make.__name__}({', '.join(map(str, arguments))}"
     topology = make(*arguments)
     assert topology.name == f"{shown})"
-    np.testing.assert_allclose(topology.W, by_hand(graph, usual), rtol=0, atol=1e-15)
+    np.testing.assert_allclose(topology.W, reference_weights(graph, usual), rtol=0, atol=1e-15)
     if rho is not None:
         assert topology.rho == pytest.approx(rho, abs=1e-12)
     for weights in () if make in NOT_WEIGHTED else topologies.WEIGHTS:
         other = make(*arguments, weights=topologies.WEIGHTS[weights])
         assert other.name == f"{shown})" if weights == usual else f"{shown}, {weights})"
-        np.testing.assert_allclose(other.W, by_hand(graph, weights), rtol=0, atol=1e-15)
+        np.testing.assert_allclose(other.W, reference_weights(graph, weights), rtol=0, atol=1e-15)
         assert weights != "lazy" or np.linalg.eigvalsh(other.W).min() > -1e-14
         same = from_graph(graph, topologies.WEIGHTS[weights])
         np.testing.assert_array_equal(same.W, other.W)
@@ -268,7 +268,7 @@ def test_a_directed_edge_goes_from_sender_to_receiver():
     pairs = [(0, 1), (1, 2), (2, 0), (0, 2)]
     for given in (nx.DiGraph(pairs), nx.MultiDiGraph([*pairs, (0, 2), (1, 1)])):
         found = from_graph(given)
-        np.testing.assert_array_equal(found.W, by_hand(nx.DiGraph(pairs), "uniform"))
+        np.testing.assert_array_equal(found.W, reference_weights(nx.DiGraph(pairs), "uniform"))
         assert found.edges.tolist() == sorted(map(list, pairs))
     both = nx.path_graph(4).to_directed()
     for topology in (from_graph(both), from_graph(both, topologies.metropolis)):
@@ -307,7 +307,7 @@ def test_weights_for_pull_weigh_equally_what_a_worker_receives():
     np.testing.assert_allclose(star.W, topologies.star(5, topologies.uniform).W.T)
 
 
-def weighted(value) -> nx.Graph:
+def weighted_ring(value) -> nx.Graph:
     """One edge of the lazy ring has this weight, and its first end's loop has the remainder."""
     graph = lazy_ring()
     graph[0][1]["weight"] = value
@@ -358,11 +358,11 @@ REFUSED = [
     (from_graph, (eye_array(3),), "from_scipy_sparse_array"),
     (from_graph, ([(0, 1), (1, 2)],), r"networkx.Graph\(edges\)"),
     (from_matrix, (nx.path_graph(3),), "from_graph"),
-    (from_graph, (weighted(math.nan), "weight"), r"\(0, 1\) has weight = nan"),
-    (from_graph, (weighted("0.1"), "weight"), r"\(0, 1\) has weight = '0.1'"),
-    (from_graph, (weighted(None), "weight"), r"\(0, 1\) has no attribute 'weight'"),
-    (from_graph, (weighted(0.3), "weight"), "node 1 with its loop sum to 1.2, 0.2 more"),
-    (from_graph, (weighted(0.05), "weight"), "node 1 with its loop sum to 0.95, 0.05 less"),
+    (from_graph, (weighted_ring(math.nan), "weight"), r"\(0, 1\) has weight = nan"),
+    (from_graph, (weighted_ring("0.1"), "weight"), r"\(0, 1\) has weight = '0.1'"),
+    (from_graph, (weighted_ring(None), "weight"), r"\(0, 1\) has no attribute 'weight'"),
+    (from_graph, (weighted_ring(0.3), "weight"), "node 1 with its loop sum to 1.2, 0.2 more"),
+    (from_graph, (weighted_ring(0.05), "weight"), "node 1 with its loop sum to 0.95, 0.05 less"),
     (from_graph, (heavy(), "weight"), "node 'b' sum to 5.7.*divide all weights by 5.7"),
     (
         from_graph,

@@ -26,7 +26,7 @@ GRAPHS = {
 }
 
 
-def drawn(axes) -> tuple[np.ndarray, list, int]:
+def draw_curve(axes) -> tuple[np.ndarray, list, int]:
     """Returns the positions of workers, the ends of lines, and the number of arrows."""
     kinds = [
         [one for one in axes.collections if isinstance(one, kind)]
@@ -41,7 +41,7 @@ def drawn(axes) -> tuple[np.ndarray, list, int]:
 def test_a_picture_has_every_worker_every_edge_and_a_title(graph):
     figure = topologies.draw(graph)
     (axes,) = figure.axes
-    places, lines, arrows = drawn(axes)
+    places, lines, arrows = draw_curve(axes)
     assert len(np.unique(places.round(6), axis=0)) == len(places) == graph.n
     if graph.symmetric:
         joined = [
@@ -68,7 +68,7 @@ def test_a_picture_is_drawn_on_the_given_axes():
     figure = Figure()
     left, right = figure.subplots(1, 2)
     assert topologies.draw(topologies.ring(7), right) is figure
-    assert len(drawn(right)[0]) == 7
+    assert len(draw_curve(right)[0]) == 7
     assert not left.collections
     outer = Figure()
     axes = outer.subfigures(1, 2)[0].subplots()

@@ -39,7 +39,7 @@ def plan(system: policies.System, each: int | None = 30, **options: Any) -> epoc
     return epochs.make_plan("train", problem, system, 0.25, **given | options)
 
 
-def scripted(decisions: list[list[int]]) -> tuple[policies.System, list[Any]]:
+def script(decisions: list[list[int]]) -> tuple[policies.System, list[Any]]:
     """Returns a system with these decisions, and the list of calls that it received."""
     calls: list[Any] = []
     left = iter(decisions)
@@ -82,7 +82,7 @@ def test_an_epoch_has_the_rounds_of_its_samples_and_its_own_step_size(initial, f
         scaled.append((pytest.approx(noise.seen), *batches))
         return 1.0 + len(scaled)
 
-    system, _ = scripted([[10, 10, 5, 0], [10, 0, 0, 0], [16, 16, 16, 16], [10, 10, 5, 1]])
+    system, _ = script([[10, 10, 5, 0], [10, 0, 0, 0], [16, 16, 16, 16], [10, 10, 5, 1]])
     rounds = Rounds()
     found = epochs.run_epochs(
         plan(system, scaling=scaling, initial_batch=initial, epochs=4), rounds
@@ -98,7 +98,7 @@ def test_an_epoch_has_the_rounds_of_its_samples_and_its_own_step_size(initial, f
 
 def test_the_system_receives_the_nodes_that_participate_and_their_measurements():
     """The first measurements are those of the last epoch; nodes that join are appended."""
-    system, calls = scripted([[5, 6], [7, 8], [1, 2, 3]])
+    system, calls = script([[5, 6], [7, 8], [1, 2, 3]])
     rounds, present = Rounds(), [[0, 2], [2, 0], [1, 2, 3]]
     found = epochs.run_epochs(
         plan(
@@ -125,7 +125,7 @@ def test_defaults_of_lengths_and_memory():
     """By default an epoch has all samples of the largest worker, of N workers, or one batch each;
     memory is for M batches, or fewer.
     """
-    system, _ = scripted([])
+    system, _ = script([])
     for each, length in ((30, N * 30), (None, N * B)):
         assert plan(system, each, samples=None).samples == length
     np.testing.assert_array_equal(plan(system).room, [2 * B] * N)
@@ -144,4 +144,4 @@ def test_defaults_of_lengths_and_memory():
 )
 def test_batches_that_do_not_fit_are_refused(decision, words):
     with pytest.raises(ValueError, match=words):
-        epochs.run_epochs(plan(scripted([decision])[0]), Rounds())
+        epochs.run_epochs(plan(script([decision])[0]), Rounds())

@@ -29,7 +29,7 @@ def epoch(of: ClusterModel, batches: np.ndarray, rounds: int = 3) -> dict[str, A
     return {"batches": batches, "compute": a + P, "backward": P, "first": first, "communication": T}
 
 
-def known(learner: Learner, weighting: Any = "inverse-variance") -> ClusterModel:
+def learned_model(learner: Learner, weighting: Any = "inverse-variance") -> ClusterModel:
     model = learner.model(weighting)
     assert model is not None
     return model
@@ -50,7 +50,7 @@ def test_without_noise_two_epochs_determine_the_model():
     speeds = 1 / (true.q + true.k + (np.asarray(true.s) + true.m) / unequal)
     np.testing.assert_allclose(one.next_batches(100), 100 * speeds / speeds.sum(), rtol=1e-12)
     two = one.observed(**epoch(true, one.next_batches(100)))
-    alike(known(two), true)
+    alike(learned_model(two), true)
     np.testing.assert_allclose(two.next_batches(100), true.optperf(100).batches, rtol=1e-9)
     assert (learner.model(), one.model()) == (None, None)
 
@@ -82,7 +82,7 @@ def test_a_model_is_the_best_fit_of_all_measurements():
         learner = learner.observed(**measured)
         epochs.append({**measured, "batches": np.tile(measured["batches"], (rounds, 1))})
     b, total, P, first, T = (np.concatenate([one[name] for one in epochs]) for name in epochs[0])
-    found, flat = known(learner), 0
+    found, flat = learned_model(learner), 0
     for i in range(n):
         there = ~np.isnan(total[:, i]) & ~np.isnan(P[:, i])
         size, both = b[there, i], (total[there, i] - P[there, i], P[there, i])
@@ -109,7 +109,7 @@ def test_a_model_is_the_best_fit_of_all_measurements():
     assert found.gamma == pytest.approx(
         np.average(np.nanmean(often, axis=0), weights=1 / variances)
     )
-    assert known(learner, "plain").gamma == pytest.approx(
+    assert learned_model(learner, "plain").gamma == pytest.approx(
         np.nanmean(gammas[:, counts > 0], axis=0).mean()
     )
     assert (found.t_overlap, found.t_last) == pytest.approx(
@@ -161,7 +161,7 @@ def test_limits_are_respected_before_and_after_there_is_a_model():
         assert (batches <= limits).all()
         assert batches.sum() == pytest.approx(20)
         learner = learner.observed(**epoch(true, batches))
-    alike(known(learner), true)
+    alike(learned_model(learner), true)
     assert learner.next_batches(20) == pytest.approx(true.optperf(20).batches)
     with pytest.raises(
         ValueError, match="a total batch of 27 samples, but the limits add up to 26"
@@ -177,12 +177,15 @@ def test_nodes_that_stay_keep_their_model_and_nodes_that_join_take_two_epochs():
         learner = learner.observed(**epoch(old, learner.next_batches(80)))
     left = learner.without([2, 0])
     rows = [np.asarray(each)[[1, 3]] for each in (old.q, old.s, old.k, old.m)]
-    alike(known(left), ClusterModel(*rows, old.gamma, old.t_overlap, old.t_last))
-    alike(known(learner), old)
-    slower = {**epoch(known(left), np.array([4.0, 5.0])), "communication": np.full((3, 2), 4.0)}
+    alike(learned_model(left), ClusterModel(*rows, old.gamma, old.t_overlap, old.t_last))
+    alike(learned_model(learner), old)
+    slower = {
+        **epoch(learned_model(left), np.array([4.0, 5.0])),
+        "communication": np.full((3, 2), 4.0),
+    }
     silent = left.observed(**{**slower, "communication": np.full((3, 2), np.nan)})
-    assert known(silent).t_last == pytest.approx(0.3)
-    assert known(silent.observed(**slower)).t_last == pytest.approx(0.4)
+    assert learned_model(silent).t_last == pytest.approx(0.3)
+    assert learned_model(silent.observed(**slower)).t_last == pytest.approx(0.4)
     joined = (np.asarray(each)[2:] for each in (new.q, new.s, new.k, new.m))
     rows = [np.concatenate(pair) for pair in zip(rows, joined, strict=True)]
     together = ClusterModel(*rows, old.gamma, 1.8, 0.2)
@@ -191,5 +194,5 @@ def test_nodes_that_stay_keep_their_model_and_nodes_that_join_take_two_epochs():
     for _ in range(2):
         assert grown.model() is None
         grown = grown.observed(**epoch(together, grown.next_batches(80)))
-    alike(known(grown), together)
+    alike(learned_model(grown), together)
     assert learner.joined(2, [3.0, 4.0]).limits.tolist() == [np.inf] * 4 + [3.0, 4.0]

@@ -44,7 +44,7 @@ def clusters(number: int) -> Iterator[tuple[ClusterModel, float]]:
         )
 
 
-def solved(model: ClusterModel, total: float) -> float:
+def solve(model: ClusterModel, total: float) -> float:
     """Returns the solution of the linear program by HiGHS."""
     n, rows, ends = model.nodes, [], []
     for slope, fixed in (
@@ -67,7 +67,7 @@ def solved(model: ClusterModel, total: float) -> float:
 def test_optperf_is_the_optimum_of_the_linear_program():
     for model, total in clusters(150):
         seconds, batches = model.optperf(total)
-        assert seconds == pytest.approx(solved(model, total), rel=1e-9)
+        assert seconds == pytest.approx(solve(model, total), rel=1e-9)
         assert batches.sum() == pytest.approx(total, rel=1e-12)
         assert (batches >= 0).all()
         assert (batches <= (np.inf if model.limits is None else np.asarray(model.limits))).all()

@@ -66,7 +66,7 @@ def epochs(
 # --- LB-BSP.
 
 
-def after(batches: list[int], limits: list[int], *seconds: Any) -> list[list[int]]:
+def decide_after(batches: list[int], limits: list[int], *seconds: Any) -> list[list[int]]:
     """Returns the decisions of LB-BSP after each of some epochs, in which nodes took these seconds,
     `[n]` or `[rounds, n]`.
     """
@@ -101,12 +101,12 @@ def after(batches: list[int], limits: list[int], *seconds: Any) -> list[list[int
 def test_lb_bsp_moves_samples_from_the_slowest_to_the_fastest_below_its_limit(
     batches, limits, seconds, expected
 ):
-    assert after(batches, limits, seconds) == [expected]
+    assert decide_after(batches, limits, seconds) == [expected]
 
 
 def test_lb_bsp_takes_the_last_change_back_only_if_the_slowest_became_slower():
     """The batches are constant afterwards."""
-    found = after([20, 20], [40, 40], [1.0, 2.5], [1.0, 2.5], [1.0, 2.6], [9.0, 1.0])
+    found = decide_after([20, 20], [40, 40], [1.0, 2.5], [1.0, 2.5], [1.0, 2.6], [9.0, 1.0])
     assert found == [[25, 15], [30, 10], [25, 15], [25, 15]]
 
 
@@ -232,7 +232,7 @@ SIXTEEN = cannikin.ClusterModel(
 )
 
 
-def limited(limits: list[int]) -> cannikin.ClusterModel:
+def limited_model(limits: list[int]) -> cannikin.ClusterModel:
     """A node with memory for one sample is assumed to compute in proportion to its samples, as it
     does here; a node without memory is never measured, and learning does not wait for it.
     """
@@ -248,8 +248,8 @@ def limited(limits: list[int]) -> cannikin.ClusterModel:
         (cannikin.ClusterModel(**FOUR, **ONES), [2, 40, 80], [2, 40, 40]),
         (cannikin.ClusterModel(**FOUR, **ONES), [4, 40, 80], [4, 40]),
         (cannikin.ClusterModel(**FOUR, **ONES), [5, 40, 80], [5, 40]),
-        (limited([1, 50, 50, 50]), [40], [40] * 4),
-        (limited([1, 50, 0, 50]), [40], [40] * 4),
+        (limited_model([1, 50, 50, 50]), [40], [40] * 4),
+        (limited_model([1, 50, 0, 50]), [40], [40] * 4),
     ],
 )
 def test_few_samples_are_enough_to_learn_all_nodes(model, totals, decided):

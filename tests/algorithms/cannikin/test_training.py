@@ -119,7 +119,7 @@ def slopes(x: np.ndarray, batches: np.ndarray) -> np.ndarray:
     return np.einsum("nb,nb,nbd->nd", times, 2 * residuals, A) / np.maximum(batches, 1)[:, None]
 
 
-def replayed(
+def replay(
     epochs: list[cannikin.Epoch], optimizer: optax.GradientTransformation
 ) -> tuple[np.ndarray, list[tuple[float, float]]]:
     """Returns the model of one worker with all samples, and the mean S and G over the rounds of
@@ -154,7 +154,7 @@ def test_a_run_equals_that_of_one_worker_with_all_samples():
         smoothing=0.4,
         samples=192,
     )
-    x, seen = replayed(found.epochs, optax.sgd(RATE, momentum=0.5))
+    x, seen = replay(found.epochs, optax.sgd(RATE, momentum=0.5))
     np.testing.assert_allclose(found.params, x, rtol=1e-4)
     assert [epoch.total for epoch in found.epochs[:2]] == [32, 32]
     assert len({epoch.total for epoch in found.epochs}) > 1

@@ -64,12 +64,12 @@ def latencies() -> np.ndarray:
     """
     rounds, whole = run_keys.split(KEY)[1], work.micro_batches(np.ones((N, M), bool))
 
-    def of(step):
+    def draw(step):
         return CLUSTER.latencies(
             dsgd.Round(step, N, run_keys.round_keys(rounds, step)[0], work=whole), jnp.arange(N)
         )
 
-    return np.asarray(jax.jit(jax.vmap(of))(jnp.arange(STEPS)))
+    return np.asarray(jax.jit(jax.vmap(draw))(jnp.arange(STEPS)))
 
 
 def counts(threshold: float, stop: str) -> np.ndarray:
@@ -126,7 +126,7 @@ def test_a_worker_that_does_not_participate_spends_none_of_its_periods_time():
     and a half.
     """
 
-    def by_worker(first, others, positive):
+    def worker_quantity(first, others, positive):
         return clusters.Quantity(
             lambda key, clock, worker: jnp.where(worker == 0, first(clock), others),
             "by worker",
@@ -134,8 +134,8 @@ def test_a_worker_that_does_not_participate_spends_none_of_its_periods_time():
         )
 
     cluster = clusters.Cluster(
-        by_worker(lambda clock: jnp.full_like(clock, 1.5), 1.0, True),
-        present=by_worker(lambda clock: jnp.where(clock > 0, 1.0, 0.0), 1.0, False),
+        worker_quantity(lambda clock: jnp.full_like(clock, 1.5), 1.0, True),
+        present=worker_quantity(lambda clock: jnp.where(clock > 0, 1.0, 0.0), 1.0, False),
     )
     method = drop_compute(algorithms.local_sgd(optax.sgd(1.0), 2), 3.5, 2, period=2)
     history = run(method, cluster=cluster, steps=2).history
@@ -235,7 +235,7 @@ def test_a_threshold_is_chosen_after_the_last_round_that_is_measured():
     none = jnp.zeros(FEW)
 
     @jax.jit
-    def observed(known, step, clock, compute):
+    def observe(known, step, clock, compute):
         seen = dsgd.Timings(compute, none, none, none, none)
         return thresholds.record_timings(
             known, dsgd.Round(step, FEW, KEY, dsgd.Now(CONSTANT, clock, seen)), period, "between"
@@ -243,7 +243,7 @@ def test_a_threshold_is_chosen_after_the_last_round_that_is_measured():
 
     for step in range(rounds * period + 3):
         last = min(max(step - 1, 0), rounds * period - 1)
-        known = observed(
+        known = observe(
             known, jnp.int32(step), jnp.float32(ends[last]), jnp.asarray(times[last], jnp.float32)
         )
         if step < rounds * period:

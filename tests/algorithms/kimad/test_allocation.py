@@ -30,7 +30,7 @@ class Instances(NamedTuple):
     budgets: np.ndarray
 
 
-def drawn(n: int) -> Instances:
+def draw_instances(n: int) -> Instances:
     """Returns sizes from a few bits to 2^32 in total, in any order, some of them equal, and budgets
     from below the smallest to above the largest.
     """
@@ -70,7 +70,7 @@ def program():
     return run
 
 
-def of(table: np.ndarray, choices: np.ndarray) -> np.ndarray:
+def total(table: np.ndarray, choices: np.ndarray) -> np.ndarray:
     """Returns entries of the choices `[..., layers]`, summed in float64 or int64."""
     return table[np.arange(len(table)), choices].sum(
         axis=-1, dtype=np.float64 if table.dtype.kind == "f" else np.int64
@@ -138,7 +138,7 @@ def test_allocations_are_nearly_optimal(program):
     are whole units, within the budget. Kimad's allocation, one choice for all layers, is the best
     uniform one, or the smallest.
     """
-    rng, instances = np.random.default_rng(1), drawn(100)
+    rng, instances = np.random.default_rng(1), draw_instances(100)
     budgets = R * 123_457 * rng.integers(1, 100, 100)
     even = Instances(
         instances.errors,
@@ -150,9 +150,9 @@ def test_allocations_are_nearly_optimal(program):
         for errors, sizes, budget, choices, single in zip(
             *some, found["allocate"], found["uniform"], strict=True
         ):
-            fits = of(sizes, COMBINATIONS) <= budget * (1 - lost)
-            assert of(errors, choices) <= min(of(errors, COMBINATIONS)[fits], default=np.inf)
-            assert of(sizes, choices) <= max(budget, sizes.min(axis=1).sum())
+            fits = total(sizes, COMBINATIONS) <= budget * (1 - lost)
+            assert total(errors, choices) <= min(total(errors, COMBINATIONS)[fits], default=np.inf)
+            assert total(sizes, choices) <= max(budget, sizes.min(axis=1).sum())
             assert set(single) == {papers.uniform(errors, sizes, int(budget))[0]}
 
 
@@ -161,7 +161,7 @@ def test_errors_that_are_not_finite_stay_within_the_budget(program, wrong):
     """In a run that diverges, the errors of one layer are not finite for any choice. The other
     layers get the same allocation as with equal errors in that layer.
     """
-    instances = drawn(100)
+    instances = draw_instances(100)
     errors = instances.errors.copy()
     errors[:, 0] = wrong
     found, equal = (
@@ -171,8 +171,8 @@ def test_errors_that_are_not_finite_stay_within_the_budget(program, wrong):
     for sizes, budget, choices, single in zip(
         instances.sizes, instances.budgets, found["allocate"], found["uniform"], strict=True
     ):
-        assert of(sizes, choices) <= max(budget, sizes.min(axis=1).sum())
-        assert of(sizes, single) <= max(budget, sizes.sum(axis=0).min())
+        assert total(sizes, choices) <= max(budget, sizes.min(axis=1).sum())
+        assert total(sizes, single) <= max(budget, sizes.sum(axis=0).min())
     np.testing.assert_array_equal(found["uniform"], equal["uniform"])
 
 

@@ -37,7 +37,7 @@ def take_all(errors, sizes, budget):
     return jnp.ones(len(sizes), jnp.int32)
 
 
-def compressed(budget: float, chosen: list[int], everything: bool = False) -> tuple[Any, int]:
+def compress_layers(budget: float, chosen: list[int], everything: bool = False) -> tuple[Any, int]:
     """Returns the message, and the budget that the rule received."""
     given = []
 
@@ -58,7 +58,7 @@ def compressed(budget: float, chosen: list[int], everything: bool = False) -> tu
 def test_the_header_is_reserved_and_a_budget_that_is_too_small_sends_the_smallest(
     budget, for_layers
 ):
-    assert compressed(budget, [0, 0])[1] == for_layers
+    assert compress_layers(budget, [0, 0])[1] == for_layers
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_header_is_reserved_and_a_budget_that_is_too_small_sends_the_smalles
 )
 def test_bits_and_errors_are_those_of_the_choice_of_each_layer(chosen, everything, bits, error):
     for budget, missing in ((bits, 0), (bits - 1.0, 1), (3.0, bits - 3)):
-        message, _ = compressed(budget, chosen, everything)
+        message, _ = compress_layers(budget, chosen, everything)
         assert (message.bits, message.error) == (bits, error)
         assert message.missing == (0 if everything else missing)
     for seen, x, choice in zip(message.seen, LAYERS, chosen, strict=True):

@@ -131,7 +131,7 @@ class End:
 
 
 @pytest.fixture
-def trained(monkeypatch):
+def training(monkeypatch):
     """Returns a function (seconds, rounds) -> the server's result, the workers' models, and the
     last frames.
     """
@@ -147,13 +147,13 @@ def trained(monkeypatch):
             own.now = getattr(own, "now", 0.0) + own.seconds
             return own.now
 
-        def sent(end, frame, packed):
+        def send_frame(end, frame, packed):
             last.append(frame.last)
             end.other.arrived.put((frame, packed))
 
         monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=look))
         monkeypatch.setattr(processes, "_connect", lambda N: own.ends)
-        monkeypatch.setattr(processes, "send", sent)
+        monkeypatch.setattr(processes, "send", send_frame)
         monkeypatch.setattr(processes, "receive", lambda end, wire: (*end.recv(1), next(end.rates)))
         plan = processes._Plan(N, WIRE, TIME, CONGESTION, kimad.last)
         exact = PROBLEM._replace(sample=lambda key, data: data)
@@ -203,11 +203,11 @@ def recursion():
     )
 
 
-def test_the_server_and_its_workers_run_algorithm_1_and_follow_the_slowest_links(trained):
+def test_the_server_and_its_workers_run_algorithm_1_and_follow_the_slowest_links(training):
     """Budgets use the slowest downlink and the longest computation; records have the slowest rates
     and the mean bits.
     """
-    found, models, _ = trained(1e9, 3)
+    found, models, _ = training(1e9, 3)
     rounds = list(itertools.islice(recursion(), 3))
     np.testing.assert_allclose(found.params, rounds[-1]["x"], atol=1e-4)
     for model in models:
@@ -229,9 +229,9 @@ def test_the_server_and_its_workers_run_algorithm_1_and_follow_the_slowest_links
 
 
 @pytest.mark.parametrize(("seconds", "rounds", "length"), [(1e9, 2, 2), (1.0, 3, 1), (3.0, 3, 2)])
-def test_the_server_ends_after_the_given_rounds_or_seconds(trained, seconds, rounds, length):
+def test_the_server_ends_after_the_given_rounds_or_seconds(training, seconds, rounds, length):
     """The server reads its clock at 1, 3 and 5 seconds."""
-    found, _, last = trained(seconds, rounds)
+    found, _, last = training(seconds, rounds)
     assert len(found.history["seconds"]) == length
     assert sum(last) == N
 
