@@ -450,12 +450,12 @@ def _compress(
         return jax.vmap(encode_row)(keys, ids, vectors, *memory)
 
     def leaf_keys(i):
-        leaf_keys = keys[tuple(map(slice, leaves[i].shape[:-1]))]
+        own = keys[tuple(map(slice, leaves[i].shape[:-1]))]
         # A single leaf uses the keys as they are: for short messages, folding in an index takes
         # longer than drawing from the key.
         if len(leaves) == 1:
-            return leaf_keys, common
-        folded = _map_axes(keys.ndim, lambda key: jax.random.fold_in(key, i))(leaf_keys)
+            return own, common
+        folded = _map_axes(keys.ndim, lambda key: jax.random.fold_in(key, i))(own)
         return folded, common and common.fold_in(i)
 
     sent = [

@@ -200,7 +200,7 @@ def _times(factors: jax.Array, tree: PyTree) -> PyTree:
 
     def times(leaf):
         wide = leaf.astype(modes.wide_type(leaf.dtype))
-        each = jnp.expand_dims(factors, tuple(range(1, leaf.ndim))).astype(wide.dtype)
+        each = align(factors, leaf).astype(wide.dtype)
         return jnp.where(each == 0, 0, each * wide)
 
     return jax.tree.map(times, tree)
@@ -252,12 +252,17 @@ def where_rows(chosen: jax.Array, tree: PyTree, otherwise: PyTree) -> PyTree:
     """
     local = local_block(chosen, chosen.shape[0])
     return jax.tree.map(
-        lambda leaf, other: jnp.where(
-            jnp.expand_dims(local, tuple(range(1, leaf.ndim))), leaf, other
-        ),
+        lambda leaf, other: jnp.where(align(local, leaf), leaf, other),
         tree,
         otherwise,
     )
+
+
+def align(numbers: jax.Array, leaf: jax.Array) -> jax.Array:
+    """Adds axes at the end of numbers, such as `[n]`, so that they broadcast with a leaf
+    `[n, ...]`.
+    """
+    return jnp.expand_dims(numbers, tuple(range(numbers.ndim, leaf.ndim)))
 
 
 def _zero_undelivered(tree: PyTree) -> PyTree:
@@ -433,9 +438,7 @@ def collect(here: jax.Array, tree: PyTree) -> PyTree:
     """
 
     def send(leaf):
-        kept = jnp.where(
-            jnp.expand_dims(here, tuple(range(1, leaf.ndim))), leaf, jnp.zeros((), leaf.dtype)
-        )
+        kept = jnp.where(align(here, leaf), leaf, jnp.zeros((), leaf.dtype))
         return lax.psum(kept.astype(jnp.int32) if leaf.dtype == bool else kept, AXIS).astype(
             leaf.dtype
         )

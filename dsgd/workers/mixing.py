@@ -75,7 +75,7 @@ def mix(
         wide, axis.widen(gather_neighbours(tree, topology, step)), topology, step, onto=False
     )
     mixed = jax.tree.map(
-        lambda x, change: own_weights.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x + change,
+        lambda x, change: axis.align(own_weights.astype(x.dtype), x) * x + change,
         wide,
         moved,
     )
@@ -205,7 +205,7 @@ def to_each_neighbour(tree: PyTree, otherwise: PyTree, topology: Topology) -> Py
         table = _bring(table, routes.permutes, routes.length)
     return jax.tree.map(
         lambda table, other: jnp.where(
-            jnp.expand_dims(arrives, tuple(range(2, other.ndim))),
+            axis.align(arrives, other),
             table[places].reshape(other.shape),
             other,
         ),

@@ -141,9 +141,7 @@ def edge_routes_of(topology: Topology, devices: int) -> EdgeRoutes:
     permutes = _permutes(_list_rows(moves, n, devices), n, devices)
     places = np.empty((devices, n), np.int32)
     for device in range(devices):
-        table, place = _table(permutes, device, n), np.zeros(N * K, np.int32)
-        used = np.flatnonzero(table >= 0)
-        place[table[used]] = used
+        place = _invert(_table(permutes, device, n), N * K)
         places[device] = place[origin[device * n : (device + 1) * n]]
     return EdgeRoutes(permutes, n + sum(permute.workers.shape[1] for permute in permutes), places)
 
@@ -196,16 +194,21 @@ def _table(permutes: list[Permute], device: int, n: int) -> np.ndarray:
     return np.concatenate(table)
 
 
+def _invert(table: np.ndarray, N: int) -> np.ndarray:
+    """Returns the position of each of N workers in a table, `[N]`; 0 if it is not there."""
+    place = np.zeros(N, np.int32)
+    used = np.flatnonzero(table >= 0)
+    place[table[used]] = used
+    return place
+
+
 def _find(
     block: csr_array, table: np.ndarray, first: int, N: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns, for every weight of another worker in a block of W, its row, its position in the
     table, and the weight.
     """
-    place = np.zeros(N, int)
-    used = np.flatnonzero(table >= 0)
-    place[table[used]] = used
-    entries = coo_array(block)
+    place, entries = _invert(table, N), coo_array(block)
     other = entries.col != entries.row + first
     return entries.row[other], place[entries.col[other]], entries.data[other]
 

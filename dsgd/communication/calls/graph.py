@@ -137,10 +137,10 @@ class GraphCalls(Sender):
             one_by_one: whether worker n receives the C(x_m) of its neighbours instead of the sum.
 
         Returns:
-            A `Delivery`; `received` has leaves `[n, ...]`; if `one_by_one`, it is
-            a pair: the neighbours' C(x_m), leaves `[n, K, ...]`, where K is the largest number of
-            neighbours; and their weights in W, `[n, K]`, which are 0 for missing neighbours and for
-            messages that do not arrive.
+            A `Delivery`; `received` has leaves `[n, ...]`. If `one_by_one`, it is a pair: the
+            neighbours' C(x_m), leaves `[n, K, ...]`, where K is the largest number of neighbours;
+            and their weights in W, `[n, K]`, which are 0 for missing neighbours and for messages
+            that do not arrive.
         """
         transport = self._transport("to_neighbours", topology, _moves_the_mean)
         turn = self.record.frame.turn
