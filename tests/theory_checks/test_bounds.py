@@ -176,7 +176,7 @@ def function(where: str) -> Callable:
     return getattr(getattr(theory_checks, module), name)
 
 
-def called(of: Callable, numbers: Numbers, **more: Any) -> Any:
+def call_with(of: Callable, numbers: Numbers, **more: Any) -> Any:
     """Calls the function with those numbers that it accepts."""
     taken = inspect.signature(of).parameters
     return of(**{name: value for name, value in (numbers | more).items() if name in taken})
@@ -184,7 +184,7 @@ def called(of: Callable, numbers: Numbers, **more: Any) -> Any:
 
 @pytest.mark.parametrize(("where", "given", "value"), VALUES, ids=[where for where, *_ in VALUES])
 def test_values_are_those_computed_by_hand(where, given, value):
-    found = called(function(where), BASE | given)
+    found = call_with(function(where), BASE | given)
     for one, other in zip(np.atleast_2d(found), np.atleast_2d(value), strict=True):
         assert one == pytest.approx(other, rel=1e-12)
 
@@ -261,12 +261,12 @@ def test_at_the_recommended_step_size_the_bound_is_within_the_rate(family):
                 rng.integers(2)
             ]
             of = {**of, "compression": 0.0, **kind}
-            of["effect"] = called(compressed_sgd.effect, of)
-        gamma = called(module.step_size, of)
+            of["effect"] = call_with(compressed_sgd.effect, of)
+        gamma = call_with(module.step_size, of)
         if family == "dropcompute_convex":
             gamma *= 1 - 1e-12  # 1 / (L b) without noise
         time = of["total" if "total" in inspect.signature(module.bound).parameters else "steps"]
-        ratio = called(module.bound, of, learning_rate=gamma) / called(module.rate, of)(time)
+        ratio = call_with(module.bound, of, learning_rate=gamma) / call_with(module.rate, of)(time)
         assert ratio <= 1 + 1e-9
         closest = max(closest, ratio)
     assert closest > REACHED[family]
@@ -364,7 +364,7 @@ def test_impossible_numbers_are_refused_by_name(where):
                 says = "^" + re.escape(f"{where}: {name} = {value!r}")
                 given = BASE | (SPREAD if where.startswith(LINEAR) else {})
                 with pytest.raises(ValueError, match=says):
-                    called(function(where), given, **{name: value})
+                    call_with(function(where), given, **{name: value})
 
 
 TOO_LONG: dict[str, tuple[float, str, Numbers]] = {
@@ -390,19 +390,19 @@ TOO_LONG: dict[str, tuple[float, str, Numbers]] = {
 @pytest.mark.parametrize("where", TOO_LONG)
 def test_outside_its_hypothesis_there_is_no_bound(where):
     limit, text, given = TOO_LONG[where]
-    assert called(function(where), BASE | given, learning_rate=0.99 * limit) > 0
+    assert call_with(function(where), BASE | given, learning_rate=0.99 * limit) > 0
     symbol = "eta" if " eta " in text else "gamma"
     for gamma in [limit * SLIGHTLY, 1.1 * limit, *([limit] if "<=" not in text else [])]:
         begins = re.escape(f"{where}: {symbol} = {gamma:.6g}, ")
         with pytest.raises(ValueError, match=f"^{begins}.*" + re.escape(text) + "$"):
-            called(function(where), BASE | given, learning_rate=gamma)
+            call_with(function(where), BASE | given, learning_rate=gamma)
 
 
 @pytest.mark.parametrize("name", ["contractions", "layers", "weights", "first", "deltas"])
 def test_layers_have_one_number_of_each_kind(name):
     given = BASE | DELTAS
     with pytest.raises(ValueError, match=rf"^bounds.ef21: .*1 {name}.*"):
-        called(bounds.ef21, given, **{name: given[name][:1]})
+        call_with(bounds.ef21, given, **{name: given[name][:1]})
 
 
 # --- Hypotheses of checks, by name.

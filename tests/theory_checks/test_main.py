@@ -38,10 +38,10 @@ def test_prints_both_tables_and_succeeds(capsys, tmp_path):
         (Path(__file__).parents[2] / f"docs/papers/{paper}.md").read_text()
         for paper in ("survey", "dropcompute")
     )
-    assert [row["reference"] for row in found["misprints"] if documented(row) not in pages] == []
+    assert [row["reference"] for row in found["misprints"] if table_row(row) not in pages] == []
 
 
-def documented(row):
+def table_row(row):
     """Returns the row of a misprint on the page of its paper."""
     formulas = (
         f"`{row[name]}`".replace("|", "\\|") for name in ("printed", "corrected", "example")
@@ -90,7 +90,7 @@ def test_runs_as_a_command():
     assert "spectral gap of the ring" in done.stdout
 
 
-def _at_most(measured: float, bound: float) -> Statement:
+def _inequality(measured: float, bound: float) -> Statement:
     return Statement(
         "a statement",
         "nowhere",
@@ -100,8 +100,8 @@ def _at_most(measured: float, bound: float) -> Statement:
 
 
 def test_a_violated_bound_is_named_and_fails(capsys):
-    assert main(Args(trials=1, progress=False), [_at_most(1.0, 2.0)], []) == 0
-    assert main(Args(trials=2, progress=False), [_at_most(2.0, 1.0)], []) == 1
+    assert main(Args(trials=1, progress=False), [_inequality(1.0, 2.0)], []) == 0
+    assert main(Args(trials=2, progress=False), [_inequality(2.0, 1.0)], []) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith(f"dsgd {version('dsgd')}")
     assert "loose: at most 0.50 was reached" in shown
@@ -112,7 +112,7 @@ def test_a_violated_bound_is_named_and_fails(capsys):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_results_that_are_not_finite_fail_and_are_null_in_json(value, capsys, tmp_path):
     path = tmp_path / "found.json"
-    assert main(Args(trials=1, progress=False, json=path), [_at_most(value, 1.0)], []) == 1
+    assert main(Args(trials=1, progress=False, json=path), [_inequality(value, 1.0)], []) == 1
     assert "no number" in capsys.readouterr().out
     (row,) = json.loads(
         path.read_text(), parse_constant=lambda text: pytest.fail(f"{text} is no JSON")
@@ -126,7 +126,7 @@ def test_a_check_that_raises_fails_and_the_others_are_run(capsys):
     def refuse(*draws):
         raise ValueError("rounds differ from one another")
 
-    first, last = _at_most(1.0, 2.0), _at_most(1.0, 1.0)
+    first, last = _inequality(1.0, 2.0), _inequality(1.0, 1.0)
     raising = [
         first._replace(trial=refuse),
         first._replace(extremes=[refuse]),
@@ -159,7 +159,7 @@ def test_a_correct_formula_listed_as_a_misprint_fails(capsys):
     right = Misprint(
         "(0.0)", "1 <= 2", "1 <= 2", "numbers", lambda: (Outcome(1.0, 2.0), Outcome(1.0, 2.0))
     )
-    assert main(Args(trials=1, progress=False), [_at_most(1.0, 2.0)], [right]) == 1
+    assert main(Args(trials=1, progress=False), [_inequality(1.0, 2.0)], [right]) == 1
     assert "the printed formula holds" in " ".join(capsys.readouterr().out.split())
 
 

@@ -110,7 +110,7 @@ def agree(of: Numbers, build: Callable, rounds: Callable, *shape: int, **options
         )
 
 
-def of_one_worker(of: Numbers, z: np.ndarray) -> np.ndarray:
+def query_one_worker(of: Numbers, z: np.ndarray) -> np.ndarray:
     r"""Returns $\xi + b_n - \bar b$ with uniform n, with the covariance of a draw, from D + N
     numbers.
     """
@@ -123,7 +123,7 @@ def test_sgd_draws_a_worker(numbers):
     of = numbers(True)
 
     def rounds(z):
-        return steps(of, lambda t, x: of.mean_A @ x[t] - of.mean_b + of_one_worker(of, z[t]))
+        return steps(of, lambda t, x: of.mean_A @ x[t] - of.mean_b + query_one_worker(of, z[t]))
 
     agree(of, moments.with_step(algorithms.sgd), rounds, D + N, one_worker=True)
 
@@ -173,7 +173,9 @@ def test_asynchronous_sgd_with_a_table_of_staleness(numbers):
     read = [t - min(TABLE[t], t) for t in range(STEPS + 1)]
 
     def rounds(z):
-        x, _ = steps(of, lambda t, x: of.mean_A @ x[read[t]] - of.mean_b + of_one_worker(of, z[t]))
+        x, _ = steps(
+            of, lambda t, x: of.mean_A @ x[read[t]] - of.mean_b + query_one_worker(of, z[t])
+        )
         return x, np.tile(x[read][:, None], (1, N, 1))
 
     build = with_table(3, algorithms.asynchronous_sgd)

@@ -39,7 +39,7 @@ def different() -> dsgd.Problem:
     )
 
 
-def on_ring(method: Callable) -> Callable[[float], dsgd.Algorithm]:
+def ring_factory(method: Callable) -> Callable[[float], dsgd.Algorithm]:
     return lambda step: method(optax.sgd(step), RING)
 
 
@@ -52,7 +52,7 @@ CLOSED = {
         2 * (1 + 0.6) / L,
     ),
     "local SGD": (lambda step: algorithms.local_sgd(optax.sgd(step), 3), 2 / L),
-    "exact diffusion": (on_ring(algorithms.exact_diffusion), 2 / L),
+    "exact diffusion": (ring_factory(algorithms.exact_diffusion), 2 / L),
     # With four local steps, m = l (1 - gamma h)^4, and the root 1 is met at gamma h = 2.
     "LED": (
         lambda step: algorithms.local_exact_diffusion(
@@ -60,11 +60,11 @@ CLOSED = {
         ),
         2 / L,
     ),
-    "decentralized SGD": (on_ring(algorithms.decentralized_sgd), 2 / L),
+    "decentralized SGD": (ring_factory(algorithms.decentralized_sgd), 2 / L),
     # s = 1 + l - gamma h, m = (1 + l) / 2 - gamma h
-    "EXTRA": (on_ring(algorithms.extra), (2 + LEAST + (1 + LEAST) / 2) / (2 * L)),
+    "EXTRA": (ring_factory(algorithms.extra), (2 + LEAST + (1 + LEAST) / 2) / (2 * L)),
     # s = 2 l - gamma h, m = l^2 - gamma h
-    "DIGing": (on_ring(algorithms.gradient_tracking), (1 + LEAST) ** 2 / (2 * L)),
+    "DIGing": (ring_factory(algorithms.gradient_tracking), (1 + LEAST) ** 2 / (2 * L)),
 }
 
 
@@ -86,7 +86,7 @@ def test_the_rate_is_per_round_although_models_are_averaged_in_every_third_one()
     assert rate == pytest.approx(1 - 0.1 * MU, rel=1e-9)
 
 
-def directed() -> dsgd.Topology:
+def directed_graph() -> dsgd.Topology:
     """Returns a graph in which some workers send to more workers than others."""
     links = [(n, (n + k) % N) for n in range(N) for k in (1, 2, 5)[: 1 + n % 3]]
     return topologies.from_graph(networkx.DiGraph(links), topologies.uniform)
@@ -94,10 +94,10 @@ def directed() -> dsgd.Topology:
 
 SCHEDULE = topologies.one_peer_exponential(N)
 METHODS = {
-    "fixed graph": on_ring(algorithms.gradient_tracking),
+    "fixed graph": ring_factory(algorithms.gradient_tracking),
     "schedule": lambda step: algorithms.gradient_tracking(optax.sgd(step), SCHEDULE),
     "local steps": lambda step: algorithms.scaffold(optax.sgd(step), 4),
-    "push-sum": lambda step: algorithms.stochastic_gradient_push(optax.sgd(step), directed()),
+    "push-sum": lambda step: algorithms.stochastic_gradient_push(optax.sgd(step), directed_graph()),
 }
 
 
@@ -143,7 +143,7 @@ def test_the_rate_is_that_of_a_run():
     assert measured == pytest.approx(rate, rel=1e-3)
 
 
-def changed(step: float, change: Callable) -> dsgd.Algorithm:
+def changed_descent(step: float, change: Callable) -> dsgd.Algorithm:
     """Returns gradient descent with changed gradients."""
     of_gradients = optax.stateless(lambda g, x: jax.tree.map(change, g))
     return algorithms.gradient_descent(optax.chain(of_gradients, optax.sgd(step)))
@@ -153,9 +153,12 @@ def changed(step: float, change: Callable) -> dsgd.Algorithm:
     ("method", "message"),
     [
         # Affine at two of the three sizes that are probed.
-        (lambda step: changed(step, lambda g: jnp.clip(g, -30, 30)), "not affine in the start"),
         (
-            lambda step: changed(step, lambda g: jnp.where(jnp.abs(g) < 1e-3, 0, g)),
+            lambda step: changed_descent(step, lambda g: jnp.clip(g, -30, 30)),
+            "not affine in the start",
+        ),
+        (
+            lambda step: changed_descent(step, lambda g: jnp.where(jnp.abs(g) < 1e-3, 0, g)),
             "not affine in the start",
         ),
         # One round in 50 differs.

@@ -99,7 +99,7 @@ VARIANTS = {"CSGD, ring of four, relative"}
 Numbers = dict[str, Any]
 
 
-def built(
+def check_extremes(
     statement: Statement, patch: pytest.MonkeyPatch
 ) -> tuple[list[list[Outcome]], list[Numbers]]:
     """Returns the outcomes of each hard instance, and the numbers of the family's bound."""
@@ -141,7 +141,7 @@ def trials(request) -> int:
 )
 def test_statement_holds(name, trials, monkeypatch):
     statement = STATEMENTS[name]
-    each, asked = built(statement, monkeypatch)
+    each, asked = check_extremes(statement, monkeypatch)
     outcomes = [outcome for some in each for outcome in some]
     assert all(each), "an instance without an outcome"
     assert [outcome for outcome in outcomes if not outcome.holds] == []

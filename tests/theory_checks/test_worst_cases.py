@@ -44,7 +44,7 @@ def gradient_descent(rate, **options):
     return algorithms.gradient_descent(optax.sgd(rate, **options))
 
 
-def on_ring(method: Callable[..., Algorithm], N: int = 4, *options: Any):
+def ring_factory(method: Callable[..., Algorithm], N: int = 4, *options: Any):
     return lambda rate: method(optax.sgd(rate), topologies.ring(N), *options)
 
 
@@ -108,18 +108,21 @@ def test_heavy_ball_and_silver_steps_reach_known_values():
 @pytest.mark.parametrize(
     ("method", "known", "options"),
     [
-        (on_ring(algorithms.decentralized_sgd), 0.0721154, {}),
+        (ring_factory(algorithms.decentralized_sgd), 0.0721154, {}),
         pytest.param(
-            on_ring(algorithms.decentralized_sgd), 0.0758522, {"measure": "consensus"}, marks=LONG
+            ring_factory(algorithms.decentralized_sgd),
+            0.0758522,
+            {"measure": "consensus"},
+            marks=LONG,
         ),
-        (on_ring(algorithms.extra), 0.706230, {"measure": "distance"}),
+        (ring_factory(algorithms.extra), 0.706230, {"measure": "distance"}),
         pytest.param(
-            on_ring(algorithms.gradient_tracking),
+            ring_factory(algorithms.gradient_tracking),
             0.824363,
             {"measure": "distance", "rate": 0.2},
             marks=LONG,
         ),
-        pytest.param(on_ring(algorithms.exact_diffusion), 0.0776383, {}, marks=LONG),
+        pytest.param(ring_factory(algorithms.exact_diffusion), 0.0776383, {}, marks=LONG),
         (lambda rate: algorithms.local_sgd(optax.sgd(rate), 5), 0.303617, {"workers": 4}),
         (
             lambda rate: algorithms.scaffold(optax.sgd(rate), 2),
@@ -143,7 +146,7 @@ def test_methods_reach_known_values(method, known, options):
 
 
 def test_pepit_agrees_on_three_workers():
-    worst = worst_case(on_ring(algorithms.extra, 3), MIXED, steps=3, rate=0.5)
+    worst = worst_case(ring_factory(algorithms.extra, 3), MIXED, steps=3, rate=0.5)
     require_attained(worst, 0.133000, 4e-6)
 
 
@@ -221,7 +224,7 @@ def test_compressed_methods_reach_known_values(method, functions, known, options
 @pytest.mark.parametrize(
     ("method", "found"),
     [
-        pytest.param(on_ring(algorithms.decentralized_sgd), "ring", marks=LONG),
+        pytest.param(ring_factory(algorithms.decentralized_sgd), "ring", marks=LONG),
         (lambda rate: algorithms.local_sgd(optax.sgd(rate), 2), "all"),
     ],
 )
@@ -250,7 +253,7 @@ def test_the_number_of_workers_does_not_matter_under_all_permutations():
 
 
 def test_exact_diffusion_is_d2_on_half_the_graph():
-    diffusion = worst_case(on_ring(algorithms.exact_diffusion), MIXED, steps=4, rate=0.5)
+    diffusion = worst_case(ring_factory(algorithms.exact_diffusion), MIXED, steps=4, rate=0.5)
     lazy = topologies.ring(4, topologies.lazy)
     np.testing.assert_allclose(lazy.W, (np.eye(4) + topologies.ring(4).W) / 2)
     d2 = worst_case(lambda rate: algorithms.d2(optax.sgd(rate), lazy), MIXED, steps=4, rate=0.5)
@@ -263,7 +266,7 @@ def test_exact_diffusion_is_d2_on_half_the_graph():
 def test_worst_cases_are_below_the_theorem_of_decentralized_sgd():
     functions = Smooth(L=1, mu=-1, gap=1, heterogeneity=1, where="average")
     worst = worst_case(
-        on_ring(algorithms.decentralized_sgd),
+        ring_factory(algorithms.decentralized_sgd),
         functions,
         steps=10,
         rate=0.5,
@@ -279,7 +282,7 @@ def test_worst_cases_are_below_the_theorem_of_decentralized_sgd():
 
 def test_bounds_hold_for_inaccurate_multipliers():
     options: dict[str, Any] = {"measure": "gap", "over": "last", "workers": None, "delta": None}
-    method = on_ring(algorithms.decentralized_sgd)
+    method = ring_factory(algorithms.decentralized_sgd)
     given = Analysis.from_method(method, MIXED, {"rate": 0.5}, steps=3, key=None, **options)
     solved = given.solve({"rate": 0.5})
     rng = np.random.default_rng(0)
@@ -295,7 +298,7 @@ def test_bounds_hold_for_inaccurate_multipliers():
 
 def test_slopes_are_those_of_differences():
     options: dict[str, Any] = {"over": "last", "workers": None, "delta": None, "key": None}
-    method, values = on_ring(algorithms.extra, 8), {"rate": 0.6}
+    method, values = ring_factory(algorithms.extra, 8), {"rate": 0.6}
     given = Analysis.from_method(method, MIXED, values, steps=10, measure="distance", **options)
     slope = given.slope(given.solve(values), values, "rate")
     heights = [given.solve({"rate": 0.6 + step}).solution.value for step in (1e-3, -1e-3)]
