@@ -48,7 +48,7 @@ def ring(n: int, weights: Weights = metropolis) -> Topology:
     """
     require_memory(f"ring({n})", 3 * checks.positive_int("ring: n", n))
     ids = np.arange(n)
-    return named(f"ring({n})", _both_ways(n, ids, (ids + 1) % n), weights)
+    return make_topology(f"ring({n})", _both_ways(n, ids, (ids + 1) % n), weights)
 
 
 @checks.arguments
@@ -77,7 +77,7 @@ def star(n: int, weights: Weights = metropolis) -> Topology:
     """
     require_memory(f"star({n})", 3 * checks.positive_int("star: n", n))
     ids = np.arange(n)
-    return named(f"star({n})", _both_ways(n, np.zeros_like(ids), ids), weights)
+    return make_topology(f"star({n})", _both_ways(n, np.zeros_like(ids), ids), weights)
 
 
 @checks.arguments
@@ -89,7 +89,7 @@ def chain(n: int, weights: Weights = metropolis) -> Topology:
     """
     require_memory(f"chain({n})", 3 * checks.positive_int("chain: n", n))
     ids = np.arange(n - 1)
-    return named(f"chain({n})", _both_ways(n, ids, ids + 1), weights)
+    return make_topology(f"chain({n})", _both_ways(n, ids, ids + 1), weights)
 
 
 @checks.arguments
@@ -115,7 +115,7 @@ def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
     adjacency = _both_ways(
         rows * columns, np.tile(row * columns + column, 2), np.concatenate([right, below])
     )
-    return named(f"torus({rows}, {columns})", adjacency, weights)
+    return make_topology(f"torus({rows}, {columns})", adjacency, weights)
 
 
 @checks.arguments
@@ -134,7 +134,9 @@ def hypercube(dimension: int, weights: Weights = metropolis) -> Topology:
     n, bits = 1 << dimension, 1 << np.arange(dimension)
     require_memory(f"hypercube({dimension})", (dimension + 1) * n)
     ids = np.repeat(np.arange(n), dimension)
-    return named(f"hypercube({dimension})", one_way(n, ids, ids ^ np.tile(bits, n)), weights)
+    return make_topology(
+        f"hypercube({dimension})", one_way(n, ids, ids ^ np.tile(bits, n)), weights
+    )
 
 
 @checks.arguments
@@ -157,7 +159,7 @@ def exponential(n: int) -> Topology:
     hops = 1 << np.arange((checks.positive_int("exponential: n", n) - 1).bit_length())
     require_memory(f"exponential({n})", (len(hops) + 1) * n)
     ids = np.repeat(np.arange(n), len(hops))
-    return named(
+    return make_topology(
         f"exponential({n})", one_way(n, ids, (ids + np.tile(hops, n)) % n), uniform, usual=uniform
     )
 
@@ -256,7 +258,7 @@ def random_directed(n: int, degree: int, seed: int = 0, weights: Weights = unifo
         ]
     )
     adjacency = one_way(n, np.repeat(np.arange(n), degree), receivers.ravel())
-    return named(name, adjacency, weights, usual=uniform)
+    return make_topology(name, adjacency, weights, usual=uniform)
 
 
 @checks.arguments
@@ -285,7 +287,7 @@ def spanning_tree(topology: Topology, root: int = 0, weights: Weights = metropol
     graph = _both_ways(topology.n, *topology.edges.T)
     reached, before = breadth_first_order(graph, root, directed=False)
     tree = _both_ways(topology.n, reached[1:], before[reached[1:]])
-    return named(name, tree, weights, names=topology.names)
+    return make_topology(name, tree, weights, names=topology.names)
 
 
 @checks.arguments
@@ -344,7 +346,7 @@ def from_graph(
     adjacency = _adjacency(graph, nodes)
     usual = uniform if graph.is_directed() else metropolis
     default = metropolis if (adjacency != adjacency.T).nnz == 0 else usual
-    return named(name, adjacency, weights or default, usual if weights else default, names)
+    return make_topology(name, adjacency, weights or default, usual if weights else default, names)
 
 
 @checks.arguments
@@ -491,7 +493,7 @@ def _adjacency(graph: nx.Graph, nodes: list[Any]) -> csr_array:
     return one_way(len(graph), links.row, links.col)
 
 
-def named(
+def make_topology(
     name: str,
     adjacency: csr_array | list[csr_array],
     weights: Weights,
@@ -555,4 +557,4 @@ def _random_topology(name: str, graph: nx.Graph[Any], weights: Weights, hint: st
             f"{name}: the drawn graph has {len(parts)} components, the smallest with workers "
             f"{parts[0][:8]}; expected a connected graph: pass {hint}, or another seed"
         )
-    return named(name, _adjacency(graph, list(range(len(graph)))), weights)
+    return make_topology(name, _adjacency(graph, list(range(len(graph)))), weights)

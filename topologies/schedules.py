@@ -8,7 +8,7 @@ from scipy.sparse import csr_array
 from dsgd import checks
 from dsgd.graphs.sizes import require_memory
 from dsgd.graphs.topology import Topology
-from topologies.graphs import Weights, named, one_way
+from topologies.graphs import Weights, make_topology, one_way
 from topologies.weights import uniform
 
 
@@ -89,7 +89,7 @@ def random_pushes(n: int, period: int = 32, seed: int = 0, weights: Weights = un
     require_memory(name, 2 * n * period)
     draw, ids = np.random.default_rng(seed), np.arange(n)
     rounds = [one_way(n, ids, (ids + draw.integers(1, n, n)) % n) for _ in range(period)]
-    return named(name, rounds, weights, usual=uniform)
+    return make_topology(name, rounds, weights, usual=uniform)
 
 
 def _partners(order: np.ndarray) -> np.ndarray:

@@ -99,7 +99,7 @@ def fed_nova(
         share = jnp.where(share > 0, share, 1)
         return scale(effective / share**2, direction), x.memory, y.memory
 
-    def shared(params):
+    def require_no_noise(params):
         optimizers.require_no_noise(optimizer, optimizers.init(optimizer, params).optimizer)
         return ()
 
@@ -111,7 +111,7 @@ def fed_nova(
         via=via,
         fresh=True,
         change=change,
-        shared=shared,
+        shared=require_no_noise,
     )
 
 

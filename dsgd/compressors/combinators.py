@@ -93,11 +93,11 @@ def buckets(compressor: Compressor, size: int) -> Compressor:
         return {part for part in (min(d, size), d % size) if part}
 
     def all_of(choose, constant):
-        def of(d):
+        def evaluate(d):
             values = [constant(part) for part in sizes(d)]
             return None if None in values else choose(values)
 
-        return constant and of
+        return constant and evaluate
 
     omega, delta = all_of(max, compressor.omega), all_of(min, compressor.delta)
     return compressor._replace(
