@@ -71,7 +71,7 @@ def main(args: Args) -> None:
         args,
         "figure 10",
         cases,
-        lambda case: driving.over_totals(
+        lambda case: driving.settle_totals(
             devices.make_model(*case), devices.batches(*case, args.totals)
         ),
         write,
@@ -172,7 +172,7 @@ def heterogeneity(args: Args) -> dict[float, Settled]:
     """Returns the results by ratio of speeds."""
     totals, workload = devices.batches("B", WORKLOAD, args.totals), devices.WORKLOADS[WORKLOAD]
     return {
-        ratio: driving.over_totals(driving.spread(ratio, workload), totals)
+        ratio: driving.settle_totals(driving.spread(ratio, workload), totals)
         for ratio in sorted(args.ratios)
     }
 

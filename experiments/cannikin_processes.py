@@ -209,11 +209,11 @@ def _passes(args: Args, best: np.ndarray) -> list[np.ndarray]:
 # --- The models learned from the measurements.
 
 
-def learned(trials: Sequence[Trial]) -> cannikin.ClusterModel:
+def learn_model(trials: Sequence[Trial]) -> cannikin.ClusterModel:
     """Returns the cluster's model learned from these epochs."""
     known = cannikin.learner(len(trials[0].seen.batches), 1.0)
     for seen, _ in trials:
-        known = known.observed(
+        known = known.observe(
             seen.batches, seen.compute, seen.backward, seen.first, seen.communication
         )
     model = known.model()
@@ -245,11 +245,11 @@ def judge(trials: Sequence[Trial], passes: int) -> list[Judged]:
     """Returns all splits of the tour, in the order of the first process's samples. A pass has a
     split more than once if OptPerf, equal parts or the given shares agree.
     """
-    early, tour = learned(trials[:LEARNED]), trials[LEARNED:]
+    early, tour = learn_model(trials[:LEARNED]), trials[LEARNED:]
     found = []
     for sizes in dict.fromkeys(tuple(trial.seen.batches.tolist()) for trial in tour):
         own = [tuple(trial.seen.batches.tolist()) == sizes for trial in trials]
-        others = learned([trial for trial, mine in zip(trials, own, strict=True) if not mine])
+        others = learn_model([trial for trial, mine in zip(trials, own, strict=True) if not mine])
         times = [trial.batch_time for trial in tour if tuple(trial.seen.batches.tolist()) == sizes]
         batches, by_pass = np.array(sizes), np.reshape(times, (passes, -1)).mean(axis=1)
         found.append(
@@ -286,7 +286,7 @@ def write(path: Path, trials: list[Trial]) -> None:
     records.write_rows(path, heading, rows())
 
 
-def described(args: Args) -> str:
+def describe(args: Args) -> str:
     """Describes the processes, for titles."""
     others = ", ".join(map(str, args.competitors))
     return f"{len(args.competitors)} processes; others on their cores: {others}"
@@ -302,13 +302,13 @@ def name_of(judged: Judged, trials: list[Trial]) -> str:
 def best_of(trials: list[Trial]) -> np.ndarray:
     """Returns the optimum of the first model."""
     total = int(trials[0].seen.batches.sum())
-    return learned(trials[:LEARNED]).optperf_integer(total).batches
+    return learn_model(trials[:LEARNED]).optperf_integer(total).batches
 
 
 def tabulate(args: Args, judged: list[Judged]) -> Table:
     """Tabulates the splits with measured and predicted times."""
     table = tables.table(
-        f"{described(args)},\n{args.total} samples a round",
+        f"{describe(args)},\n{args.total} samples a round",
         ("samples", "measured, ms", "from two", "error, %", "from others", "error, %"),
         f"measured: the mean over {args.passes} epochs of {args.rounds} rounds, ± half-width of "
         "its 95 % interval.\nPredicted by the model of the first two epochs (with equal parts, "
@@ -351,7 +351,7 @@ def tabulate_gain(trials: list[Trial], judged: list[Judged]) -> Table:
 
 def tabulate_model(args: Args, trials: list[Trial]) -> Table:
     """Tabulates the parameters of each process learned from all epochs."""
-    model = learned(trials)
+    model = learn_model(trials)
     table = tables.table(
         "model of all epochs",
         ("process", "others", "q, us", "s, ms", "k, us", "m, ms"),
@@ -369,7 +369,7 @@ def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
     """Draws the seconds of a round against the split, and of each process against its samples."""
     sheet, (splits, each) = plots.figure(2, width=5.5, height=4.2, sharey=False)
     draw_splits(args, splits, trials, judged)
-    model, hollow = learned(trials[:LEARNED]), {"markersize": 7, "markerfacecolor": "none"}
+    model, hollow = learn_model(trials[:LEARNED]), {"markersize": 7, "markerfacecolor": "none"}
     for n, count in enumerate(args.competitors):
         colour = plots.COLOURS[n]
         label = f"process {n}, {count} other{'s' * (count != 1)} on its core"
@@ -384,7 +384,7 @@ def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
     each.set(xlim=(0, None), ylim=(0, None))
     x, y = "samples of the process", "ms of computation in a round"
     figures.describe(each, x, y, legend=True)
-    figures.title(sheet, f"{described(args)}, {args.total} samples a round")
+    figures.title(sheet, f"{describe(args)}, {args.total} samples a round")
     return sheet
 
 
@@ -393,7 +393,7 @@ def draw_splits(args: Args, axes: Axes, trials: list[Trial], judged: list[Judged
     in OptPerf's split with more than two processes.
     """
     for line, words, of in (("--", "two", trials[:LEARNED]), ("-", "all", trials)):
-        shares, seconds = family(learned(of), args.total)
+        shares, seconds = family(learn_model(of), args.total)
         look = {"color": "black", "linewidth": 1.2, "linestyle": line}
         axes.plot(100 * shares, 1e3 * seconds, label=f"model of {words} epochs", **look)
     blue, red, green = plots.COLOURS[:3]

@@ -103,7 +103,7 @@ def setting_of(args: Args, name: race.Name) -> Setting:
         task,
         problem,
         algorithms.minibatch_sgd(cannikin.scalable(task.optimizer)),
-        race.stretched(
+        race.stretch(
             devices.make_cluster(args.cluster, task.workload, parameters=d, noise=args.noise),
             stands_for,
         ),

@@ -174,8 +174,8 @@ def judge(args: Args, pair: Pair) -> dict[str, Found]:
     before, after = slice(args.rounds), slice(args.rounds, None)
     tau = float(pair.with_threshold["threshold"][-1])
     planned, hindsight = (
-        of_plan(pair.with_threshold, before, tau),
-        of_plan(pair.without, after, tau),
+        predict(pair.with_threshold, before, tau),
+        predict(pair.without, after, tau),
     )
     without, with_it = (run["seconds"][after] for run in pair.histories().values())
     dropped = pair.with_threshold["dropped"][after]
@@ -193,7 +193,7 @@ def judge(args: Args, pair: Pair) -> dict[str, Found]:
     }
 
 
-def of_plan(history: History, steps: slice, tau: float) -> dict[str, float]:
+def predict(history: History, steps: slice, tau: float) -> dict[str, float]:
     """Returns the planner's predictions from steps without drops."""
     latencies, communication = history["latencies"][steps], history["communication"][steps]
     serial = communication.mean()
@@ -224,7 +224,7 @@ def race(args: Args, pair: Pair) -> Race:
     """Returns the comparison; losses are means over a twentieth of the steps, at least one."""
     runs = pair.histories().values()
     smooth, clocks = (
-        [smoothed(run["loss"], args.steps) for run in runs],
+        [smooth_losses(run["loss"], args.steps) for run in runs],
         [np.cumsum(run["seconds"]) for run in runs],
     )
     target, end = max(loss[-1] for loss in smooth), min(clock[-1] for clock in clocks)
@@ -239,7 +239,7 @@ def race(args: Args, pair: Pair) -> Race:
     )
 
 
-def smoothed(loss: np.ndarray, steps: int) -> np.ndarray:
+def smooth_losses(loss: np.ndarray, steps: int) -> np.ndarray:
     """Returns the means over each step and those before it, a twentieth of all steps or fewer,
     `[steps]`.
     """
@@ -347,7 +347,7 @@ def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
         look = {"linewidth": 1, "marker": ".", "markersize": 3, "label": f"{name} DropCompute"}
         over_steps.plot(run["step"], ms, color=colour, **look)
         ordered.ecdf(np.sort(ms[args.rounds :]), color=colour)
-        losses.plot(np.cumsum(run["seconds"]), smoothed(run["loss"], args.steps), color=colour)
+        losses.plot(np.cumsum(run["seconds"]), smooth_losses(run["loss"], args.steps), color=colour)
         planned = {"color": colour, "linestyle": "--", "linewidth": 1.2}
         level = 1e3 * found[name].planned
         over_steps.axhline(level, label="planned" if i == 0 else None, **planned)

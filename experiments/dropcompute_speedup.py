@@ -182,7 +182,7 @@ def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]],
         for same in (False, True)
     )
 
-    def by_micro_batches(draw):
+    def sweep_micro_batches(draw):
         return {
             f"{m} accumulations": simulated.sweep_drop_rates(setting, draw, N, m, SHARES)
             for m in micro_batches
@@ -192,8 +192,8 @@ def natural_cluster(setting: Setting) -> tuple[dict[str, dict[str, np.ndarray]],
         f"{M} accumulations": {
             f"{n} workers": simulated.sweep_drop_rates(setting, own, n, M, SHARES) for n in workers
         },
-        f"{N} workers": by_micro_batches(own),
-        f"{N} workers of one mean": by_micro_batches(alike),
+        f"{N} workers": sweep_micro_batches(own),
+        f"{N} workers of one mean": sweep_micro_batches(alike),
     }
     few = simulated.choose_and_apply(
         setting, lambda seed: own(seed)[..., : setting.micro_batches], [results.CLUSTER]
@@ -215,7 +215,7 @@ def scale_graphs(setting: Setting, outcomes: Outcomes, one_N: exact.Common) -> d
     """Draws figures 13 and 14."""
     N = one_N.workers
 
-    def titled(*names: str) -> dict[str, Sampled]:
+    def add_titles(*names: str) -> dict[str, Sampled]:
         titles = {}
         for letter, name in zip("abcdef", names, strict=False):
             of, printed = outcomes[name], PRINTED[name][1]
@@ -226,8 +226,8 @@ def scale_graphs(setting: Setting, outcomes: Outcomes, one_N: exact.Common) -> d
         return titles
 
     of_noise, of_variance = (
-        titled("13a", "13b", "13c", "13d", "13e"),
-        titled("13a", "14b", "14c", "14d", "14e", "14f"),
+        add_titles("13a", "13b", "13c", "13d", "13e"),
+        add_titles("13a", "14b", "14c", "14d", "14e", "14f"),
     )
     return {
         "noise": results.scale_graphs(

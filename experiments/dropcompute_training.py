@@ -160,7 +160,7 @@ def setting_of(args: Args) -> Setting:
     usual = USUAL[args.problem]
     steps, rates = args.steps or usual.steps, {LAMB: args.learning_rate or usual.learning_rate}
     if args.problem == "digits":
-        return on_digits(
+        return make_digits(
             args, args.workers, args.batch_size, steps, {**rates, SGD: args.sgd_learning_rate / 3}
         )
     problem = problems.language_model(
@@ -188,7 +188,7 @@ def setting_of(args: Args) -> Setting:
     )
 
 
-def on_digits(
+def make_digits(
     args: Args, workers: int, batch_size: int, steps: int, rates: dict[str, float]
 ) -> Setting:
     """Returns the MLP on this number of workers."""
@@ -213,12 +213,12 @@ def corrected_setting(args: Args) -> Setting:
     """Returns the setting of figures 10 and 11."""
     steps, learning_rate, _ = USUAL["digits"]
     rates = {SGD: args.sgd_learning_rate, LAMB: args.learning_rate or learning_rate}
-    return on_digits(args, args.corrected_workers, args.batch_size, args.steps or steps, rates)
+    return make_digits(args, args.corrected_workers, args.batch_size, args.steps or steps, rates)
 
 
 def local_setting(args: Args) -> Setting:
     """Returns the setting of figure 12."""
-    return on_digits(
+    return make_digits(
         args,
         args.local_workers,
         args.local_batch_size,
@@ -259,7 +259,7 @@ def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
 
 def notes(args: Args, setting: Setting, histories: Histories) -> list[str]:
     """Explains the differences between our results and the paper's."""
-    names = [quality.at(rate) for rate in args.drop_rates if rate]
+    names = [quality.name_history(rate) for rate in args.drop_rates if rate]
     names += [quality.EXTRA, quality.LARGER, quality.AGAIN]
     sure = quality.significant(setting, histories, names)
     communication = convergence.needed_communication(setting)

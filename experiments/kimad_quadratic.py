@@ -220,7 +220,10 @@ def gains(args: Args, outcomes: Outcomes) -> Table:
                 }
                 holds = quadratics.is_faster(ratios[KIMAD]) == (claim == "faster")
                 table.add_row(
-                    regime, *map(quadratics.shown, ratios.values()), claim, "yes" if holds else "no"
+                    regime,
+                    *map(quadratics.format_interval, ratios.values()),
+                    claim,
+                    "yes" if holds else "no",
                 )
     return table
 

@@ -200,7 +200,11 @@ def tabulate(args: Args, outcomes: Outcomes) -> Table:
                 seconds = f"{best[KIMAD].point['round_time']:g}"
                 faster = "yes" if quadratics.is_faster(found[KIMAD]) else "no"
                 table.add_row(
-                    case.pattern, fixed, seconds, *map(quadratics.shown, found.values()), faster
+                    case.pattern,
+                    fixed,
+                    seconds,
+                    *map(quadratics.format_interval, found.values()),
+                    faster,
                 )
     return table
 
@@ -274,7 +278,7 @@ def draw_trace(args: Args, axes: Axes, best: dict[str, Best]) -> None:
         for name, line in ((FIXED, 6), (KIMAD, 0))
     }
     quadratics.draw_messages(axes, seconds, level, shown)
-    middle = quadratics.shown(ratios_of(best)[KIMAD])
+    middle = quadratics.format_interval(ratios_of(best)[KIMAD])
     axes.set(
         title=f"a recording: {middle} times as fast",
         xlabel="seconds",

@@ -4,7 +4,7 @@ from algorithms.cannikin.candidates import efficiency, goodput
 from algorithms.cannikin.epochs import Epoch, Training
 from algorithms.cannikin.learning import Learner, learner
 from algorithms.cannikin.model import ClusterModel, OptPerf
-from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, smoothed
+from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, smooth
 from algorithms.cannikin.paper import published_optperf
 from algorithms.cannikin.policies import Observation, System, adaptdl, cannikin, equal_split, lb_bsp
 from algorithms.cannikin.processes import train_processes
@@ -32,7 +32,7 @@ __all__ = [
     "learner",
     "published_optperf",
     "scalable",
-    "smoothed",
+    "smooth",
     "square_root",
     "train",
     "train_processes",

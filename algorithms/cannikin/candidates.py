@@ -106,7 +106,7 @@ class Candidates(NamedTuple):
     seconds: np.ndarray | None = None
     patterns: np.ndarray | None = None
 
-    def chosen(
+    def choose(
         self, model: Model, noise_scale: float, initial_batch: int
     ) -> tuple[int, Candidates]:
         """Returns the total batch with the largest goodput by the stored times, and the candidates
@@ -120,17 +120,17 @@ class Candidates(NamedTuple):
         Source: Nie et al., "Cannikin", section 4.5.
         """
         if self.seconds is None or self.patterns is None or self.patterns.shape[-1] != model.nodes:
-            return self._known(model)._best(noise_scale, initial_batch)
+            return self._update(model)._best(noise_scale, initial_batch)
         best, _ = self._best(noise_scale, initial_batch)
         at = int(np.flatnonzero(self.totals == best)[0])
         seconds, batches = model.optperf(best)
         if (model.computes_longer(batches) != self.patterns[at]).any():
-            return self._known(model)._best(noise_scale, initial_batch)
+            return self._update(model)._best(noise_scale, initial_batch)
         refreshed = self.seconds.copy()
         refreshed[at] = seconds
         return best, self._replace(seconds=refreshed)
 
-    def _known(self, model: Model) -> Candidates:
+    def _update(self, model: Model) -> Candidates:
         seconds, batches = model.optperf(self.totals)
         return Candidates(self.totals, seconds, model.computes_longer(batches))
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from algorithms.cannikin import policies, scalings
-from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, smoothed
+from algorithms.cannikin.noise_scale import NoiseScale, gradient_noise_scale, smooth
 from algorithms.cannikin.policies import Observation, System
 from dsgd import checks
 from dsgd.base import Params, Problem, PyTree
@@ -184,7 +184,7 @@ def run_epochs(plan: Plan, run: Rounds) -> list[Epoch]:
         factor = plan.scaling(noise, total, first_batch)
         rounds = max(LEAST, math.ceil(plan.samples / total))
         ran = run(sizes, factor, rounds)
-        noise = smoothed(noise, _noise_of(ran, sizes), plan.smoothing)
+        noise = smooth(noise, _noise_of(ran, sizes), plan.smoothing)
         times = {
             name: getattr(ran, name)[:, ids]
             for name in ("compute", "backward", "first", "communication")

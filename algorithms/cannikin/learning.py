@@ -65,7 +65,7 @@ class Line(NamedTuple):
     bt: np.ndarray
 
     @classmethod
-    def of(cls, points: Moments, column: int) -> Line:
+    def from_moments(cls, points: Moments, column: int) -> Line:
         """Constructs the moments of a column of the points over the first column, b."""
         return cls(
             points.number,
@@ -75,7 +75,7 @@ class Line(NamedTuple):
             points.products[:, 0, column],
         )
 
-    def fitted(self) -> np.ndarray:
+    def fit(self) -> np.ndarray:
         """Returns the least-squares line with non-negative slope and intercept, `[2, n]`: if the
         unconstrained line has a negative one, one of the two is 0.
         """
@@ -83,12 +83,12 @@ class Line(NamedTuple):
         free = np.array([slope, self.t - slope * self.b])
         flat, through = (
             np.array([np.zeros_like(self.t), np.maximum(self.t, 0)]),
-            self.through_zero(),
+            self.fit_through_zero(),
         )
         edge = np.where(self._loss(flat) <= self._loss(through), flat, through)
         return np.where((free >= 0).all(axis=0), free, edge)
 
-    def through_zero(self) -> np.ndarray:
+    def fit_through_zero(self) -> np.ndarray:
         """Returns the least-squares line with an intercept of 0."""
         slope = _quotient(
             self.bt + self.number * self.b * self.t, self.bb + self.number * self.b**2
@@ -172,7 +172,7 @@ class Learner:
         return np.where(self.unknown, self.seen.smallest, np.nan)
 
     @checks.arguments
-    def observed(
+    def observe(
         self,
         batches: Each,
         compute: ArrayLike,
@@ -198,7 +198,7 @@ class Learner:
         b = np.asarray(batches, float)
         if b.shape != (self.nodes,) or not (np.isfinite(b) & (b >= 0)).all():
             raise ValueError(
-                f"Learner.observed: batches = {checks.show(batches)}; expected {self.nodes} "
+                f"Learner.observe: batches = {checks.show(batches)}; expected {self.nodes} "
                 "finite numbers >= 0"
             )
         given = {
@@ -211,7 +211,7 @@ class Learner:
         if len({len(values) for values in times.values()}) > 1:
             shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in times.items())
             raise ValueError(
-                f"Learner.observed: {shapes}; expected the same number of rounds for all"
+                f"Learner.observe: {shapes}; expected the same number of rounds for all"
             )
         total, P, until_first, T_comm = times.values()
         gamma = np.divide(until_first, P, out=np.full(P.shape, np.nan), where=P > 0)
@@ -264,11 +264,11 @@ class Learner:
         seen, heard = self.seen, self.seen.communication.number > 0
         if self.unknown.any() or not heard.any() or not seen.first.number.any():
             return None
-        lines = Line.of(seen.computed, 1), Line.of(seen.computed, 2)
-        (q, s), (k, m) = (line.fitted() for line in lines)
+        lines = Line.from_moments(seen.computed, 1), Line.from_moments(seen.computed, 2)
+        (q, s), (k, m) = (line.fit() for line in lines)
         still = q + k == 0
         (q, s), (k, m) = (
-            np.where(still, line.through_zero(), each)
+            np.where(still, line.fit_through_zero(), each)
             for line, each in zip(lines, ((q, s), (k, m)), strict=True)
         )
         q = np.where(self.limits < 1, 1.0, q)  # an arbitrary value, because the node has no memory
@@ -303,17 +303,17 @@ class Learner:
         if model is not None:
             return model.optperf(total).batches
         size, once = self.seen_at, ~np.isnan(self.seen_at)
-        first = found = self._in_proportion(self._speeds(), total)
+        first = found = self._split_in_proportion(self._speeds(), total)
         again = np.zeros(self.nodes, bool)
         while (more := once & ~again & (np.abs(found - size) < np.maximum(1, _APART * size))).any():
             again |= more
-            found = self._in_proportion(
+            found = self._split_in_proportion(
                 self._turns(again, first) * np.where(first > 0, first, 1), total
             )
         return found
 
     @checks.arguments
-    def without(self, nodes: Sequence[int]) -> Learner:
+    def remove(self, nodes: Sequence[int]) -> Learner:
         """Returns the learner after nodes have left. The measurements of the other nodes are kept;
         T_comm is kept until they measure it among themselves.
 
@@ -326,13 +326,13 @@ class Learner:
         """
         if wrong := [node for node in nodes if not 0 <= node < self.nodes]:
             raise ValueError(
-                f"Learner.without: nodes = {checks.show(wrong)}; expected indices from 0 to "
+                f"Learner.remove: nodes = {checks.show(wrong)}; expected indices from 0 to "
                 f"{self.nodes - 1}"
             )
         kept = np.setdiff1d(np.arange(self.nodes), np.asarray(nodes, int))
         if not kept.size:
             raise ValueError(
-                f"Learner.without: nodes = {checks.show(nodes)}; expected at least one node that "
+                f"Learner.remove: nodes = {checks.show(nodes)}; expected at least one node that "
                 "stays"
             )
         return replace(
@@ -343,7 +343,7 @@ class Learner:
         )
 
     @checks.arguments
-    def joined(self, count: int, limits: Each | None = None) -> Learner:
+    def add(self, count: int, limits: Each | None = None) -> Learner:
         """Returns the learner after nodes have joined with the last indices. They need two epochs;
         the other nodes are unchanged.
 
@@ -355,7 +355,7 @@ class Learner:
             ValueError: if count is less than 1, or limits have another shape, are negative or NaN.
         """
         most = _require_limits(
-            "Learner.joined", limits, checks.positive_int("Learner.joined: count", count)
+            "Learner.add", limits, checks.positive_int("Learner.add: count", count)
         )
         seen = jax.tree.map(lambda *each: np.concatenate(each), self.seen, _unseen(count))
         return replace(self, seen=seen, limits=np.concatenate([self.limits, most]), moved=True)
@@ -364,13 +364,13 @@ class Learner:
         times = np.asarray(values, float)
         if times.ndim != 2 or times.shape[1] != self.nodes:
             raise ValueError(
-                f"Learner.observed: {name} has the shape {list(times.shape)}; expected [rounds, "
+                f"Learner.observe: {name} has the shape {list(times.shape)}; expected [rounds, "
                 f"{self.nodes}]"
             )
         if np.isinf(times).any() or (times < 0).any() or (name == "compute" and (times == 0).any()):
             least = "> 0" if name == "compute" else ">= 0"
             raise ValueError(
-                f"Learner.observed: {name} from {np.nanmin(times)} to {np.nanmax(times)}; expected "
+                f"Learner.observe: {name} from {np.nanmin(times)} to {np.nanmax(times)}; expected "
                 f"seconds {least}, or NaN"
             )
         return times
@@ -383,7 +383,7 @@ class Learner:
         known = ~np.isnan(speeds)
         return np.where(known, speeds, speeds[known].mean() if known.any() else 1.0)
 
-    def _in_proportion(self, speeds: np.ndarray, total: float) -> np.ndarray:
+    def _split_in_proportion(self, speeds: np.ndarray, total: float) -> np.ndarray:
         """Returns equation 8 within the limits: OptPerf of nodes whose times are proportional to
         their samples.
         """

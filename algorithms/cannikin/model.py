@@ -60,14 +60,14 @@ class Lines(NamedTuple):
         """Returns the seconds of each node for samples `[..., n]`."""
         return np.maximum(self.c * b + self.u, self.d * b + self.v)
 
-    def computed(self, T: np.ndarray) -> np.ndarray:
+    def samples_within(self, T: np.ndarray) -> np.ndarray:
         """Returns the samples that each node computes in T seconds, `[K]` to `[K, n]`."""
         T = T[:, None]
         flat = np.where(self.v <= T, np.inf, -np.inf)
         sloped = np.divide(T - self.v, self.d, out=flat, where=self.d > 0)
         return np.clip(np.minimum((T - self.u) / self.c, sloped), 0, self.most)
 
-    def shared(self, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def split(self, total: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the first times at which `total` samples are computed, `[K]`, and the samples of
         each node, `[K, n]`. The bisection ends at two adjacent floating-point numbers. Between them
         a flat or nearly flat line has many samples, of which a share is added to reach the total.
@@ -79,9 +79,9 @@ class Lines(NamedTuple):
         # Without the margin, rounding might leave samples unassigned.
         high = longest * (1 + 4 * np.finfo(float).eps)
         while ((low < (middle := low + (high - low) / 2)) & (middle < high)).any():
-            enough = self.computed(middle).sum(axis=1) >= total
+            enough = self.samples_within(middle).sum(axis=1) >= total
             low, high = np.where(enough, low, middle), np.where(enough, middle, high)
-        before, after = self.computed(low), self.computed(high)
+        before, after = self.samples_within(low), self.samples_within(high)
         missing, room = total - before.sum(axis=1), (after - before).sum(axis=1)
         share = np.clip(np.divide(missing, room, out=np.zeros_like(room), where=room > 0), 0, 1)
         found = before + share[:, None] * (after - before)
@@ -194,7 +194,7 @@ class ClusterModel:
         """
         B = np.asarray(total_batch, float)
         self._require_room("optperf", B, self._lines.most)
-        T, batches = self._lines.shared(B.reshape(-1))
+        T, batches = self._lines.split(B.reshape(-1))
         seconds = np.maximum(T + self.t_last, self.batch_time(np.zeros(self.nodes)))
         return OptPerf(seconds.reshape(B.shape)[()], batches.reshape(*B.shape, self.nodes))
 

@@ -113,7 +113,7 @@ def gradient_noise_scale(
 
 
 @checks.arguments
-def smoothed(before: NoiseScale, new: NoiseScale, weight: float) -> NoiseScale:
+def smooth(before: NoiseScale, new: NoiseScale, weight: float) -> NoiseScale:
     r"""Returns separate exponential averages of S and G, whose quotient is less biased than an
     average of quotients.
 
@@ -133,16 +133,16 @@ def smoothed(before: NoiseScale, new: NoiseScale, weight: float) -> NoiseScale:
     Source: McCandlish et al., "An empirical model of large-batch training", appendix A.1.
     """
     if not 0 < weight <= 1:
-        raise ValueError(f"smoothed: weight = {weight!r}; expected a number in (0, 1]")
+        raise ValueError(f"smooth: weight = {weight!r}; expected a number in (0, 1]")
     xp = jnp if any(isinstance(value, jax.Array) for value in (*before, *new)) else np
     left = (1 - weight) * before.seen
     counts = xp.where(xp.isnan(new.noise) | xp.isnan(new.sqnorm), 0.0, new.seen)
     share = counts / xp.where(counts > 0, left + counts, 1.0)
 
-    def moved(old: Any, value: Any) -> Any:
+    def move(old: Any, value: Any) -> Any:
         return old + share * (xp.where(counts > 0, value, old) - old)
 
-    noise, sqnorm = moved(before.noise, new.noise), moved(before.sqnorm, new.sqnorm)
+    noise, sqnorm = move(before.noise, new.noise), move(before.sqnorm, new.sqnorm)
     return NoiseScale(noise, sqnorm, xp.where(counts > 0, left + counts, before.seen))
 
 

@@ -246,7 +246,7 @@ def _adaptive(
             if together:
                 return _other_sizes(memory, initial_batch), memory
             return equal_parts(_to_learn_from(memory, initial_batch), memory.cluster.limits), memory
-        total, candidates = memory.candidates.chosen(
+        total, candidates = memory.candidates.choose(
             model if together else EqualParts(model), memory.noise.samples, initial_batch
         )
         batches = (
@@ -257,7 +257,7 @@ def _adaptive(
         return batches, memory._replace(candidates=candidates)
 
     def observe(memory, seen):
-        known = memory.learner.observed(
+        known = memory.learner.observe(
             seen.batches, seen.compute, seen.backward, seen.first, seen.communication
         )
         return memory._replace(learner=known, noise=seen.noise)
@@ -267,8 +267,8 @@ def _adaptive(
         if not len(stay):
             return fresh._replace(noise=memory.noise)
         gone = np.setdiff1d(np.arange(memory.cluster.nodes), stay)
-        known = memory.learner.without(gone.tolist()) if gone.size else memory.learner
-        known = known.joined(joined, limits[len(stay) :]) if joined else known
+        known = memory.learner.remove(gone.tolist()) if gone.size else memory.learner
+        known = known.add(joined, limits[len(stay) :]) if joined else known
         return fresh._replace(learner=known, noise=memory.noise)
 
     return System(start, decide, observe, resize, name)
@@ -282,7 +282,7 @@ def _other_sizes(memory: _Modelled, initial_batch: int) -> np.ndarray:
     known, limits = memory.learner, memory.cluster.limits
 
     def parts(total: int) -> np.ndarray:
-        return perturbed(whole(known.next_batches(total), total, limits), known.seen_at, limits)
+        return perturb(whole(known.next_batches(total), total, limits), known.seen_at, limits)
 
     def is_informative(batches: np.ndarray) -> bool:
         return bool(((batches > 0) & (batches != known.seen_at))[known.unknown].all())
@@ -376,7 +376,7 @@ def whole(parts: np.ndarray, total: int, limits: np.ndarray) -> np.ndarray:
     return batches
 
 
-def perturbed(batches: np.ndarray, seen_at: np.ndarray, limits: np.ndarray) -> np.ndarray:
+def perturb(batches: np.ndarray, seen_at: np.ndarray, limits: np.ndarray) -> np.ndarray:
     """Returns batches with the same total in which pairs of nodes exchange a sample if rounding
     gave them the only size at which they were measured, because a line needs two sizes.
 

@@ -119,7 +119,7 @@ class _Node(RealWorker):
 
     def epoch(self, sizes: np.ndarray, factor: float, rounds: int) -> EpochMeasurements:
         """Runs `rounds` rounds, and returns the measurements of all nodes."""
-        self.model = scalings.rescaled("train_processes", self.model, factor)
+        self.model = scalings.rescale("train_processes", self.model, factor)
         seen = self.run(rounds, partial(self._compute, sizes), self._finish)
         forward, backward, communication, update, sqnorm, loss, global_sqnorm, whole = np.moveaxis(
             seen, 2, 0

@@ -96,7 +96,7 @@ def scalable(optimizer: optax.GradientTransformation) -> optax.GradientTransform
     )
 
 
-def rescaled(name: str, state: PyTree, factor: float) -> PyTree:
+def rescale(name: str, state: PyTree, factor: float) -> PyTree:
     """Returns the state with another factor in every `Scale`.
 
     Raises:

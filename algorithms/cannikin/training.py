@@ -111,7 +111,7 @@ def train(
         **lengths,
         **decides,
     )
-    running = sized(method, problem.batch_size, micro_batches)
+    running = size_method(method, problem.batch_size, micro_batches)
     state = protocol.Method(running, problem, problem.workers).init(
         problem.init(jax.random.split(key)[0])
     )
@@ -135,7 +135,7 @@ def train(
 
 
 class Sized(NamedTuple):
-    """Server state of a `sized` method.
+    """Server state of a method of `size_method`.
 
     Args:
         method: the server state of the wrapped method.
@@ -147,7 +147,7 @@ class Sized(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
+def size_method(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
     """Returns the method with local batches that are part of its state, initially 0, so that they
     can change between two stages of a run, and with the nodes' measurements in the history.
 
@@ -159,7 +159,7 @@ def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
         batch_size, micro_batches: see `work.local_batches`.
     """
 
-    def given(state: State, round: dsgd.Round) -> dsgd.LocalWork:
+    def local_batches(state: State, round: dsgd.Round) -> dsgd.LocalWork:
         return work.local_batches(
             state.server.sizes, batch_size=batch_size, micro_batches=micro_batches
         )
@@ -172,7 +172,7 @@ def sized(method: Algorithm, batch_size: int, micro_batches: int) -> Algorithm:
         return state._replace(server=Sized(state.server, jnp.zeros(N, jnp.int32)))
 
     def query(state, round):
-        return with_local_work(method, given(state, round)).query(inner(state), round)
+        return with_local_work(method, local_batches(state, round)).query(inner(state), round)
 
     def update(state, gradients, round):
         after = method.update(inner(state), gradients, round)
@@ -191,14 +191,14 @@ def with_batches(state: State, sizes: np.ndarray, factor: float) -> State:
     """Returns the state with other local batches, and another factor in every `Scale`.
 
     Args:
-        state: of a `sized` method.
+        state: of a method of `size_method`.
         sizes: samples of each worker, int `[N]`.
         factor: of the step size.
 
     Raises:
-        ValueError: see `scalings.rescaled`.
+        ValueError: see `scalings.rescale`.
     """
-    state = scalings.rescaled("cannikin.train", state, factor)
+    state = scalings.rescale("cannikin.train", state, factor)
     return state._replace(server=state.server._replace(sizes=jnp.asarray(sizes, jnp.int32)))
 
 

@@ -76,7 +76,7 @@ def expected_effect(
             least $M \mu / 2$ (assumption C.3), below which the model is not accurate. Infinity
             drops nothing.
         communication: T^c, seconds, at least 0.
-        stop: "preempt" or "between", see `stopping.stopped`.
+        stop: "preempt" or "between", see `stopping.stop_workers`.
 
     Returns:
         The effect, with the broadcast shape of N and tau. The speedup is 0 if a step takes no time.
@@ -201,10 +201,10 @@ class _Model(NamedTuple):
 
 def _step_time(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
     mean, std = model.whole
-    return mean + std * _mean_capped((tau - mean) / std, N) + _added(model, tau, N)
+    return mean + std * _mean_capped((tau - mean) / std, N) + _time_above(model, tau, N)
 
 
-def _added(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
+def _time_above(model: _Model, tau: np.ndarray, N: np.ndarray) -> Any:
     """Returns the seconds for which the last worker continues after tau."""
     return _overshoot(tau, *model[:3], N) if model.stop == "between" else 0.0
 

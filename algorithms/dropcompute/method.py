@@ -11,7 +11,13 @@ from jax.core import Tracer
 
 from algorithms.dropcompute import thresholds
 from algorithms.dropcompute.simulation import draw_round
-from algorithms.dropcompute.stopping import Stop, Stopped, require_one_by_one, require_stop, stopped
+from algorithms.dropcompute.stopping import (
+    Stop,
+    Stopped,
+    require_one_by_one,
+    require_stop,
+    stop_workers,
+)
 from algorithms.dropcompute.thresholds import AutoThreshold, Measuring
 from dsgd import checks
 from dsgd import work as works
@@ -68,7 +74,7 @@ class Rule(NamedTuple):
         """Whether seconds accumulate over several rounds."""
         return not isinstance(self.period, int) or self.period > 1
 
-    def until(self, server: Server) -> jax.Array:
+    def current_threshold(self, server: Server) -> jax.Array:
         """Returns tau in this round."""
         return (
             server.measuring.threshold
@@ -76,11 +82,11 @@ class Rule(NamedTuple):
             else jnp.float32(self.threshold)
         )
 
-    def computed(self, server: Server, round: Round) -> Stopped:
+    def stop_round(self, server: Server, round: Round) -> Stopped:
         """Returns which micro-batches all workers compute in a round, and in how many seconds."""
-        return stopped(
+        return stop_workers(
             draw_round(round, self.micro_batches),
-            self.until(server),
+            self.current_threshold(server),
             self.stop,
             server.spent if self.periodic else 0.0,
         )
@@ -101,7 +107,7 @@ class Rule(NamedTuple):
             jnp.zeros(N, jnp.int32) if resample_dropped else (),
         )
 
-    def after(self, server: Server, round: Round, seconds: jax.Array) -> Server:
+    def next_state(self, server: Server, round: Round, seconds: jax.Array) -> Server:
         """Returns the state after a round in which the workers computed for `seconds`, `[N]`."""
         assert round.work is not None
         done = round.work.samples > 0
@@ -223,26 +229,26 @@ def drop_compute(
         asked = method.query(inner(state), round)
         require_synchronous(name, asked)
         require_cluster(name, round, isinstance(threshold, AutoThreshold))
-        done = rule.computed(state.server, round).done
+        done = rule.stop_round(state.server, round).done
         return asked._replace(
-            work=weighed(done, correction, round.present)._replace(
+            work=weigh(done, correction, round.present)._replace(
                 first_batch=state.server.drawn if resample_dropped else None
             )
         )
 
     def update(state, answer, round):
         after = method.update(inner(state), answer, round)
-        seconds = rule.computed(state.server, round).seconds
+        seconds = rule.stop_round(state.server, round).seconds
         if round.present is not None:
             seconds = jnp.where(round.present, seconds, 0)
-        server = rule.after(state.server._replace(method=after.server), round, seconds)
-        tau, idle = rule.until(state.server), jnp.maximum(server.idle, 0)
+        server = rule.next_state(state.server._replace(method=after.server), round, seconds)
+        tau, idle = rule.current_threshold(state.server), jnp.maximum(server.idle, 0)
         if all_dropped == "error":
             round.refuse_if(idle >= _IDLE, f'{_NOTHING_DONE}, or all_dropped="warn"', tau)
         else:
             round.warn_if(idle >= _IDLE, _NOTHING_DONE, tau)
         round.computed(seconds)
-        round.log(threshold=tau, dropped=dropped(round, M), idle=idle)
+        round.log(threshold=tau, dropped=drop_rate(round, M), idle=idle)
         return after._replace(server=server)
 
     return method._replace(
@@ -254,7 +260,7 @@ def drop_compute(
     )
 
 
-def dropped(round: Round, M: int) -> jax.Array:
+def drop_rate(round: Round, M: int) -> jax.Array:
     """Returns the share of dropped micro-batches among those of the participating workers; 0 if
     none participates.
     """
@@ -264,9 +270,7 @@ def dropped(round: Round, M: int) -> jax.Array:
     return jnp.sum(left) / jnp.maximum(jnp.sum(asked), 1)
 
 
-def weighed(
-    done: jax.Array, correction: Correction | Factor, present: jax.Array | None
-) -> LocalWork:
+def weigh(done: jax.Array, correction: Correction | Factor, present: jax.Array | None) -> LocalWork:
     """Returns the local work of these micro-batches, bool `[N, M]`, with their weights."""
     if correction == "stochastic":
         return works.micro_batches(done, present=present)

@@ -305,9 +305,9 @@ def accumulate(
     $$ G = \sum_{m=1}^{k} g^{(m)}(\theta), \qquad k = \min \{ m : T^{(m)} > \tau \text{ or } m = M
     \}, \qquad T^{(m)} = \sum_{j=1}^m t_j $$
 
-    For known times, `stopping.stopped(..., "between")` gives the same result. The function waits
-    for the end of each micro-batch, so that the clock measures its time. $T^{(m)}$ is the sum of
-    the measured times in the same order as in planning, so that plan and worker agree exactly.
+    For known times, `stopping.stop_workers(..., "between")` gives the same result. The function
+    waits for the end of each micro-batch, so that the clock measures its time. $T^{(m)}$ is the sum
+    of the measured times in the same order as in planning, so that plan and worker agree exactly.
 
     Args:
         gradient: (params, batch) -> the micro-batch's gradient, a pytree of arrays, which may

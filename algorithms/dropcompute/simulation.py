@@ -18,7 +18,7 @@ from algorithms.dropcompute.stopping import (
     require_one_by_one,
     require_seconds,
     require_stop,
-    stopped,
+    stop_workers,
 )
 from dsgd import checks
 from dsgd.base import Key, LocalWork, Now, Round
@@ -139,7 +139,7 @@ def simulated_effect(
         thresholds: tau, seconds, any shape; infinity drops nothing and gives the mean step without
             DropCompute.
         communication: T^c, seconds of each round.
-        stop: "preempt" or "between", see `stopping.stopped`.
+        stop: "preempt" or "between", see `stopping.stop_workers`.
         rounds: at least 2, each with its own random draws.
         key: JAX key of the draws.
         chunk: rounds between two sums.
@@ -215,7 +215,7 @@ def _chunk(
         times = iteration(cluster, N, M, 1, jax.random.fold_in(key, i))
 
         def stop_all(threshold):
-            done, seconds = stopped(times, threshold, stop)
+            done, seconds = stop_workers(times, threshold, stop)
             return jnp.sum(done), jnp.max(seconds)
 
         count, step = lax.map(stop_all, jnp.append(thresholds, jnp.inf))

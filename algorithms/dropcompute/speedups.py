@@ -80,7 +80,7 @@ def measured_effect(
         latencies: t, seconds of each micro-batch, `[I, N, M]`, finite, at least 0.
         thresholds: tau, seconds, any shape; infinity drops nothing, and its speedup is 1.
         communication: T^c, seconds of each iteration, `[I]`, or one number for all.
-        stop: "preempt" or "between", see `stopping.stopped`.
+        stop: "preempt" or "between", see `stopping.stop_workers`.
 
     Raises:
         ValueError: if latencies are not `[I, N, M]` with at least one of each, I differs from that
@@ -91,7 +91,7 @@ def measured_effect(
     compute variance reduction", section 4.4 and algorithm 2.
     """
     where = "measured_effect"
-    measured = _measured(where, latencies, communication, stop, thresholds)
+    measured = _sort_events(where, latencies, communication, stop, thresholds)
     require_seconds(f"dropcompute.{where}", "thresholds", thresholds, finite=False)
     tau = measured.xp.asarray(thresholds, measured.whole.dtype)
     means = _mean(lambda one: (speedup(one), 1 - one.share, one.step), measured, tau)
@@ -114,7 +114,7 @@ def threshold(latencies: Latencies, communication: Communication, stop: Stop = "
     Args:
         latencies: t, see `measured_effect`.
         communication: T^c, see `measured_effect`.
-        stop: "preempt" or "between", see `stopping.stopped`.
+        stop: "preempt" or "between", see `stopping.stop_workers`.
 
     Returns:
         tau, seconds: a float, or a traced scalar. With "preempt" it is never 0, even if all
@@ -125,7 +125,7 @@ def threshold(latencies: Latencies, communication: Communication, stop: Stop = "
 
     Source: Giladi et al., "DropCompute", algorithm 2, which evaluates only given thresholds.
     """
-    measured = _measured("threshold", latencies, communication, stop)
+    measured = _sort_events("threshold", latencies, communication, stop)
     if measured.xp is np:
         return _search(measured)
     candidates = jnp.append(measured.events.ravel() * SLACK, jnp.inf)
@@ -308,7 +308,7 @@ def _search(measured: _Measured) -> float:
     )
 
 
-def _measured(
+def _sort_events(
     where: str, latencies: Any, communication: Any, stop: Stop, *others: Any
 ) -> _Measured:
     """Validates the arguments and sorts the events, with NumPy unless an argument is traced."""

@@ -25,7 +25,7 @@ class Stopped(NamedTuple):
     seconds: Any
 
 
-def stopped(latencies: Any, threshold: Any, stop: Stop, spent: Any = 0.0) -> Stopped:
+def stop_workers(latencies: Any, threshold: Any, stop: Stop, spent: Any = 0.0) -> Stopped:
     r"""Returns what a worker computes until $\tau$, if its micro-batches end at
     $T^{(m)} = s + \sum_{j \le m} t_j$.
 

@@ -79,8 +79,8 @@ def allocate(errors: Table, sizes: Table, budget: Bits, resolution: int = 1000) 
             f"allocate: resolution = {R:,}; expected at most {FINEST:,}, because its square is "
             "computed in 32 bits"
         )
-    given = _validated("allocate", errors, sizes, budget)
-    if _known(given.sizes, given.budget):
+    given = _validate("allocate", errors, sizes, budget)
+    if _is_concrete(given.sizes, given.budget):
         _require_room(
             "allocate",
             given.budget,
@@ -112,8 +112,8 @@ def uniform(errors: Table, sizes: Table, budget: Bits) -> jax.Array:
     Source: Xin et al., "Kimad: Adaptive gradient compression with bandwidth awareness", section
     3.1.
     """
-    given = _validated("uniform", errors, sizes, budget)
-    if _known(given.sizes, given.budget):
+    given = _validate("uniform", errors, sizes, budget)
+    if _is_concrete(given.sizes, given.budget):
         _require_room(
             "uniform",
             given.budget,
@@ -123,7 +123,7 @@ def uniform(errors: Table, sizes: Table, budget: Bits) -> jax.Array:
     return _best_single(_regrets(given.errors), jnp.asarray(given.sizes), jnp.asarray(given.budget))
 
 
-def in_units(sizes: jax.Array, budget: jax.Array, R: int) -> jax.Array:
+def count_units(sizes: jax.Array, budget: jax.Array, R: int) -> jax.Array:
     r"""Returns sizes in units of 1/R of the budget, rounded up, int32; R + 1 for sizes above the
     budget.
 
@@ -159,7 +159,7 @@ def _best(errors: jax.Array, sizes: jax.Array, budget: jax.Array, R: int) -> jax
     others = (
         _best_single(errors, sizes, budget),
         _least(errors, sizes),
-        _knapsack(errors, in_units(sizes, budget, R), R),
+        _knapsack(errors, count_units(sizes, budget, R), R),
     )
     choices = jnp.stack([smallest, *others])
     chosen_errors, chosen_sizes = (
@@ -245,11 +245,11 @@ class _Given(NamedTuple):
     budget: Any
 
 
-def _known(*values: Any) -> bool:
+def _is_concrete(*values: Any) -> bool:
     return not any(isinstance(value, Tracer) for value in values)
 
 
-def _validated(name: str, errors: Any, sizes: Any, budget: Any) -> _Given:
+def _validate(name: str, errors: Any, sizes: Any, budget: Any) -> _Given:
     errors, sizes = (
         values if isinstance(values, Tracer) else np.asarray(values) for values in (errors, sizes)
     )
@@ -264,7 +264,7 @@ def _validated(name: str, errors: Any, sizes: Any, budget: Any) -> _Given:
             f"{name}: errors {list(errors.shape)} for sizes {list(sizes.shape)}; expected the same "
             "shape [layers, choices]"
         )
-    if _known(errors) and not (errors >= 0).all():
+    if _is_concrete(errors) and not (errors >= 0).all():
         raise ValueError(
             f"{name}: errors contain {errors[~(errors >= 0)][0]}; expected numbers >= 0"
         )

@@ -191,7 +191,7 @@ def update_monitor(monitor: Monitor, memory: Memory, measured: Timings | None) -
     return Memory(monitor.observe(memory.up, up), monitor.observe(memory.down, down))
 
 
-def of_round(
+def budget_of_round(
     monitor: Monitor,
     memory: Memory,
     round: Round,

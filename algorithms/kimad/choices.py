@@ -74,7 +74,7 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
         each = (sparsification.selected_count(ratio, d) for ratio in ratios)
         return [min(element * k + codecs.packed_bits(place, k), element * d) for k in each]
 
-    def kept(d: int, dtype: Any) -> list[int]:
+    def counts(d: int, dtype: Any) -> list[int]:
         """Returns the number of elements that each choice sends."""
         whole = 8 * np.dtype(dtype).itemsize * d
         return [
@@ -85,14 +85,14 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
     def profile(key, x):
         order = lax.sort(xla.ranks(wide(x)))  # integers are sorted faster than floats
         squares = lax.cumsum(_magnitudes(order, x.dtype) ** 2)  # sums over the smallest elements
-        left_out = x.shape[0] - np.array(kept(x.shape[0], x.dtype))
+        left_out = x.shape[0] - np.array(counts(x.shape[0], x.dtype))
         return jnp.concatenate([jnp.zeros(1, squares.dtype), squares])[left_out].astype(
             jnp.float32
         ), order
 
     def apply(x, order, choice):
         d, ranks = x.shape[0], xla.ranks(wide(x))
-        k = jnp.array(kept(d, x.dtype), jnp.int32)[choice]
+        k = jnp.array(counts(d, x.dtype), jnp.int32)[choice]
         least = order[d - k]
         ties = ranks == least  # among equal elements, the first are sent
         room = k - jnp.sum(ranks > least, dtype=jnp.int32)
@@ -105,7 +105,9 @@ def top_k(ratios: Sequence[float] | np.ndarray) -> CompressorSet:
     def delta(d: int) -> float:
         return min(sparsification.selected_count(ratio, d) for ratio in ratios) / d
 
-    return CompressorSet(sizes, profile, apply, delta, len(ratios), f"top_k({_listed(ratios)})")
+    return CompressorSet(
+        sizes, profile, apply, delta, len(ratios), f"top_k({_list_ratios(ratios)})"
+    )
 
 
 @checks.arguments
@@ -184,7 +186,7 @@ def _magnitudes(ranks: jax.Array, dtype: Any) -> jax.Array:
     return lax.bitcast_convert_type(ranks, jnp.promote_types(dtype, jnp.float32))
 
 
-def _listed(ratios: Sequence[float]) -> str:
+def _list_ratios(ratios: Sequence[float]) -> str:
     return (
         ", ".join(f"{ratio:g}" for ratio in ratios) if len(ratios) <= 3 else f"{len(ratios)} ratios"
     )

@@ -87,7 +87,7 @@ def exchange(
         The server's next state and the next estimates.
     """
     N = round.workers
-    plan = budgets.of_round(
+    plan = budgets.budget_of_round(
         terms.monitor,
         server.links,
         round,
@@ -99,11 +99,11 @@ def exchange(
     everything = round.step // terms.period < terms.warm_up
     up_key, down_key = jax.random.split(round.next_key())
 
-    def of_worker(key, news, budget):
+    def compress_worker(key, news, budget):
         return compress(terms.up, terms.rule, key, news, budget, everything)
 
     difference = jax.tree.map(jnp.subtract, own, known)
-    sent = jax.vmap(of_worker)(
+    sent = jax.vmap(compress_worker)(
         workers.keys(up_key, N),
         communication.flatten(difference, terms.up.layer_wise),
         workers.local_block(plan.up, N),
@@ -158,10 +158,10 @@ def _weighted_sum(seen: Gradients, shares: np.ndarray | None, N: int) -> Params:
         return workers.mean(seen)
     mine = workers.local_block(jnp.asarray(shares, float), N)
 
-    def weighted(leaf):
+    def weigh(leaf):
         return jnp.expand_dims(mine, tuple(range(1, leaf.ndim))).astype(leaf.dtype) * leaf
 
-    return workers.narrow(workers.sum(jax.tree.map(weighted, workers.widen(seen))), seen)
+    return workers.narrow(workers.sum(jax.tree.map(weigh, workers.widen(seen))), seen)
 
 
 # --- One message.
@@ -211,11 +211,12 @@ def compress(
     for_layers = jnp.where(fits, available - jnp.uint32(header), jnp.uint32(smallest))
 
     errors, found = zip(
-        *_over_equals(choices.profile, jax.random.split(key, len(vectors)), vectors), strict=True
+        *_map_equal_layers(choices.profile, jax.random.split(key, len(vectors)), vectors),
+        strict=True,
     )
     errors = jnp.stack(errors)
     chosen = _require_choices(rule(errors, sizes, for_layers), len(vectors))
-    seen = _over_equals(choices.apply, vectors, found, chosen)
+    seen = _map_equal_layers(choices.apply, vectors, found, chosen)
     one = (np.arange(len(vectors)), chosen)
     bits = jnp.sum(jnp.asarray(sizes, jnp.uint32)[one], dtype=jnp.uint32) + jnp.uint32(header)
     missing = jnp.where(bits > available, bits - available, 0).astype(jnp.float32)
@@ -255,7 +256,7 @@ def header_bits(layers: int, choices: int) -> int:
     )
 
 
-def _over_equals(function: Callable, *arguments: Any) -> list[Any]:
+def _map_equal_layers(function: Callable, *arguments: Any) -> list[Any]:
     """Applies the function to each layer's arguments. Layers of equal shapes share one `vmap`, so
     that a deep model compiles only one program for each shape.
     """

@@ -123,8 +123,8 @@ def kimad_sgd(
     Algorithms 1 and 3.
     """
     optimizers.require_descent(optimizer)
-    up_set = _as_choices("compressors", compressors)
-    down_set = up_set if down is None else _as_choices("down", down)
+    up_set = _make_choices("compressors", compressors)
+    down_set = up_set if down is None else _make_choices("down", down)
     communication.require_two("kimad_sgd", up_set, down_set)
     seconds = _require_times(round_time, computation, congestion)
     shares = None if weights is None else _require_weights(weights)
@@ -195,7 +195,7 @@ def kimad_sgd(
     )
 
 
-def _as_choices(what: str, compressors: CompressorSet | Sequence[Compressor]) -> CompressorSet:
+def _make_choices(what: str, compressors: CompressorSet | Sequence[Compressor]) -> CompressorSet:
     if not compressors:
         raise ValueError(f"kimad_sgd: {what} = []; expected at least one compressor")
     return compressors if isinstance(compressors, CompressorSet) else from_compressors(compressors)

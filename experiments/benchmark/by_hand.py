@@ -33,19 +33,19 @@ class Mean(Protocol):
     def __call__(self, x: jax.Array, axis: int = 0) -> jax.Array: ...
 
 
-def reduced(x: jax.Array, axis: int = 0) -> jax.Array:
+def reduce_mean(x: jax.Array, axis: int = 0) -> jax.Array:
     """Returns the mean with `jnp.mean`."""
     return x.mean(axis=axis)
 
 
-def multiplied(x: jax.Array, axis: int = 0) -> jax.Array:
+def mean_by_product(x: jax.Array, axis: int = 0) -> jax.Array:
     """Returns the mean as a product with ones; over the last axis if that is faster."""
     n = x.shape[axis]
     if axis == -1:
         return (
             jnp.matmul(x, jnp.ones(n), precision=lax.Precision.HIGHEST) / n
             if n >= 10_000
-            else reduced(x, axis)
+            else reduce_mean(x, axis)
         )
     rows = x.reshape(n, -1)
     return (jnp.matmul(jnp.ones((1, n)), rows, precision=lax.Precision.HIGHEST) / n).reshape(
@@ -53,16 +53,16 @@ def multiplied(x: jax.Array, axis: int = 0) -> jax.Array:
     )
 
 
-def added(x: jax.Array, axis: int = 0) -> jax.Array:
+def mean_by_blocks(x: jax.Array, axis: int = 0) -> jax.Array:
     """Returns the mean as additions of eight blocks, which XLA fuses with the computation of x, and
     a product for the remaining block.
     """
     if x.shape[axis] % 8:
-        return multiplied(x, axis)
-    return multiplied(reduce(jnp.add, jnp.split(x, 8, axis)), axis) / 8
+        return mean_by_product(x, axis)
+    return mean_by_product(reduce(jnp.add, jnp.split(x, 8, axis)), axis) / 8
 
 
-def scan(name: str, problem: dsgd.Problem, mean: Mean = reduced) -> Run:
+def scan(name: str, problem: dsgd.Problem, mean: Mean = reduce_mean) -> Run:
     """Returns the method of that name, one of `SCANS`: rounds -> (state, history)."""
     start, step, model = SCANS[name](*problem.data.b.shape, mean)
     first = start()
@@ -198,7 +198,7 @@ def _ef21(N: int, d: int, mean: Mean):
     shape, cut, join = _parts(N, d)
     k = math.ceil(FRACTION * shape[1])
     # XLA's own forms
-    best = _sorted_out if mean is reduced else _counted_out
+    best = _sorted_out if mean is reduce_mean else _counted_out
 
     def largest(x):
         return best(x.reshape(-1, shape[1]), k).reshape(x.shape)

@@ -146,13 +146,13 @@ def measure(args: Args, d: int) -> tuple[float, dict[str, float], dict[str, Cost
     copy = timing.program(jnp.negative, x)  # a plain copy might not be compiled
     copies: list[np.ndarray] = []
 
-    def in_copies(**programs: Program) -> list[float]:
+    def time_in_copies(**programs: Program) -> list[float]:
         taken = timing.in_turn({"copy": copy, **programs}, args.repeats)
         copies.append(taken["copy"])
         return [float(np.median(taken[name] / taken["copy"])) for name in programs]
 
     references = {
-        name: in_copies(operation=program)[0]
+        name: time_in_copies(operation=program)[0]
         for name, program in reference_programs(key, x).items()
     }
     costs = {}
@@ -160,7 +160,7 @@ def measure(args: Args, d: int) -> tuple[float, dict[str, float], dict[str, Cost
         if args.only and not any(text in compressor.name for text in args.only):
             continue
         encode, decode, bits = codec(compressor, key, x)
-        costs[compressor.name] = Cost(bits / d, *in_copies(encode=encode, decode=decode))
+        costs[compressor.name] = Cost(bits / d, *time_in_copies(encode=encode, decode=decode))
     return float(np.median(np.concatenate(copies))), references, costs
 
 

@@ -50,7 +50,7 @@ def default_folder() -> Path:
     return platformdirs.user_cache_path("dsgd") / "peers"
 
 
-def found(name: str, folder: Path) -> Path | None:
+def find(name: str, folder: Path) -> Path | None:
     """Returns the Python that has the library: this one, or that of the environment in the folder;
     None if there is none.
     """
@@ -60,14 +60,14 @@ def found(name: str, folder: Path) -> Path | None:
     return there if (folder / name / "complete").exists() and there.exists() else None
 
 
-def made(name: str, folder: Path) -> Path:
+def make(name: str, folder: Path) -> Path:
     """Returns the Python that has the library; if there is none, creates an environment in the
     folder with pip, which uses its usual settings.
 
     Raises:
         Unavailable: if there is no suitable Python, or pip fails.
     """
-    if there := found(name, folder):
+    if there := find(name, folder):
         return there
     peer, place = PEERS[name], folder / name
     python = place / "bin" / "python"

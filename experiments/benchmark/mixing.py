@@ -90,10 +90,10 @@ def main(args: Args) -> None:
     x = jax.random.normal(jax.random.key(0), (args.workers, args.dimension))
     programs = {"copy": timing.program(lambda x: x * np.float32(1.5), x)}
     for graph in graphs:
-        programs[f"{graph.name} dense"] = timing.program(looped(dense(graph), ROUNDS), x)
-        programs[graph.name] = timing.program(looped(mixing(graph), ROUNDS), x)
+        programs[f"{graph.name} dense"] = timing.program(repeat_rounds(dense(graph), ROUNDS), x)
+        programs[graph.name] = timing.program(repeat_rounds(mixing(graph), ROUNDS), x)
     taken = timing.in_turn(programs, args.repeats)
-    rows = [measured(graph, taken) for graph in graphs]
+    rows = [make_row(graph, taken) for graph in graphs]
     sums = [
         (graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions])
         for graph in graphs_of_all_degrees()
@@ -117,7 +117,9 @@ def main(args: Args) -> None:
     )
 
 
-def looped(once: Callable[[jax.Array], jax.Array], rounds: int) -> Callable[[jax.Array], jax.Array]:
+def repeat_rounds(
+    once: Callable[[jax.Array], jax.Array], rounds: int
+) -> Callable[[jax.Array], jax.Array]:
     """Returns a program with an even number of rounds, two per iteration of a loop: after two
     rounds, the state is in its original buffer. After one round XLA would copy it, which does not
     happen in a run.
@@ -142,7 +144,10 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
     for name, rows in (("rows", True), ("product", False)):
         plan = routes.routes_of(graph, 1, rows)
         programs[name] = timing.program(
-            lambda x, A, b, plan=plan: looped(partial(step_and_mix, plan, A, b), rounds)(x), x, A, b
+            lambda x, A, b, plan=plan: repeat_rounds(partial(step_and_mix, plan, A, b), rounds)(x),
+            x,
+            A,
+            b,
         )
     taken = timing.in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))
@@ -171,7 +176,7 @@ def dense(graph: dsgd.Topology) -> Callable[[jax.Array], jax.Array]:
     return lambda x: jnp.matmul(W, x, precision=jax.lax.Precision.HIGHEST)
 
 
-def measured(
+def make_row(
     graph: dsgd.Topology, taken: dict[str, np.ndarray]
 ) -> tuple[str, int, float, float, float, float]:
     """Returns a row: medians of times, and of ratios over pairs of timings."""

@@ -181,14 +181,14 @@ def find(args: Args) -> dict[str, Path]:
     ):
         if name not in environments.PEERS:
             continue
-        if environments.found(name, args.environments) is None:
+        if environments.find(name, args.environments) is None:
             tables.console().print(
                 f"Creating an environment for {name} in {args.environments / name}",
                 markup=False,
                 soft_wrap=True,
             )
         try:
-            found[name] = environments.made(name, args.environments)
+            found[name] = environments.make(name, args.environments)
         except environments.Unavailable as reason:
             tables.console().print(f"Left out: {reason}", markup=False, soft_wrap=True)
     return found
@@ -239,7 +239,7 @@ def compare(
     reference = None
     for name, version in chosen.items():
         saved = folder / "models.npy"
-        ended = timed(
+        ended = time_version(
             version,
             args.longest,
             data=str(folder),
@@ -261,7 +261,7 @@ def compare(
     taken: dict[str, list[tuple[float, dict[str, Any]]]] = {name: [] for name in apart}
     for _ in range(args.repeats):
         for name, ends in taken.items():
-            ended = timed(
+            ended = time_version(
                 chosen[name],
                 args.longest,
                 data=str(folder),
@@ -278,7 +278,9 @@ def compare(
     ]
 
 
-def timed(version: Version, longest: float, **what: Any) -> tuple[float, dict[str, Any]] | None:
+def time_version(
+    version: Version, longest: float, **what: Any
+) -> tuple[float, dict[str, Any]] | None:
     """Returns the seconds to the first result, and the values that the process reports; None if it
     took too long.
     """
@@ -303,7 +305,10 @@ def row(
 
 def draw(rows: list[Row]) -> Figure:
     """Draws a panel for each dimension and measure, against the number of workers."""
-    dimensions, names = ordered(row.dimension for row in rows), ordered(row.version for row in rows)
+    dimensions, names = (
+        distinct(row.dimension for row in rows),
+        distinct(row.version for row in rows),
+    )
     sheet, panels = plots.figure(len(dimensions), len(SHOWN), height=2.6, sharey="row")
     for panel, (what, d) in zip(
         panels, [(what, d) for what in SHOWN for d in dimensions], strict=True
@@ -322,7 +327,7 @@ def draw(rows: list[Row]) -> Figure:
             line.set_marker("o")
         panel.set_xlabel("workers")
         panel.xaxis.set_major_formatter("{x:g}")
-        panel.set_xticks(ordered(row.workers for row in rows))
+        panel.set_xticks(distinct(row.workers for row in rows))
         if d == dimensions[0]:
             panel.set_ylabel(SHOWN[what])
         if what == "rounds_per_second":
@@ -331,7 +336,7 @@ def draw(rows: list[Row]) -> Figure:
     return sheet
 
 
-def ordered(values: Any) -> list:
+def distinct(values: Any) -> list:
     """Returns the distinct values in their order."""
     return list(dict.fromkeys(values))
 
@@ -348,17 +353,19 @@ def tabulate(args: Args, method: str, what: str, rows: list[Row]) -> Table:
     caption = f"medians. result: after {args.rounds} rounds" + (
         f"\nnumber of larger sizes left out: {left_out}" if left_out else ""
     )
-    names = ordered(row.version for row in mine)
+    names = distinct(row.version for row in mine)
     table = tables.table(f"{TITLES[method]}: {SHOWN[what]}", ("N x d", *names), caption, left=0)
     for N, d in sizes(args):
         values = {
             row.version: number(row, what) for row in mine if (row.workers, row.dimension) == (N, d)
         }
-        table.add_row(f"{N:,} x {d:,}", *(written(values[name], args.longest) for name in names))
+        table.add_row(
+            f"{N:,} x {d:,}", *(format_number(values[name], args.longest) for name in names)
+        )
     return table
 
 
-def written(value: float, longest: float) -> str:
+def format_number(value: float, longest: float) -> str:
     """Formats a number with three digits or as a whole number, whichever is longer."""
     if np.isnan(value):
         return f"> {longest:g} s"

@@ -38,9 +38,9 @@ from experiments.benchmark.timing import calibrate
 from experiments.shared import commands, tables, timing
 
 FORMS = {
-    "scan": by_hand.reduced,
-    "scan, product": by_hand.multiplied,
-    "scan, additions": by_hand.added,
+    "scan": by_hand.reduce_mean,
+    "scan, product": by_hand.mean_by_product,
+    "scan, additions": by_hand.mean_by_blocks,
 }
 
 
@@ -122,7 +122,7 @@ def compare(args: Args, name: str, N: int, d: int) -> Row:
     """Times all versions in turn."""
     method = algorithms.make(name, optax.sgd(by_hand.LEARNING_RATE), N)
     programs = versions(method, name, problems.random_quadratic(N, d, diagonal=True, seed=0))
-    taken = in_turn(programs, args.seconds, args.repeats)
+    taken = time_versions(programs, args.seconds, args.repeats)
     seconds = {version: float(np.median(times)) for version, times in taken.items()}
     best = min(FORMS, key=lambda form: seconds[form])
     speedup, of_limit = (
@@ -150,7 +150,7 @@ def versions(
     }
 
 
-def in_turn(
+def time_versions(
     versions: dict[str, Callable[[int], object]], seconds: float, repeats: int
 ) -> dict[str, np.ndarray]:
     """Returns the seconds of one round of each version, `[repeats]`, in timings of approximately

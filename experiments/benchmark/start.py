@@ -60,11 +60,11 @@ def main(args: Args) -> None:
     with tempfile.TemporaryDirectory() as folder:
         versions = make_versions(Path(folder))
         for version in versions.values():
-            timed(version)  # fills the caches
+            time_version(version)  # fills the caches
         taken: dict[str, list[Taken]] = {name: [] for name in versions}
         for _ in range(args.repeats):
             for name, version in versions.items():
-                taken[name].append(timed(version))
+                taken[name].append(time_version(version))
     rows = [row(name, times, taken["scan"]) for name, times in taken.items()]
     records.write_rows(args.out / "start.csv", ("version", *STAGES, "wall", "cpu", "ratio"), rows)
     commands.finish(args, {}, {"table": tabulate(rows)})
@@ -90,7 +90,7 @@ def make_versions(folder: Path) -> dict[str, Version]:
     }
 
 
-def timed(version: Version) -> Taken:
+def time_version(version: Version) -> Taken:
     """Runs one process, from its start to its end."""
     ended = timing.process(
         [sys.executable, "-m", "experiments.benchmark.jobs.start", version.name],

@@ -28,7 +28,7 @@ import dsgd
 from dsgd.base import PyTree
 from dsgd.problems.language_model import next_byte
 from dsgd.problems.models import Transformer
-from experiments.benchmark.rounds import in_turn
+from experiments.benchmark.rounds import time_versions
 from experiments.shared import commands, statistics, tables
 from experiments.slow_links import MODELS, make_problem
 
@@ -70,7 +70,7 @@ def main(args: Args) -> None:
     commands.begin(args)
     rows: list[Row] = []
     with commands.keep_rows(args.out / "tokens.csv", Row._fields, rows):
-        taken = in_turn(versions(args), args.seconds, args.repeats)
+        taken = time_versions(versions(args), args.seconds, args.repeats)
         tokens = args.period * args.workers * args.batch_size * MODELS[args.model].context
         for name, seconds in taken.items():
             ratio = float(np.median(taken[PLAIN] / seconds))
@@ -81,7 +81,7 @@ def main(args: Args) -> None:
 def versions(args: Args) -> dict[str, Callable[[int], object]]:
     """Returns, by name, functions that make the steps of a given number of periods."""
     problem = make_problem(args)
-    silent = problem._replace(evaluate=unmeasured)
+    silent = problem._replace(evaluate=measure_nothing)
     methods = {
         "synchronous AdamW": algorithms.minibatch_sgd(OPTIMIZER),
         "local AdamW": algorithms.local_sgd(OPTIMIZER, args.period),
@@ -104,7 +104,9 @@ def versions(args: Args) -> dict[str, Callable[[int], object]]:
     return {PLAIN: plain(args, problem), **{name: run(each) for name, each in methods.items()}}
 
 
-def unmeasured(params: PyTree, data: PyTree, shared: PyTree) -> tuple[dict[str, jax.Array], None]:
+def measure_nothing(
+    params: PyTree, data: PyTree, shared: PyTree
+) -> tuple[dict[str, jax.Array], None]:
     """Evaluates nothing."""
     return {"loss": jnp.zeros(())}, None
 

@@ -32,7 +32,7 @@ class Args:
 
 def main(args: Args) -> None:
     commands.begin(args)
-    found = {value: measured(args, value) for value in ("on", "off")}
+    found = {value: measure(args, value) for value in ("on", "off")}
     rows = [
         (name, seconds, found["off"][name], found["off"][name] / seconds)
         for name, seconds in found["on"].items()
@@ -50,7 +50,7 @@ def main(args: Args) -> None:
     tables.show(tables.console(), table, args.out / "table.csv")
 
 
-def measured(args: Args, value: str) -> dict[str, float]:
+def measure(args: Args, value: str) -> dict[str, float]:
     """Returns the CPU seconds of each operation in one process with this value of
     DSGD_XLA_WORKAROUNDS.
     """

@@ -49,7 +49,7 @@ class GPU(NamedTuple):
     bandwidth: float
     memory: float
 
-    def shared(self, share: float) -> GPU:
+    def scale(self, share: float) -> GPU:
         """Returns a node with this share of all resources."""
         return GPU(
             f"{self.name} x {share:.2f}",
@@ -72,7 +72,7 @@ V100 = GPU("V100", 31.4 / 77.97 * A100.peak, 900e9, 16e9)
 CLUSTERS: dict[str, list[GPU]] = {
     "A": [A5000, A4000, P4000],
     "B": 4 * [A100] + 4 * [V100] + 8 * [RTX6000],
-    "C": [RTX6000.shared(share) for share in np.linspace(1, 1 / 4, 16)],
+    "C": [RTX6000.scale(share) for share in np.linspace(1, 1 / 4, 16)],
 }
 
 

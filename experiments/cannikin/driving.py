@@ -118,7 +118,7 @@ def drive(
     return Driven(np.array(found), memory)
 
 
-def settled(system: System, model: ClusterModel) -> np.ndarray:
+def settle(system: System, model: ClusterModel) -> np.ndarray:
     """Returns the batches at which a system settles if times are exact, int `[n]`."""
     return drive(system, model, measuring(model, Noise()), MOST_EPOCHS, until_steady=True).batches[
         -1
@@ -143,7 +143,7 @@ class Settled(NamedTuple):
     cannikin: np.ndarray
     ddp: np.ndarray
     lb_bsp: np.ndarray
-    adapted: np.ndarray
+    adapt_batches: np.ndarray
     together: np.ndarray
 
     def gain(self, system: str) -> np.ndarray:
@@ -151,7 +151,7 @@ class Settled(NamedTuple):
         return 1 - self.cannikin / getattr(self, system)
 
 
-def over_totals(model: ClusterModel, totals: np.ndarray) -> Settled:
+def settle_totals(model: ClusterModel, totals: np.ndarray) -> Settled:
     """Returns the settled times of every system at every total batch.
 
     Args:
@@ -164,23 +164,23 @@ def over_totals(model: ClusterModel, totals: np.ndarray) -> Settled:
     def seconds(batches):
         return float(model.batch_time(batches))
 
-    def adapted(total):
+    def adapt_batches(total):
         before = total - step
         if before < totals[0]:
             return np.nan
         return seconds(
-            policies.whole(settled(cannikin.lb_bsp(before), model) * total / before, total, limits)
+            policies.whole(settle(cannikin.lb_bsp(before), model) * total / before, total, limits)
         )
 
     rows = []
     for total in map(int, totals):
         systems = cannikin.cannikin(total), cannikin.equal_split(total), cannikin.lb_bsp(total)
-        each = [seconds(settled(system, model)) for system in systems]
+        each = [seconds(settle(system, model)) for system in systems]
         rows.append(
             [
                 model.optperf_integer(total).seconds,
                 *each,
-                adapted(total),
+                adapt_batches(total),
                 seconds(silent.optperf_integer(total).batches),
             ]
         )
@@ -278,6 +278,6 @@ def spread(ratio: float, workload: Workload, count: int = 16) -> ClusterModel:
     """
     shares = np.linspace(1, 1 / ratio, count)
     return devices.model_of(
-        [devices.RTX6000.shared(share)._replace(memory=1e15) for share in shares / shares.mean()],
+        [devices.RTX6000.scale(share)._replace(memory=1e15) for share in shares / shares.mean()],
         workload,
     )

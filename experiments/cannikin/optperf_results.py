@@ -30,7 +30,7 @@ SHARES = {
 }
 
 
-def tuned(times: np.ndarray) -> np.ndarray:
+def epochs_to_shortest(times: np.ndarray) -> np.ndarray:
     """Returns the epoch of each run, counted from 1, after which all batches take nearly the
     shortest time of the run: `[seeds, epochs]` to `[seeds]`.
     """
@@ -63,7 +63,7 @@ def summary(
     )
     table.add_row("figure 9: ResNet-50 on A, 128 samples")
     for name, paper in ((CANNIKIN, "3"), (LB_BSP, "> 10")):
-        when = statistics.with_error(tuned(epochs[name]))
+        when = statistics.with_error(epochs_to_shortest(epochs[name]))
         table.add_row(f"  {name}'s epoch when tuned", paper, when)
     for name in (CANNIKIN, LB_BSP):
         shortest = statistics.with_error(epochs[name].min(axis=1) / optperf, 3)

@@ -152,7 +152,7 @@ class Run(NamedTuple):
 Runs = dict[str, list[Run]]  # by system, one run for each seed
 
 
-def stretched(cluster: clusters.Cluster, factor: float) -> clusters.Cluster:
+def stretch(cluster: clusters.Cluster, factor: float) -> clusters.Cluster:
     """Returns the cluster with samples that take longer by this factor."""
     assert cluster.overlap is not None
     assert cluster.per_sample is not None

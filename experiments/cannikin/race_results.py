@@ -42,7 +42,7 @@ def seconds(runs: list[Run]) -> np.ndarray:
     return np.array([run.seconds[-1] if run.reached else np.nan for run in runs])
 
 
-def saved(runs: Runs, system: str) -> np.ndarray:
+def saved_share(runs: Runs, system: str) -> np.ndarray:
     """Returns the share of a system's seconds that Cannikin saves, in %, for the seeds that reach
     the target with both.
     """
@@ -50,7 +50,7 @@ def saved(runs: Runs, system: str) -> np.ndarray:
     return share[~np.isnan(share)]
 
 
-def with_interval(values: np.ndarray, digits: int) -> str:
+def format_interval(values: np.ndarray, digits: int) -> str:
     """Formats the mean over seeds, with the half-width of its 95 % interval if there are
     several.
     """
@@ -96,11 +96,11 @@ def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
         table.add_row(
             system,
             f"{reached.sum()}",
-            with_interval(found[reached], 1 if small else 0),
+            format_interval(found[reached], 1 if small else 0),
             f"{np.mean([len(run.seconds) for run in each]):.1f}",
             f"{np.mean([run.totals.mean() for run in each]):.0f}",
             f"{np.nanmean(ratios):.2f}" if not np.isnan(ratios).all() else "-",
-            "" if system == CANNIKIN else with_interval(saved(runs, system), 0),
+            "" if system == CANNIKIN else format_interval(saved_share(runs, system), 0),
             "" if system == CANNIKIN else paper,
         )
     return table
@@ -109,7 +109,7 @@ def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:
 def notes(setting: Setting, runs: Runs) -> list[str]:
     """Explains the differences between our results and the paper's."""
     task, totals, model = setting.task, setting.totals, setting.model
-    gains = 100 * (1 - of_equal(setting, totals))
+    gains = 100 * (1 - relative_optperf(setting, totals))
     first, N = totals[0], model.nodes
     ours, theirs = (
         np.array([run.seconds[:LEARNING][-1] for run in runs[system]])
@@ -117,7 +117,7 @@ def notes(setting: Setting, runs: Runs) -> list[str]:
     )
     parts = np.array(
         [
-            np.sum(np.diff(run.seconds, prepend=0) * of_equal(setting, run.totals))
+            np.sum(np.diff(run.seconds, prepend=0) * relative_optperf(setting, run.totals))
             / run.seconds[-1]
             for run in runs[ADAPTDL]
         ]
@@ -133,8 +133,8 @@ def notes(setting: Setting, runs: Runs) -> list[str]:
         f"{messages:.0f} ms with any split. The paper saves more of AdaptDL's seconds, which must "
         "be due to other total batches.",
         f"At AdaptDL's total batches unequal parts would save {100 * (1 - parts.mean()):.0f} %. "
-        f"Cannikin saves {with_interval(saved(runs, ADAPTDL), 0)} %. Its first two epochs, in "
-        f"which it learns the nodes' speeds at a total batch of {first}, take {longer:.0f} % of "
+        f"Cannikin saves {format_interval(saved_share(runs, ADAPTDL), 0)} %. Its first two epochs, "
+        f"in which it learns the nodes' speeds at a total batch of {first}, take {longer:.0f} % of "
         "AdaptDL's seconds longer than AdaptDL's; with its own total batches it needs "
         f"{epochs:+.1f} epochs.",
         f"DDP and LB-BSP keep {first}, {first / N:.3g} samples per node (LB-BSP moves 5 at once), "
@@ -144,7 +144,7 @@ def notes(setting: Setting, runs: Runs) -> list[str]:
     ]
 
 
-def of_equal(setting: Setting, totals: np.ndarray) -> np.ndarray:
+def relative_optperf(setting: Setting, totals: np.ndarray) -> np.ndarray:
     """Returns OptPerf of total batches, relative to the time of an equal split."""
     model = setting.model
     return model.optperf(totals).seconds / model.batch_time(

@@ -18,10 +18,10 @@ from experiments.dropcompute.training import (
     Histories,
     Point,
     Setting,
-    by_itself,
-    delayed,
+    choose_and_run,
+    delayed_cluster,
+    format_difference,
     latencies,
-    signed,
 )
 from experiments.shared import figures, statistics, tables
 
@@ -87,7 +87,10 @@ def runs(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """Runs DropCompute in each configuration."""
     for way in ways(setting, communications):
-        yield way.name, by_itself(setting, way.optimizer, measured, way.communication, way.stop)
+        yield (
+            way.name,
+            choose_and_run(setting, way.optimizer, measured, way.communication, way.stop),
+        )
 
 
 def smooth(losses: np.ndarray) -> np.ndarray:
@@ -101,7 +104,7 @@ def goals(history: dict[str, np.ndarray]) -> list[float]:
     return [float(curve[round(share * len(curve)) - 1]) for share in GOALS]
 
 
-def reached(history: dict[str, np.ndarray], goal: float) -> np.ndarray:
+def rounds_to_goal(history: dict[str, np.ndarray], goal: float) -> np.ndarray:
     """Returns the rounds after which each seed's smoothed loss first reaches the goal, by linear
     interpolation; NaN if it never does.
     """
@@ -119,7 +122,7 @@ def clock_at(history: dict[str, np.ndarray], rounds: np.ndarray) -> np.ndarray:
     return np.array(each)
 
 
-def with_communication(
+def add_communication(
     history: dict[str, np.ndarray], communication: float
 ) -> dict[str, np.ndarray]:
     """Returns the history if each round takes longer by the given communication."""
@@ -128,7 +131,7 @@ def with_communication(
 
 def gain(without: dict[str, np.ndarray], history: dict[str, np.ndarray], goal: float) -> Gain:
     """Returns the gains of one run over another, paired by seed."""
-    first, second = (reached(each, goal) for each in (without, history))
+    first, second = (rounds_to_goal(each, goal) for each in (without, history))
     return Gain(second / first, clock_at(history, second) / clock_at(without, first))
 
 
@@ -158,24 +161,24 @@ def table(
     for way in ways(setting, communications):
         shown.add_section()
         without, history = (
-            with_communication(histories[whole(way.optimizer).name], way.communication),
+            add_communication(histories[whole(way.optimizer).name], way.communication),
             histories[way.name],
         )
         step = (
             np.diff(history["clock"])[:, measured + 1 :].mean()
             / np.diff(without["clock"])[:, measured + 1 :].mean()
         )
-        time = f"{100 * (1 / planned(setting, history, way) - 1):+.1f}"
+        time = f"{100 * (1 / plan_speedup(setting, history, way) - 1):+.1f}"
         first = (
             way.optimizer,
             f"{way.communication:g}",
-            f"{100 * dropped(history, measured):.1f}",
+            f"{100 * drop_rate(history, measured):.1f}",
             f"{step:.3f}",
         )
         for i, goal in enumerate(goals(without)):
             ratios = gain(without, history, goal)
             found = (
-                "not reached" if np.isnan(ratio).any() else signed(100 * (ratio - 1), 1)
+                "not reached" if np.isnan(ratio).any() else format_difference(100 * (ratio - 1), 1)
                 for ratio in ratios
             )
             shown.add_row(
@@ -184,17 +187,17 @@ def table(
     return shown
 
 
-def dropped(history: dict[str, np.ndarray], measured: int) -> float:
+def drop_rate(history: dict[str, np.ndarray], measured: int) -> float:
     """Returns the share of micro-batches dropped since the threshold was chosen."""
     return float(history["dropped"][:, measured + 2 :].mean())
 
 
-def planned(setting: Setting, history: dict[str, np.ndarray], way: Way) -> float:
+def plan_speedup(setting: Setting, history: dict[str, np.ndarray], way: Way) -> float:
     """Returns S_eff of the chosen thresholds, evaluated on other rounds than those from which they
     were chosen.
     """
     N = setting.workers
-    times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
+    times = latencies(delayed_cluster(N), N, setting.micro_batches, setting.seed)
     chosen = history["threshold"][:, -1].astype(float)
     return float(
         dropcompute.measured_effect(times, chosen, way.communication, way.stop).speedup.mean()
@@ -206,7 +209,7 @@ def needed_communication(setting: Setting) -> float:
     paper, found by bisection.
     """
     N = setting.workers
-    times = latencies(delayed(N), N, setting.micro_batches, setting.seed)
+    times = latencies(delayed_cluster(N), N, setting.micro_batches, setting.seed)
     low, high = 0.0, 1e3
     while high - low > 1e-2:
         middle = (low + high) / 2
@@ -225,7 +228,7 @@ def draw(
 ) -> None:
     """Draws figure 5, with LAMB: the loss against steps, and against seconds at the first T^c."""
     communication = communications[0]
-    without = with_communication(histories[whole(LAMB).name], communication)
+    without = add_communication(histories[whole(LAMB).name], communication)
     both = {
         "all computed": without,
         "DropCompute": histories[Way(LAMB, communication, "preempt").name],

@@ -20,9 +20,9 @@ from experiments.dropcompute.training import (
     Setting,
     falling,
     final,
-    kept,
+    format_difference,
     options,
-    signed,
+    select_columns,
 )
 from experiments.shared import figures, resuming, statistics, tables
 
@@ -37,7 +37,7 @@ _LATE = clusters.Quantity(
 UNIFORM = clusters.Cluster(_LATE)
 
 
-def named(optimizer: str, correction: str, rate: float) -> str:
+def name_history(optimizer: str, correction: str, rate: float) -> str:
     """Returns the name of the history."""
     return f"{optimizer}, {correction} correction, {100 * rate:g}% of batches dropped"
 
@@ -47,7 +47,10 @@ def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[s
     for optimizer, learning_rate in setting.learning_rates.items():
         for correction, history in across_rates(setting, optimizer, rates):
             for i, rate in enumerate(rates):
-                yield named(optimizer, correction, rate), kept(history(i), setting, learning_rate)
+                yield (
+                    name_history(optimizer, correction, rate),
+                    select_columns(history(i), setting, learning_rate),
+                )
 
 
 def across_rates(
@@ -63,17 +66,17 @@ def across_rates(
             algorithms.minibatch_sgd(steps), 1 - rate, 1, correction=correction
         )
 
-    def by_number(rate, constant) -> dsgd.Algorithm:
+    def weigh_by_number(rate, constant) -> dsgd.Algorithm:
         return method(rate, jnp.where(constant, 1 - rate, 1.0))
 
-    def by_count(rate) -> dsgd.Algorithm:
+    def weigh_by_count(rate) -> dsgd.Algorithm:
         return method(rate, "stochastic")
 
     choices = {"cluster": UNIFORM, "rate": rates, **options(setting, setting.steps)}
-    numbers = resuming.sweep(by_number, setting.problem, **choices, constant=[0, 1])
+    numbers = resuming.sweep(weigh_by_number, setting.problem, **choices, constant=[0, 1])
     yield CORRECTIONS[0], lambda i: numbers.at((i, 0))
     yield CORRECTIONS[1], lambda i: numbers.at((i, 1))
-    counts = resuming.sweep(by_count, setting.problem, **choices)
+    counts = resuming.sweep(weigh_by_count, setting.problem, **choices)
     yield CORRECTIONS[2], lambda i: counts.at((i,))
 
 
@@ -95,11 +98,13 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
             cells = []
             for correction in CORRECTIONS:
                 values, base = (
-                    final(setting, histories[named(optimizer, correction, each)])
+                    final(setting, histories[name_history(optimizer, correction, each)])
                     for each in (rate, 0.0)
                 )
                 cells.append(
-                    signed(values - base, digits) if rate else statistics.within(base, digits)
+                    format_difference(values - base, digits)
+                    if rate
+                    else statistics.within(base, digits)
                 )
             shown.add_row("" if rate else optimizer, f"{100 * rate:g}%", *cells)
     return shown
@@ -112,10 +117,15 @@ def draw(setting: Setting, histories: Histories, rates: Sequence[float]) -> Figu
     for axes, optimizer in zip(panels, optimizers, strict=True):
         lines = {}
         for correction in CORRECTIONS:
-            each = [final(setting, histories[named(optimizer, correction, rate)]) for rate in rates]
+            each = [
+                final(setting, histories[name_history(optimizer, correction, rate)])
+                for rate in rates
+            ]
             lines[correction] = (100 * np.array(rates), np.stack(each, axis=1))
         plots.draw_lines(axes, lines)
-        baseline = float(final(setting, histories[named(optimizer, CORRECTIONS[0], 0.0)]).mean())
+        baseline = float(
+            final(setting, histories[name_history(optimizer, CORRECTIONS[0], 0.0)]).mean()
+        )
         axes.axhline(baseline, color="0.4", linewidth=0.8, linestyle="--")
         axes.set(xlabel="batches dropped, %", title=optimizer)
     panels[0].set_ylabel(setting.quality.words)

@@ -57,24 +57,26 @@ class Sums(NamedTuple):
         """
         return self.ready.mean(axis=0)
 
-    def without(self, workers: float) -> float:
+    def slowest_time(self, workers: float) -> float:
         """Returns E T of N workers, seconds."""
         return CELL * float(slowest(self.after, workers).sum())
 
     def ratio(self, workers: float) -> float:
         """Returns E T / E T_i."""
-        return self.without(workers) / self.mean
+        return self.slowest_time(workers) / self.mean
 
     def effect(
         self, workers: float, cells: np.ndarray, communication: float, stop: Stop = "preempt"
     ) -> Effect:
         """Returns the effect of the thresholds of the given cells, `[K]`, on N workers."""
-        whole = self.without(workers)
+        whole = self.slowest_time(workers)
         if stop == "preempt":
             steps = CELL * np.append(0, np.cumsum(slowest(self.after, workers)))[cells]
             shares = self.share[cells]
         else:
-            steps = np.array([CELL * slowest(self.between(cell), workers).sum() for cell in cells])
+            steps = np.array(
+                [CELL * slowest(self.survival_between(cell), workers).sum() for cell in cells]
+            )
             shares = (1 + self.ready[:-1].sum(axis=0)[cells]) / len(self.ready)
         speedups = shares * (whole + communication) / (steps + communication)
         return Effect(CELL * cells, speedups, 1 - shares, steps, np.full(cells.shape, whole))
@@ -92,7 +94,7 @@ class Sums(NamedTuple):
         effect = self.effect(workers, cells, communication, stop)
         i = int(np.argmax(effect.speedup))
         if not effect.speedup[i] > 1:
-            whole = self.without(workers)
+            whole = self.slowest_time(workers)
             return Effect(math.inf, 1.0, 0.0, whole, whole)
         return Effect(*(float(each[i]) for each in effect))
 
@@ -104,7 +106,7 @@ class Sums(NamedTuple):
         (step,), (whole,) = self.effect(workers, cell, communication)[-2:]
         return float(1 - (step + communication) / (whole + communication))
 
-    def between(self, cell: int) -> np.ndarray:
+    def survival_between(self, cell: int) -> np.ndarray:
         r"""Returns P(S_n > x) of one worker that reads its clock between micro-batches, `[G]`:
         beyond $\tau$, it has begun a micro-batch before $\tau$ that ends after x.
         """

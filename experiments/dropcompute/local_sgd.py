@@ -25,10 +25,10 @@ from experiments.dropcompute.training import (
     dropping,
     falling,
     final,
-    kept,
     latencies,
     options,
     pick,
+    select_columns,
 )
 from experiments.shared import figures, resuming, statistics, tables
 
@@ -67,7 +67,7 @@ class Stragglers(NamedTuple):
             + clusters.Quantity(wait, name, positive=False, time_invariant=True)
         )
 
-    def expected(self, period: int) -> float:
+    def expected_step(self, period: int) -> float:
         r"""Returns the expected seconds of a local step without a threshold, $c + E \max_n B_n /
         H$, with B the number of waits of one worker in H steps.
         """
@@ -95,7 +95,7 @@ def scenarios(
     )
 
 
-def named(stragglers: Stragglers, period: int, drops: bool) -> str:
+def name_history(stragglers: Stragglers, period: int, drops: bool) -> str:
     """Returns the name of the history."""
     return f"{stragglers.name} stragglers, period {period}{', DropCompute' if drops else ''}"
 
@@ -128,7 +128,10 @@ def runs(
             **options(setting, setting.steps),
         )
         for i, case in enumerate(cases):
-            yield named(stragglers, *case), kept(sweep.at((i,)), setting, learning_rate)
+            yield (
+                name_history(stragglers, *case),
+                select_columns(sweep.at((i,)), setting, learning_rate),
+            )
 
 
 def threshold(stragglers: Stragglers, workers: int, period: int, rate: float, seed: int) -> float:
@@ -142,8 +145,8 @@ def threshold(stragglers: Stragglers, workers: int, period: int, rate: float, se
 def speedup(histories: Histories, stragglers: Stragglers, period: int, drops: bool) -> np.ndarray:
     """Returns the seconds of synchronous training over those of this run, `[seeds]`."""
     return (
-        histories[named(stragglers, 1, False)]["clock"][:, -1]
-        / histories[named(stragglers, period, drops)]["clock"][:, -1]
+        histories[name_history(stragglers, 1, False)]["clock"][:, -1]
+        / histories[name_history(stragglers, period, drops)]["clock"][:, -1]
     )
 
 
@@ -174,8 +177,8 @@ def table(
     for period in periods:
         cells = []
         for stragglers in both:
-            rates = histories[named(stragglers, period, True)]["dropped"][:, 1:]
-            exact = stragglers.expected(1) / stragglers.expected(period)
+            rates = histories[name_history(stragglers, period, True)]["dropped"][:, 1:]
+            exact = stragglers.expected_step(1) / stragglers.expected_step(period)
             cells += [
                 f"{exact:.2f}",
                 *(
@@ -202,12 +205,14 @@ def draw(
         lines, accuracies = {}, {}
         for label, drops in (("local SGD", False), ("local SGD with DropCompute", True)):
             speeds = [speedup(histories, stragglers, period, drops) for period in periods]
-            those = (histories[named(stragglers, period, drops)] for period in periods)
+            those = (histories[name_history(stragglers, period, drops)] for period in periods)
             lines[label] = x, np.stack(speeds, axis=1)
             accuracies[label] = x, np.stack([final(setting, each) for each in those], axis=1)
         plots.draw_lines(speed, lines)
         plots.draw_lines(ends, accuracies)
-        exact = [stragglers.expected(1) / stragglers.expected(period) for period in periods]
+        exact = [
+            stragglers.expected_step(1) / stragglers.expected_step(period) for period in periods
+        ]
         speed.plot(x, exact, "o", markersize=4, color="0.3", label="local SGD, expected")
         chance = (
             f"{stragglers.workers} of {setting.workers} workers, {100 * stragglers.chance:g}% each"

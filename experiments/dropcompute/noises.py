@@ -45,7 +45,7 @@ class Noise(NamedTuple):
     std: float
 
 
-def added(name: str, noise: clusters.Quantity, of: Any, longest: float = math.inf) -> Noise:
+def add_noise(name: str, noise: clusters.Quantity, of: Any, longest: float = math.inf) -> Noise:
     """Returns 0.45 s plus a noise.
 
     Args:
@@ -84,7 +84,7 @@ def delays() -> Noise:
 
 def delays_unbounded() -> Noise:
     """Returns the delays of B.1 without their bound."""
-    return added(
+    return add_noise(
         "B.1, unbounded",
         ACCUMULATION / ALPHA * clusters.lognormal(4.0, 1.0),
         stats.lognorm(1.0, scale=DELAY),
@@ -105,7 +105,7 @@ def lognormal(variance: float) -> Noise:
     """
     sigma = math.sqrt(math.log1p(variance / MEAN**2))
     mu = math.log(MEAN) - sigma**2 / 2
-    return added(
+    return add_noise(
         f"LN({mu:.2f}, {sigma:.2f})",
         clusters.lognormal(mu, sigma),
         stats.lognorm(sigma, scale=math.exp(mu)),
@@ -114,14 +114,14 @@ def lognormal(variance: float) -> Noise:
 
 def exponential(rate: float) -> Noise:
     """Returns the exponential noise of C.3, with the printed rate, 1/s."""
-    return added(f"exp({rate})", clusters.exponential(1 / rate), stats.expon(scale=1 / rate))
+    return add_noise(f"exp({rate})", clusters.exponential(1 / rate), stats.expon(scale=1 / rate))
 
 
 def gamma(rate: float) -> Noise:
     """Returns the gamma noise of C.3, with the printed rate, 1/s; with its shape, 1, it is
     exponential.
     """
-    return added(
+    return add_noise(
         f"gamma(1, {rate})", clusters.gamma(1.0, 1 / rate), stats.gamma(1.0, scale=1 / rate)
     )
 
@@ -129,7 +129,9 @@ def gamma(rate: float) -> Noise:
 def bernoulli() -> Noise:
     """Returns the Bernoulli noise of C.3: 0.45 s, or 0."""
     of = stats.rv_discrete(values=((0, ACCUMULATION), (0.5, 0.5)))()
-    return added("0.45 Br(0.5)", clusters.bernoulli(0.5, ACCUMULATION), of, longest=ACCUMULATION)
+    return add_noise(
+        "0.45 Br(0.5)", clusters.bernoulli(0.5, ACCUMULATION), of, longest=ACCUMULATION
+    )
 
 
 def normal(variance: float = 0.05) -> Noise:

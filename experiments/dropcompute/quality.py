@@ -21,11 +21,11 @@ from experiments.dropcompute.training import (
     Histories,
     Point,
     Setting,
-    delayed,
+    delayed_cluster,
     dropping,
     final,
+    format_difference,
     latencies,
-    signed,
     together,
 )
 from experiments.shared import figures, statistics, tables
@@ -36,7 +36,7 @@ PAPER = {0.0: 91.32, 0.03: 91.34, 0.06: 91.44, 0.1: 91.19}
 PAPER_COMPENSATED = {EXTRA: 91.40, LARGER: 91.38, AGAIN: 91.19}  # (b)
 
 
-def at(rate: float) -> str:
+def name_history(rate: float) -> str:
     """Returns the name of the history of this drop rate."""
     return f"{100 * rate:g}% dropped"
 
@@ -46,21 +46,21 @@ def runs(setting: Setting, rates: Sequence[float]) -> Iterator[tuple[str, dict[s
     step sizes decrease to 0 by the end of the run.
     """
     N, M = setting.workers, setting.micro_batches
-    times = latencies(delayed(N), N, M, setting.seed)
+    times = latencies(delayed_cluster(N), N, M, setting.seed)
     tau = dropping(times, COMPENSATED)
-    points = [Point(at(rate), dropping(times, rate), setting.steps) for rate in rates]
+    points = [Point(name_history(rate), dropping(times, rate), setting.steps) for rate in rates]
     yield from together(setting, LAMB, [*points, Point(EXTRA, tau, setting.rounds), whole(LAMB)])
     if SGD in setting.learning_rates:
         yield from together(setting, SGD, [whole(SGD)])
     more = dropcompute.larger_batch(M, COMPENSATED)
-    as_many = dropping(latencies(delayed(N), N, more, setting.seed), 1 - M / more)
+    as_many = dropping(latencies(delayed_cluster(N), N, more, setting.seed), 1 - M / more)
     yield from together(setting, LAMB, [Point(LARGER, as_many, setting.steps)], micro_batches=more)
     yield from together(setting, LAMB, [Point(AGAIN, tau, setting.steps)], resample_dropped=True)
 
 
 def difference(setting: Setting, histories: Histories, name: str) -> np.ndarray:
     """Returns the difference to the run without drops, paired by seed."""
-    return final(setting, histories[name]) - final(setting, histories[at(0.0)])
+    return final(setting, histories[name]) - final(setting, histories[name_history(0.0)])
 
 
 def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Table:
@@ -78,13 +78,16 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
 
     def add(label: str, name: str, paper: float | None, steps: int = setting.steps) -> None:
         history = histories[name]
-        step = history["clock"][:, steps].mean() / histories[at(0.0)]["clock"][:, steps].mean()
+        step = (
+            history["clock"][:, steps].mean()
+            / histories[name_history(0.0)]["clock"][:, steps].mean()
+        )
         digits, change = setting.quality.digits, ""
         theirs = ["-", "-"] if paper is None else [f"{paper:.2f}", f"{paper - PAPER[0.0]:+.2f}"]
-        if name == at(0.0):
+        if name == name_history(0.0):
             theirs[1] = ""
         else:
-            change = signed(difference(setting, histories, name), digits)
+            change = format_difference(difference(setting, histories, name), digits)
         shown.add_row(
             label,
             f"{100 * abs(history['dropped'][:, 1 : steps + 1].mean()):.1f}",  # avoids -0.0
@@ -95,7 +98,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
         )
 
     for rate in rates:
-        add(f"{100 * rate:g}%", at(rate), PAPER.get(rate))
+        add(f"{100 * rate:g}%", name_history(rate), PAPER.get(rate))
     shown.add_section()
     add(f"+{setting.rounds - setting.steps} steps", EXTRA, PAPER_COMPENSATED[EXTRA], setting.rounds)
     add(LARGER, LARGER, PAPER_COMPENSATED[LARGER])
@@ -113,13 +116,15 @@ def significant(setting: Setting, histories: Histories, names: Sequence[str]) ->
         for name, each in found.items()
         if abs(each.mean()) > statistics.half_interval(each)
     }
-    return [f"{name} ({signed(each, setting.quality.digits)})" for name, each in sure.items()]
+    return [
+        f"{name} ({format_difference(each, setting.quality.digits)})" for name, each in sure.items()
+    ]
 
 
 def draw(axes: Axes, setting: Setting, histories: Histories, rates: Sequence[float]) -> None:
     """Draws the differences to the run without drops, with their intervals, and the paper's."""
     dropped = [rate for rate in rates if rate]
-    names = [*map(at, dropped), EXTRA, LARGER, AGAIN]
+    names = [*map(name_history, dropped), EXTRA, LARGER, AGAIN]
     labels = [
         *(f"{100 * rate:g}%" for rate in dropped),
         "more\nsteps",

@@ -91,7 +91,7 @@ class Setting(NamedTuple):
         return self.steps + dropcompute.extra_steps(self.steps, COMPENSATED)
 
 
-def delayed(workers: int, communication: float = 0.0) -> clusters.Cluster:
+def delayed_cluster(workers: int, communication: float = 0.0) -> clusters.Cluster:
     """Returns a cluster with B.1's delays.
 
     Args:
@@ -193,15 +193,15 @@ def together(
     sweep = resuming.sweep(
         method,
         setting.problem,
-        cluster=delayed(N),
+        cluster=delayed_cluster(N),
         case=np.arange(len(points)),
         **options(setting, setting.rounds),
     )
     for i, point in enumerate(points):
-        yield point.name, kept(sweep.at((i,)), setting, learning_rate)
+        yield point.name, select_columns(sweep.at((i,)), setting, learning_rate)
 
 
-def by_itself(
+def choose_and_run(
     setting: Setting, optimizer: str, measured: int, communication: float, stop: Stop
 ) -> dict[str, np.ndarray]:
     """Returns the history of DropCompute that chooses its threshold after the given rounds, at a
@@ -216,10 +216,10 @@ def by_itself(
     result = resuming.run(
         method,
         setting.problem,
-        cluster=delayed(N, communication),
+        cluster=delayed_cluster(N, communication),
         **options(setting, setting.rounds),
     )
-    return kept(result.history, setting, learning_rate)
+    return select_columns(result.history, setting, learning_rate)
 
 
 def options(setting: Setting, rounds: int) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def options(setting: Setting, rounds: int) -> dict[str, Any]:
     }
 
 
-def kept(
+def select_columns(
     history: dict[str, np.ndarray], setting: Setting, learning_rate: float
 ) -> dict[str, np.ndarray]:
     """Returns the columns of a history that figures, tables and files use."""
@@ -254,6 +254,6 @@ def final(setting: Setting, history: dict[str, np.ndarray]) -> np.ndarray:
     return setting.quality.factor * history[setting.quality.metric][:, -1]
 
 
-def signed(values: np.ndarray, digits: int) -> str:
+def format_difference(values: np.ndarray, digits: int) -> str:
     """Formats the mean of a difference with its sign, and the half-width of its 95 % interval."""
     return f"{'+' if values.mean() >= 0 else ''}{statistics.within(values, digits)}"

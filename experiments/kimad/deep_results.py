@@ -136,13 +136,13 @@ def messages(setting: Setting, histories: Histories) -> Table:
             *(f"{traffic(setting, each).mean() / sent:.3f}" for each in (ef21, oracle)),
             f"{(published[0] - PAPERS_COMPUTATION) / (2 * seconds):.2f}" if published else "-",
             f"{slower:.2f}",
-            f"{expected(seconds):.2f}",
+            f"{expected_ratio(seconds):.2f}",
             f"{p:.1g}" if np.isfinite(p) else "-",
         )
     return table
 
 
-def expected(seconds: float) -> float:
+def expected_ratio(seconds: float) -> float:
     r"""Returns the expected seconds of EF21's messages over $2 T_{comm}$, if each message has
     Kimad's mean size and the bandwidth is constant during a step. Because steps follow each other,
     their mean is $1 / E_t[1 / (T_{comp} + 2 c / B(t))]$.
@@ -206,7 +206,7 @@ def compression_errors(setting: Setting, histories: Histories, seconds: float) -
         more = top_1 - 100 * histories[Case(EF21, N, seconds)]["top_1"][:, -1]
         table.add_row(
             method,
-            "1.00" if method == KIMAD else statistics.within(over(means[method], means[KIMAD])),
+            "1.00" if method == KIMAD else statistics.within(divide(means[method], means[KIMAD])),
             f"{correlation(setting, history):.2f}",
             f"{traffic(setting, history).mean() / (2 * setting.bits):.1%}",
             f"{step_time(setting, history).mean():.2f}",
@@ -216,7 +216,7 @@ def compression_errors(setting: Setting, histories: Histories, seconds: float) -
     return table
 
 
-def over(errors: np.ndarray, others: np.ndarray) -> np.ndarray:
+def divide(errors: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Returns the ratios of mean errors, `[seeds]`; NaN if all messages are the whole model."""
     return np.divide(errors, others, out=np.full_like(errors, np.nan), where=others > 0)
 
@@ -268,7 +268,7 @@ def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
         else "one seed"
     )
     smaller, better = (
-        over(errors[method], errors[other]).mean()
+        divide(errors[method], errors[other]).mean()
         for method, other in ((EF21, KIMAD), (PLUS, WHOLE))
     )
     return [
@@ -310,7 +310,7 @@ def draw(
     of = {method: histories[Case(method, N, seconds)] for method in (EF21, KIMAD, PLUS, WHOLE)}
 
     by_time = {f"T_comm = {time:g} s": histories[Case(KIMAD, N, time)] for time in times}
-    over_time(sizes, setting, by_time, "message", 100 / setting.bits, period)
+    draw_over_time(sizes, setting, by_time, "message", 100 / setting.bits, period)
     sizes.axhline(100, color="0.4", linewidth=0.8)
     sizes.set(ylabel="message, % of the model's bits", ylim=(0, 115))
     sizes.set_title("Kimad's messages of one worker (figure 7)")
@@ -323,7 +323,7 @@ def draw(
     figures.losses(losses, lines, xlabel="simulated seconds", ylabel="loss f(x)", title=title)
     losses.legend(frameon=False, fontsize=9)
 
-    over_time(errors, setting, of, "error", 1, period)
+    draw_over_time(errors, setting, of, "error", 1, period)
     most = max(history["error"][0, setting.warm_up + 1 :].max() for history in of.values()) or 1.0
     errors.set(yscale="log", ylim=(LEAST * most, 2 * most))
     errors.set(
@@ -337,7 +337,7 @@ def draw(
     return sheet
 
 
-def over_time(
+def draw_over_time(
     axes: Axes,
     setting: Setting,
     histories: Mapping[str, dict[str, np.ndarray]],

@@ -147,13 +147,13 @@ def tabulate(setting: Setting, found: dict[str, tuple[float, History]], where: s
             f"{len(each)}",
             f"{np.median(each):.0f}, {np.quantile(each, 0.95):.0f}",
             f"{kbit.min():.0f}-{kbit.max():.0f}",
-            f"{reached(history, target):.1f}",
+            f"{seconds_to_target(history, target):.1f}",
             f"{ends[name]:.3f}",
         )
     return table
 
 
-def reached(history: History, target: float) -> float:
+def seconds_to_target(history: History, target: float) -> float:
     """Returns the seconds after which the mean loss over a twentieth of the rounds is first at most
     the target; infinite if it never is.
     """

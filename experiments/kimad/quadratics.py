@@ -100,7 +100,7 @@ def make_cluster(compute: float, up: clusters.Quantity) -> clusters.Cluster:
     return clusters.Cluster(clusters.constant(compute), up=up, down=FREE)
 
 
-def fixed(choices: kimad.CompressorSet, warm_up: int) -> Callable[..., dsgd.Algorithm]:
+def fix_choice(choices: kimad.CompressorSet, warm_up: int) -> Callable[..., dsgd.Algorithm]:
     """Returns EF21 as a function of the step size and of the number of its compressor, which is
     known to both sides and not sent.
     """
@@ -124,7 +124,7 @@ def fixed(choices: kimad.CompressorSet, warm_up: int) -> Callable[..., dsgd.Algo
     return build
 
 
-def adapted(
+def adapt_choice(
     choices: kimad.CompressorSet, warm_up: int, compute: float
 ) -> Callable[..., dsgd.Algorithm]:
     """Returns Kimad as a function of the step size, the seconds of a round, and whether (1 or 0) it
@@ -254,7 +254,9 @@ def race(
             "mesh": tuning.devices_for(1),
         }
         history = resuming.sweep(build, task, key=key, **options, **grid).history
-        losses.append(at_times(history["loss"], history["clock"], times(seconds))[..., 0, :])
+        losses.append(
+            interpolate_losses(history["loss"], history["clock"], times(seconds))[..., 0, :]
+        )
         if i == 0:
             first = {name: history[name][..., 0, :] for name in ("clock", "loss")}
             first |= {name: history[name][..., 0, :, 0] for name in ("message_up", "bandwidth_up")}
@@ -288,8 +290,8 @@ def races(
         "seed": args.seed,
         "learning_rate": args.learning_rates,
     }
-    still = race(fixed(choices, warm_up), tasks, cluster, **options, choice=places)
-    build = adapted(choices, warm_up, args.compute)
+    still = race(fix_choice(choices, warm_up), tasks, cluster, **options, choice=places)
+    build = adapt_choice(choices, warm_up, args.compute)
     return still, race(build, tasks, cluster, **options, round_time=args.round_times, oracle=(0, 1))
 
 
@@ -303,7 +305,7 @@ def times(seconds: float) -> np.ndarray:
     return seconds * np.arange(1, TIMES + 1) / TIMES
 
 
-def at_times(loss: np.ndarray, clock: np.ndarray, at: np.ndarray) -> np.ndarray:
+def interpolate_losses(loss: np.ndarray, clock: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Returns log10 f(x) / f(x_0) of the model at the given times, `[..., records]` to `[...,
     times]`; inf after it has diverged.
     """
@@ -350,7 +352,7 @@ def interval(ratios: np.ndarray) -> tuple[float, float, float]:
     return tuple(np.exp([logs.mean(), logs.mean() - half, logs.mean() + half]).tolist())
 
 
-def shown(ratios: np.ndarray) -> str:
+def format_interval(ratios: np.ndarray) -> str:
     """Formats the mean and its interval."""
     middle, low, high = interval(ratios)
     return f"{middle:.2f} ({low:.2f}–{high:.2f})" if len(ratios) > 1 else f"{middle:.2f}"

@@ -24,7 +24,7 @@ def decent(tmp_path_factory):
     ring.
     """
     folder = environments.default_folder()
-    python = environments.found("decent-bench", folder)
+    python = environments.find("decent-bench", folder)
     if python is None:
         pytest.skip(
             f"decent-bench is neither installed here nor in {folder}: python -m "

@@ -69,7 +69,9 @@ def test_the_benchmark_of_mixing_times_the_given_rounds_of_dsgd(rows):
     graph, rounds = topologies.random_regular(16, 4), 4
     A, b, x = np.random.default_rng(1).uniform(size=(3, 16, 3)).astype(np.float32)
     many = jax.jit(
-        mixing.looped(partial(mixing.step_and_mix, routes.routes_of(graph, 1, rows), A, b), rounds)
+        mixing.repeat_rounds(
+            partial(mixing.step_and_mix, routes.routes_of(graph, 1, rows), A, b), rounds
+        )
     )(x)
     for _ in range(rounds):
         x = mixing.dense(graph)(x - by_hand.LEARNING_RATE * (A * x - b))
@@ -155,7 +157,7 @@ def test_the_benchmarks_versions_compute_the_same(name, mesh, key):
 
 def test_a_job_that_fails_is_reported(capfd):
     with pytest.raises(RuntimeError, match=r"jobs\.start nonsense ended with status 1"):
-        start.timed(start.Version("nonsense", {}))
+        start.time_version(start.Version("nonsense", {}))
     assert "KeyError: 'nonsense'" in capfd.readouterr().err
 
 

@@ -103,8 +103,8 @@ def test_only_seeds_that_reach_the_target_with_both_are_compared():
         DDP: [a_run(10.0, reached=True), a_run(20.0, reached=True), a_run(30.0, reached=False)],
         CANNIKIN: [a_run(5.0, reached=True), a_run(2.0, reached=False), a_run(9.0, reached=True)],
     }
-    np.testing.assert_array_equal(race_results.saved(runs, DDP), [50.0])
+    np.testing.assert_array_equal(race_results.saved_share(runs, DDP), [50.0])
     np.testing.assert_array_equal(race_results.seconds(runs[DDP]), [10.0, 20.0, np.nan])
-    assert race_results.with_interval(np.array([50.0]), 0) == "50"
-    assert race_results.with_interval(np.array([]), 0) == "-"
-    assert race_results.with_interval(np.array([1.0, 3.0]), 1) == "2.0 ± 12.7"
+    assert race_results.format_interval(np.array([50.0]), 0) == "50"
+    assert race_results.format_interval(np.array([]), 0) == "-"
+    assert race_results.format_interval(np.array([1.0, 3.0]), 1) == "2.0 ± 12.7"

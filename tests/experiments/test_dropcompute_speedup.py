@@ -129,7 +129,7 @@ def test_one_n_fits_all_ratios_of_the_papers_tables(sums):
 def test_exact_speedups_of_normal_times_are_those_of_quadrature(normal):
     """With preemption and between micro-batches, with and without communication."""
     for N in (1, 64, 5_000):
-        assert normal.without(N) == pytest.approx(
+        assert normal.slowest_time(N) == pytest.approx(
             dropcompute.expected_effect(*LIKE, N, np.inf).without, rel=1e-5
         )
         for stop, rel in (("preempt", 2e-4), ("between", 1e-3)):

@@ -103,10 +103,11 @@ def test_local_sgd_takes_the_expected_seconds_and_less_with_a_threshold(ran):
     for stragglers in alike(args):
         for period in args.periods:
             each = {
-                drops: found[local_sgd.named(stragglers, period, drops)] for drops in (False, True)
+                drops: found[local_sgd.name_history(stragglers, period, drops)]
+                for drops in (False, True)
             }
             seconds = each[False]["clock"][:, -1].mean() / args.local_steps
-            assert seconds == pytest.approx(stragglers.expected(period), rel=0.2)
+            assert seconds == pytest.approx(stragglers.expected_step(period), rel=0.2)
             assert (each[False]["dropped"][:, 1:] == 0).all()
             assert (each[True]["clock"][:, -1] < each[False]["clock"][:, -1]).all()
             assert 0 < each[True]["dropped"][:, 1:].mean() < args.local_drop_rate + 0.05
@@ -134,4 +135,4 @@ def test_steps_to_a_loss_are_found_between_rounds():
     exact = (100 * 1.03 * math.log(1 / 0.15) + middle) / (100 * math.log(1 / 0.15) + middle)
     assert gain.steps[0] == pytest.approx(exact, rel=1e-3)
     assert gain.seconds[0] == pytest.approx(0.8 * gain.steps[0], rel=1e-6)
-    assert np.isnan(convergence.reached(first, 0.01)).all()
+    assert np.isnan(convergence.rounds_to_goal(first, 0.01)).all()

@@ -64,7 +64,7 @@ def test_gradient_descent_is_a_fixed_compressor_and_losses_follow_its_seconds():
     (task,) = quadratics.quadratics(1, 10.0, 3)
     cluster = quadratics.make_cluster(1.0, clusters.constant(bandwidth))
     options = {"seconds": 9.0, "compute": 1.0, "seed": 5}
-    build = quadratics.fixed(quadratics.top_k("sent"), 0)
+    build = quadratics.fix_choice(quadratics.top_k("sent"), 0)
     race = quadratics.race(
         build, [task], cluster, **options, learning_rate=(rate, 0.1), choice=(2, DIMENSION - 1)
     )
@@ -107,8 +107,8 @@ def test_intervals_are_of_students_t_of_logarithms():
     np.testing.assert_allclose(
         np.log([middle, low, high]), [np.log(ratios).mean(), expected.low, expected.high]
     )
-    assert quadratics.shown(ratios) == f"{middle:.2f} ({low:.2f}–{high:.2f})"
-    assert quadratics.shown(ratios[:1]) == "0.90"
+    assert quadratics.format_interval(ratios) == f"{middle:.2f} ({low:.2f}–{high:.2f})"
+    assert quadratics.format_interval(ratios[:1]) == "0.90"
 
 
 @pytest.mark.parametrize(

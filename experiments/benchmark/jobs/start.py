@@ -40,36 +40,36 @@ class Laps:
         """Records JAX's events from now on."""
         from jax import monitoring
 
-        monitoring.register_event_duration_secs_listener(self._heard)
+        monitoring.register_event_duration_secs_listener(self._add_span)
 
     def lap(self, name: str) -> None:
         """Ends a lap, and records its seconds under this name."""
         began, self._at = self._at, time.perf_counter()
         self._seconds[name] = (
-            self._at - began - _covered([span for span in self._spans if span[0] >= began])
+            self._at - began - _union_length([span for span in self._spans if span[0] >= began])
         )
 
     def finish(self, loss: float) -> None:
         """Prints the seconds and the last loss as one line of JSON."""
-        compiling = _covered([span for span in self._spans if span[2]])
+        compiling = _union_length([span for span in self._spans if span[2]])
         print(
             json.dumps(
                 {
                     **self._seconds,
-                    "trace": _covered(self._spans) - compiling,
+                    "trace": _union_length(self._spans) - compiling,
                     "compile": compiling,
                     "loss": loss,
                 }
             )
         )
 
-    def _heard(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def _add_span(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event in _TRACE + _COMPILE:
             now = time.perf_counter()
             self._spans.append((now - duration_secs, now, event in _COMPILE))
 
 
-def _covered(spans: list[tuple[float, float, bool]]) -> float:
+def _union_length(spans: list[tuple[float, float, bool]]) -> float:
     """Returns the length of the union of intervals."""
     total, until = 0.0, 0.0
     for begin, end, _ in sorted(spans):

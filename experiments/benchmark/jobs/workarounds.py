@@ -81,15 +81,15 @@ def seconds_of_a_turn(turn: Callable[[Any], Any], start: Any, seconds: float) ->
     )
     loop(1, start)
 
-    def timed(turns: int) -> float:
+    def clock(turns: int) -> float:
         began = time.process_time()
         jax.block_until_ready(loop(turns, start))
         return time.process_time() - began
 
     turns = 1
-    while timed(turns) < seconds / 4:
+    while clock(turns) < seconds / 4:
         turns *= 2
-    return min(timed(turns) for _ in range(REPEATS)) / turns
+    return min(clock(turns) for _ in range(REPEATS)) / turns
 
 
 if __name__ == "__main__":

@@ -46,10 +46,10 @@ def test_without_noise_two_epochs_determine_the_model():
     true, unequal = cluster(5), np.array([1.0, 90.0, 2.0, 3.0, 4.0])
     learner = cannikin.learner(5, 0.1)
     assert learner.next_batches(100).tolist() == [20.0] * 5
-    one = learner.observed(**epoch(true, unequal))
+    one = learner.observe(**epoch(true, unequal))
     speeds = 1 / (true.q + true.k + (np.asarray(true.s) + true.m) / unequal)
     np.testing.assert_allclose(one.next_batches(100), 100 * speeds / speeds.sum(), rtol=1e-12)
-    two = one.observed(**epoch(true, one.next_batches(100)))
+    two = one.observe(**epoch(true, one.next_batches(100)))
     alike(learned_model(two), true)
     np.testing.assert_allclose(two.next_batches(100), true.optperf(100).batches, rtol=1e-9)
     assert (learner.model(), one.model()) == (None, None)
@@ -79,7 +79,7 @@ def test_a_model_is_the_best_fit_of_all_measurements():
                     1e-3 if name == "compute" else 0,
                 )
                 measured[name] = np.where(draw.random((rounds, n)) < 0.2, np.nan, noisy)
-        learner = learner.observed(**measured)
+        learner = learner.observe(**measured)
         epochs.append({**measured, "batches": np.tile(measured["batches"], (rounds, 1))})
     b, total, P, first, T = (np.concatenate([one[name] for one in epochs]) for name in epochs[0])
     found, flat = learned_model(learner), 0
@@ -144,7 +144,7 @@ def test_sizes_that_would_be_repeated_are_alternately_halved_and_increased(
 ):
     """After one epoch in which nodes had these sizes and computed the given samples per second."""
     seconds = np.ones((2, 1)) * sizes / speeds
-    learner = cannikin.learner(len(sizes), 0.1, limits).observed(
+    learner = cannikin.learner(len(sizes), 0.1, limits).observe(
         np.array(sizes, float), seconds, seconds / 2, seconds / 4, seconds
     )
     expected = np.multiply(speeds, factors)
@@ -160,7 +160,7 @@ def test_limits_are_respected_before_and_after_there_is_a_model():
         batches = learner.next_batches(20)
         assert (batches <= limits).all()
         assert batches.sum() == pytest.approx(20)
-        learner = learner.observed(**epoch(true, batches))
+        learner = learner.observe(**epoch(true, batches))
     alike(learned_model(learner), true)
     assert learner.next_batches(20) == pytest.approx(true.optperf(20).batches)
     with pytest.raises(
@@ -174,8 +174,8 @@ def test_nodes_that_stay_keep_their_model_and_nodes_that_join_take_two_epochs():
     old, new = cluster(4), cluster(5, seed=1)
     learner = cannikin.learner(4, 0.1)
     for _ in range(2):
-        learner = learner.observed(**epoch(old, learner.next_batches(80)))
-    left = learner.without([2, 0])
+        learner = learner.observe(**epoch(old, learner.next_batches(80)))
+    left = learner.remove([2, 0])
     rows = [np.asarray(each)[[1, 3]] for each in (old.q, old.s, old.k, old.m)]
     alike(learned_model(left), ClusterModel(*rows, old.gamma, old.t_overlap, old.t_last))
     alike(learned_model(learner), old)
@@ -183,16 +183,16 @@ def test_nodes_that_stay_keep_their_model_and_nodes_that_join_take_two_epochs():
         **epoch(learned_model(left), np.array([4.0, 5.0])),
         "communication": np.full((3, 2), 4.0),
     }
-    silent = left.observed(**{**slower, "communication": np.full((3, 2), np.nan)})
+    silent = left.observe(**{**slower, "communication": np.full((3, 2), np.nan)})
     assert learned_model(silent).t_last == pytest.approx(0.3)
-    assert learned_model(silent.observed(**slower)).t_last == pytest.approx(0.4)
+    assert learned_model(silent.observe(**slower)).t_last == pytest.approx(0.4)
     joined = (np.asarray(each)[2:] for each in (new.q, new.s, new.k, new.m))
     rows = [np.concatenate(pair) for pair in zip(rows, joined, strict=True)]
     together = ClusterModel(*rows, old.gamma, 1.8, 0.2)
-    grown = left.joined(3)
+    grown = left.add(3)
     assert grown.next_batches(80)[2:] == pytest.approx([16.0] * 3)
     for _ in range(2):
         assert grown.model() is None
-        grown = grown.observed(**epoch(together, grown.next_batches(80)))
+        grown = grown.observe(**epoch(together, grown.next_batches(80)))
     alike(learned_model(grown), together)
-    assert learner.joined(2, [3.0, 4.0]).limits.tolist() == [np.inf] * 4 + [3.0, 4.0]
+    assert learner.add(2, [3.0, 4.0]).limits.tolist() == [np.inf] * 4 + [3.0, 4.0]

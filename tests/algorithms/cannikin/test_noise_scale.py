@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from algorithms.cannikin import NoiseScale, gradient_noise_scale, smoothed
+from algorithms.cannikin import NoiseScale, gradient_noise_scale, smooth
 
 DRAWS = 20_000
 # mean and variances of one sample's gradient
@@ -137,8 +137,8 @@ def test_averages_are_exponential_without_a_start_at_0_and_leave_out_what_is_nan
     average = NoiseScale(*map(xp.float32, (0.0, 0.0, 0.0)))
     for pair, number in zip(values, seen, strict=True):
         for wrong in ((np.nan, 1.0), (1.0, np.nan), (np.nan, np.nan)):
-            average = smoothed(average, NoiseScale(*map(xp.float32, wrong)), weight)
-        average = smoothed(average, NoiseScale(*map(xp.float32, (*pair, number))), weight)
+            average = smooth(average, NoiseScale(*map(xp.float32, wrong)), weight)
+        average = smooth(average, NoiseScale(*map(xp.float32, (*pair, number))), weight)
     counts = (1 - weight) ** np.arange(5)[::-1] * seen
     expected = *(counts @ values / counts.sum()), counts.sum()
     np.testing.assert_allclose(average, expected, rtol=1e-5)
@@ -159,5 +159,5 @@ def test_invalid_norms_are_refused():
     for wrong, words in REFUSED:
         with pytest.raises(ValueError, match=words):
             gradient_noise_scale(**good | wrong)
-    with pytest.raises(ValueError, match="smoothed: weight"):
-        smoothed(NoiseScale(1.0, 1.0), NoiseScale(1.0, 1.0), 0.0)
+    with pytest.raises(ValueError, match="smooth: weight"):
+        smooth(NoiseScale(1.0, 1.0), NoiseScale(1.0, 1.0), 0.0)

@@ -215,7 +215,7 @@ def test_steps_of_adam_are_scaled_not_its_gradients():
         optax.adam(0.1),
         jnp.array([3.0, -0.5]),
     )
-    state = scalings.rescaled("mine", scaled.init(gradient), cannikin.square_root(NOISE, 40, 10))
+    state = scalings.rescale("mine", scaled.init(gradient), cannikin.square_root(NOISE, 40, 10))
     np.testing.assert_allclose(
         scaled.update(gradient, state)[0],
         2 * adam.update(gradient, adam.init(gradient))[0],
@@ -310,6 +310,6 @@ NEW = np.nan  # a node that was not measured, or was measured at two sizes
 def test_nodes_at_their_only_size_swap_a_sample(batches, seen_at, limits, expected):
     given = np.array(batches)
     np.testing.assert_array_equal(
-        policies.perturbed(given, np.array(seen_at), np.array(limits)), expected
+        policies.perturb(given, np.array(seen_at), np.array(limits)), expected
     )
     np.testing.assert_array_equal(given, batches)

@@ -48,7 +48,7 @@ def test_an_epoch_returns_the_measurements_of_all_nodes(monkeypatch):
         return seen
 
     monkeypatch.setattr(
-        processes.scalings, "rescaled", lambda name, model, factor: f"{model} times {factor}"
+        processes.scalings, "rescale", lambda name, model, factor: f"{model} times {factor}"
     )
     monkeypatch.setattr(real_workers.nodes, "gather", gather)
     node = Scripted()

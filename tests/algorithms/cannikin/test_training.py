@@ -198,7 +198,7 @@ def test_stages_continue_without_compiling_again():
     ):
         train(system, seed=i, epochs=4, samples=100 + 50 * i, scaling=cannikin.adascale)
     assert programs.compiled() == before
-    assert training.sized(SGD, B, M) is training.sized(SGD, B, M)  # not traced again
+    assert training.size_method(SGD, B, M) is training.size_method(SGD, B, M)  # not traced again
 
 
 def test_the_third_epoch_is_at_optperf_of_the_model_of_the_cluster():
@@ -217,7 +217,7 @@ def test_the_third_epoch_is_at_optperf_of_the_model_of_the_cluster():
         assert epoch.batch_time == pytest.approx(best.seconds, rel=1e-5)
     learner = cannikin.learner(N, LAST)
     for seen in log[:2]:
-        learner = learner.observed(
+        learner = learner.observe(
             seen.batches, seen.compute, seen.backward, seen.first, seen.communication
         )
     learned = learner.model()

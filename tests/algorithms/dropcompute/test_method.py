@@ -18,7 +18,7 @@ import dsgd
 from algorithms import drop_compute, dropcompute, with_local_work
 from algorithms.dropcompute import method as own
 from algorithms.dropcompute import thresholds
-from algorithms.dropcompute.stopping import completions, stopped
+from algorithms.dropcompute.stopping import completions, stop_workers
 from dsgd import clusters, compressors, problems, work
 from dsgd.engine import run_keys
 from theory_checks.machinery import batch_sizes
@@ -96,7 +96,7 @@ def test_late_in_a_period_seconds_are_those_of_the_micro_batches(stop):
     end.
     """
     times = np.random.default_rng(0).exponential(size=(50, M)).astype(np.float32)
-    done, seconds = stopped(times, np.inf, stop, np.float32(1000.0))
+    done, seconds = stop_workers(times, np.inf, stop, np.float32(1000.0))
     assert done.all()
     np.testing.assert_array_equal(seconds, completions(times)[..., -1])
 
@@ -204,7 +204,7 @@ def test_idle_rounds_are_counted_until_a_micro_batch_is_computed():
         computed = dsgd.LocalWork(
             jnp.zeros((FEW, PAIR), jnp.int32).at[2, 0].set(done), jnp.ones(PAIR)
         )
-        server = rule.after(
+        server = rule.next_state(
             server, dsgd.Round(jnp.int32(0), FEW, KEY, now, computed), jnp.zeros(FEW)
         )
         assert server.idle == idle

@@ -44,7 +44,7 @@ def test_a_stopwatch_stops_at_the_time_given_by_known_durations(seed):
         clock = FakeClock()
         given = list(zip(values.tolist(), latencies.tolist(), strict=True))
         found = dropcompute.accumulate(clock.gradient, params, given, tau, clock=clock)
-        expected = stopping.stopped(latencies, tau, "between")
+        expected = stopping.stop_workers(latencies, tau, "between")
         assert found.computed == expected.done.sum() >= 1
         np.testing.assert_array_equal(found.seconds, np.where(expected.done, latencies, np.nan))
         assert np.nansum(found.seconds) == expected.seconds

@@ -110,7 +110,7 @@ def test_sizes_in_units_are_exact(resolution):
     shared = np.broadcast_to(EDGES, (len(budgets), len(EDGES)))
     near = np.concatenate([multiples, budgets], axis=1)
     sizes = np.clip(np.concatenate([near - 1, near, near + 1, shared], axis=1), 0, MOST)
-    units = jax.jit(jax.vmap(partial(allocation.in_units, R=resolution)))(
+    units = jax.jit(jax.vmap(partial(allocation.count_units, R=resolution)))(
         sizes.astype(np.uint32), budgets[:, 0].astype(np.uint32)
     )
     exact = np.where(

@@ -74,7 +74,7 @@ def test_the_server_answers_two_latencies_after_the_last_message_began(period, c
     computed in previous rounds. A downlink whose time is neglected has no budget.
     """
     this = Round(jnp.int32(3), N, jax.random.key(0), Now(CLUSTER, jnp.float32(CLOCK)))
-    plan = budgets.of_round(
+    plan = budgets.budget_of_round(
         kimad.oracle, budgets.Memory((), ()), this, TIME, COMPUTING, congestion, period
     )
     begin = COMPUTING - (period - 1) / period * COMPUTING.max()
