@@ -65,7 +65,7 @@ def share_estimate(happened: np.ndarray) -> Estimate:
     return Estimate(count / seeds, float(low), float(high))
 
 
-def within_error(one: np.ndarray, other: np.ndarray, spacing: np.ndarray) -> bool:
+def is_within_error(one: np.ndarray, other: np.ndarray, spacing: np.ndarray) -> bool:
     """Returns whether the interval of the mean difference of two results contains 0.
 
     Args:

@@ -13,12 +13,12 @@ from dsgd.planning.candidates import RATE
 from dsgd.planning.estimates import (
     Estimate,
     estimate,
+    is_within_error,
     positive_estimate,
     share_estimate,
-    within_error,
 )
 from dsgd.planning.goals import Goal, Scores, score
-from dsgd.planning.networks import Networks, around
+from dsgd.planning.networks import Networks, vary
 from dsgd.planning.training import Contender, Point, Setting, Trained, train
 from dsgd.runs.history import mean_and_error
 
@@ -191,7 +191,7 @@ def rows(
             for j, (others, their_spacing) in enumerate(compared)
             if j != i
             and (goal.target is None or (reaches == 1) == (found[j].reached.value == 1))
-            and within_error(values, others, np.hypot(spacing, their_spacing))
+            and is_within_error(values, others, np.hypot(spacing, their_spacing))
         )
 
     return [row._replace(tied=ties(i)) for i, row in enumerate(found)]
@@ -208,7 +208,7 @@ def _row(
     record, point = scores.record[0], trained.contender.points[at]
     values, reaches = goal.values(trained)[at], np.isfinite(goal.result(scores)[0])
     seconds, bits = (
-        goal._replace(bits=budget).costs(trained, around(setting.cluster, 0))[0, at]
+        goal._replace(bits=budget).costs(trained, vary(setting.cluster, 0))[0, at]
         for budget in (None, np.inf)
     )
     seeds = np.arange(len(record))
@@ -228,7 +228,7 @@ def _row(
         positive_estimate(until, spacing),
         float(trained.rounds[at, record].mean()),
         float(bits[seeds, record].mean()),
-        _signed(goal.sign, estimate(scores.value[0], of_values)),
+        _apply_sign(goal.sign, estimate(scores.value[0], of_values)),
         share_estimate(reaches),
         (),
         len(rates) > 2 and point[RATE] in (min(rates), max(rates)),
@@ -240,7 +240,7 @@ def _row(
     return row, (scores.value[0], of_values)
 
 
-def _signed(sign: int, found: Estimate) -> Estimate:
+def _apply_sign(sign: int, found: Estimate) -> Estimate:
     """Returns the estimate of a metric; if the sign is -1, its largest value is best."""
     return found if sign > 0 else Estimate(-found.value, -found.high, -found.low)
 

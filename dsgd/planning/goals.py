@@ -76,7 +76,7 @@ class Goal(NamedTuple):
         if self.bits is None:
             return networks.seconds(trained)
         bits = trained.sweep.history["bits"]
-        found = bits if trained.contender.candidate.updates else trained.at_ends(bits)
+        found = bits if trained.contender.candidate.updates else trained.take_ends(bits)
         return np.broadcast_to(found, (len(networks), *found.shape))
 
 
@@ -118,12 +118,12 @@ def score(goal: Goal, values: np.ndarray, costs: np.ndarray, horizon: np.ndarray
     last = np.maximum(within.sum(axis=-1) - 1, 0)
     record = np.where(reached.any(axis=-1), reached.argmax(axis=-1), last)
 
-    def at(array: np.ndarray) -> np.ndarray:
+    def take(array: np.ndarray) -> np.ndarray:
         return np.take_along_axis(array, record[..., None], axis=-1)[..., 0]
 
-    cost = np.where(reached.any(axis=-1), at(costs), np.inf)
+    cost = np.where(reached.any(axis=-1), take(costs), np.inf)
     everywhere = np.broadcast_to(values, costs.shape)
-    return Scores(cost, record, at(everywhere), everywhere[..., -1])
+    return Scores(cost, record, take(everywhere), everywhere[..., -1])
 
 
 def goal_of(

@@ -88,19 +88,21 @@ def halve(
             for each in alive:
                 trained.append(train(setting, each, rounds, folder(each, f"{rounds}-rounds")))
                 advance(each, rounds)
-            rung = compared(trained, networks, goal, share)
+            rung = score_runs(trained, networks, goal, share)
         except KeyboardInterrupt as stopped:
             if i > 0:
-                raise interrupted(stopped, rung, goal, lengths[i - 1]) from None
-            rung = compared(trained, networks, goal, share) if trained else rung
-            raise interrupted(stopped, rung, goal, rounds) from None
+                raise describe_interrupt(stopped, rung, goal, lengths[i - 1]) from None
+            rung = score_runs(trained, networks, goal, share) if trained else rung
+            raise describe_interrupt(stopped, rung, goal, rounds) from None
         if i + 1 < len(lengths):
             alive, left = _survivors(rung, goal, rounds / lengths[i + 1], finalists)
             eliminated += [each._replace(rounds=rounds) for each in left]
     return rung, eliminated[::-1]
 
 
-def interrupted(stopped: KeyboardInterrupt, rung: Rung, goal: Goal, rounds: int) -> Interrupted:
+def describe_interrupt(
+    stopped: KeyboardInterrupt, rung: Rung, goal: Goal, rounds: int
+) -> Interrupted:
     """Returns the error for a plan that was interrupted, with the ranking of the last rung, after
     this number of rounds.
     """
@@ -118,7 +120,7 @@ def interrupted(stopped: KeyboardInterrupt, rung: Rung, goal: Goal, rounds: int)
     return Interrupted(words, getattr(stopped, "history", {}))
 
 
-def compared(trained: list[Trained], networks: Networks, goal: Goal, share: float) -> Rung:
+def score_runs(trained: list[Trained], networks: Networks, goal: Goal, share: float) -> Rung:
     """Scores runs with the given share of the rounds. On the last rung (share 1) there is one
     horizon for each network, before there are two.
     """

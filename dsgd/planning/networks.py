@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dsgd.clusters import Cluster, Quantity
-from dsgd.planning.training import Trained, at
+from dsgd.planning.training import Trained, select
 from dsgd.runs.replays import replay
 
 BANDWIDTH, LATENCY = "bandwidth", "latency"
@@ -42,11 +42,11 @@ class Networks:
             found = np.full((len(self), *clock.shape), np.inf)
             found[0] = clock
             return found
-        build = partial(_scaled, self)
-        return trained.at_ends(replay(trained.sweep, build, network=np.arange(len(self))))
+        build = partial(_scale, self)
+        return trained.take_ends(replay(trained.sweep, build, network=np.arange(len(self))))
 
 
-def around(cluster: Cluster, points: int) -> Networks:
+def vary(cluster: Cluster, points: int) -> Networks:
     """Returns the cluster, and networks with up to `MOST` times smaller and larger bandwidth, and
     others with smaller and larger latency.
 
@@ -68,11 +68,11 @@ def around(cluster: Cluster, points: int) -> Networks:
     return Networks(cluster, bandwidth, latency)
 
 
-def _scaled(networks: Networks, network: Any) -> Cluster:
-    cluster, bandwidth = networks.cluster, at(networks.bandwidth, network)
+def _scale(networks: Networks, network: Any) -> Cluster:
+    cluster, bandwidth = networks.cluster, select(networks.bandwidth, network)
 
     def ports(quantity: Quantity | None) -> Quantity | None:
         return None if quantity is None else bandwidth * quantity
 
-    latency = at(networks.latency, network) * cluster.latency
+    latency = select(networks.latency, network) * cluster.latency
     return replace(cluster, up=ports(cluster.up), down=ports(cluster.down), latency=latency)

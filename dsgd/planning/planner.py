@@ -156,10 +156,10 @@ def plan(
     if not contenders:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise ValueError(f"plan: no candidate accepts the cluster and steps = {steps}: {reasons}")
-    return _ranked(setting, contenders, refused, goal, rates, steps, finalists, progress)
+    return _rank_candidates(setting, contenders, refused, goal, rates, steps, finalists, progress)
 
 
-def _ranked(
+def _rank_candidates(
     setting: training.Setting,
     contenders: list[Contender],
     refused: dict[str, str],
@@ -170,7 +170,7 @@ def _ranked(
     progress: bool,
 ) -> Plan:
     """Returns the plan for valid arguments."""
-    around = networks.around(setting.cluster, 0 if goal.bits is not None else _FACTORS)
+    around = networks.vary(setting.cluster, 0 if goal.bits is not None else _FACTORS)
     rungs = lengths(steps, max(period for each in contenders for period in each.periods))
     with halving.bar([*rungs, finals.FRESH * steps], progress) as (begin, advance):
         last, eliminated = halving.halve(
@@ -190,7 +190,7 @@ def _ranked(
                 )
                 advance(each, finals.FRESH * steps)
         except KeyboardInterrupt as stopped:
-            raise halving.interrupted(stopped, last, goal, steps) from None
+            raise halving.describe_interrupt(stopped, last, goal, steps) from None
     ranked.sort(key=lambda each: each.place(goal))
     rows = finals.rows(setting, goal, ranked, rates)
     if not any(np.isfinite(row.seconds.value) for row in rows):

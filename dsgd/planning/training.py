@@ -88,7 +88,7 @@ class Trained(NamedTuple):
         """`ends` in rounds of all workers; N updates count as one."""
         return self.ends / (self.workers if self.contender.candidate.updates else 1)
 
-    def at_ends(self, series: np.ndarray) -> np.ndarray:
+    def take_ends(self, series: np.ndarray) -> np.ndarray:
         """Selects the `ends` in a series of all rounds, `[..., points, seeds, rounds]` to
         `[..., points, seeds, records]`; infinite for those after the last round.
         """
@@ -110,7 +110,7 @@ def all_points(
     periods, refused = list[tuple[Point, int]](), dict[str, str]()
     for each in itertools.product(*candidate.swept.values()):
         values = dict(zip(candidate.swept, each, strict=True))
-        with _named(candidate):
+        with _name_errors(candidate):
             found = _period(setting, candidate, rates[0], values)
         if isinstance(found, int) and found <= steps:
             periods.append((values, found))
@@ -157,7 +157,7 @@ def _period(setting: Setting, candidate: Candidate, rate: float, values: Point) 
 
 
 @contextmanager
-def _named(candidate: Candidate, what: str = "") -> Iterator[None]:
+def _name_errors(candidate: Candidate, what: str = "") -> Iterator[None]:
     """Converts errors of the block, also those of the user's functions, to ValueErrors that begin
     with the candidate. Errors of files and processes,
     and warnings, keep their type.
@@ -192,7 +192,7 @@ def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Tra
         if candidate.updates
         else {"taped": True, "evaluate_every": every, "cluster": _participation(setting.cluster)}
     )
-    with _named(candidate, f", points of {', '.join((RATE, *candidate.swept))}"):
+    with _name_errors(candidate, f", points of {', '.join((RATE, *candidate.swept))}"):
         found = sweep(
             _Factory(setting, contender),
             setting.problem,
@@ -221,13 +221,13 @@ class _Factory(sameness.Compared):
 
     def __call__(self, point: Any) -> Algorithm:
         values = {
-            name: at(np.array([each[name] for each in self.contender.points]), point)
+            name: select(np.array([each[name] for each in self.contender.points]), point)
             for name in self.contender.points[0]
         }
         optimizer = self.setting.optimizer(values.pop(RATE))
         return self.contender.candidate.build(optimizer, self.setting.problem.workers, **values)
 
 
-def at(numbers: np.ndarray, index: Any) -> Any:
+def select(numbers: np.ndarray, index: Any) -> Any:
     """Returns the number at an index that a sweep or a replay may trace."""
     return jnp.asarray(numbers)[index] if isinstance(index, jax.Array) else numbers[index].item()

@@ -160,12 +160,12 @@ def test_candidates_are_compared_when_the_first_and_when_half_of_them_have_finis
     """
     trained = [made_up(seconds) for seconds in (6.0, 100.0, 2.0, 8.0, 4.0)]
     goal = Goal("loss", 1, target=-1.0)
-    around = networks.around(Cluster(constant(0.3)), 0)
-    rung = halving.compared(trained, around, goal, 0.25)
+    around = networks.vary(Cluster(constant(0.3)), 0)
+    rung = halving.score_runs(trained, around, goal, 0.25)
     value = np.array([each.value[:, 0, 0] for each in rung.scores]).T
     np.testing.assert_array_equal(value, [[0, 12, 0, 3, 0], [8, 12, 0, 9, 6]])
     # a quarter of a budget of 12 s, and when the first has finished
-    rung = halving.compared(trained, around, goal._replace(target=None, seconds=12.0), 0.25)
+    rung = halving.score_runs(trained, around, goal._replace(target=None, seconds=12.0), 0.25)
     value = np.array([each.value[:, 0, 0] for each in rung.scores]).T
     np.testing.assert_array_equal(value, [[6, 12, 0, 8, 3], [8, 12, 0, 9, 6]])
 
@@ -173,7 +173,7 @@ def test_candidates_are_compared_when_the_first_and_when_half_of_them_have_finis
 def test_a_model_without_an_exchange_after_it_does_not_count():
     """Of 12 rounds with exchanges every 5 rounds, the records 11 and 12 have none."""
     trained = made_up(24.0, period=5)
-    found = trained.at_ends(trained.history["clock"])[0, 0]
+    found = trained.take_ends(trained.history["clock"])[0, 0]
     expected = [0, *5 * [10], *5 * [20], np.inf, np.inf]
     np.testing.assert_array_equal(found, expected)
     late = goals.score(Goal("loss", 1, 1.0), trained.history["loss"], found[None, None, None], ONE)
