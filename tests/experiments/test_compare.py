@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import scripts
 
-import algorithms
 from dsgd import clusters
 from experiments import compare
 from experiments.shared import statistics, studies, tables
@@ -123,33 +122,3 @@ def test_the_default_target_is_reached_by_all_and_immediately_by_few():
         == target
     )
     assert compare.default_target({"stuck": stuck, "also stuck": also_stuck}) == pytest.approx(0.95)
-
-
-def test_every_method_has_its_own_look_in_the_line_style_of_its_folder():
-    step, noisy = np.arange(1, 6), np.array([[3.0, 1.0, 2.0, 0.5, 4.0]])
-    histories = {
-        name: {"step": step, "loss": noisy, "bits": noisy * 0 + step, "clock": noisy * 0 + step}
-        for name in algorithms.ALGORITHMS
-    }
-    histories["sgd"]["bits"] = noisy * 0
-    sheet = compare.draw(histories, 0.4)
-    first, bits, _ = sheet.axes
-    lines = {line.get_label(): line for line in first.lines if line.get_label() in histories}
-    assert set(lines) == set(algorithms.ALGORITHMS), "each has a family"
-    for name, family in {
-        "gradient_descent": "synchronous",
-        "asynchronous_gossip_sgd": "asynchronous",
-        "ef21": "compressed",
-        "d2": "decentralized",
-    }.items():
-        assert lines[name].get_linestyle() == compare.FAMILIES[family]
-    assert lines["local_sgd"].is_dashed(), "of local_updates, not of synchronous"
-    looks = {(line.get_color(), line.get_marker()) for line in lines.values()}
-    assert len(looks) == len(lines), "colour and marker alone name a method"
-    np.testing.assert_array_equal(lines["gradient_descent"].get_ydata(), [1, 1, 0.5, 0.5])
-    (legend,) = sheet.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    columns = np.array(names).reshape(len(compare.FAMILIES), -1)
-    assert columns[:, 0].tolist() == [name.replace("_", " ") for name in compare.FAMILIES]
-    assert sorted(columns[:, 1:][columns[:, 1:] != " "]) == sorted(algorithms.ALGORITHMS)
-    assert bits.get_title() == "sgd sends nothing"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from fractions import Fraction
 
 import pytest
@@ -10,7 +9,6 @@ import scripts
 
 from dsgd import network
 from experiments import switch_timelines
-from experiments.survey import switch_charts
 from experiments.switch_timelines import Args
 
 SETTINGS = [
@@ -64,34 +62,6 @@ def test_every_formula_agrees_with_the_simulation(args):
     assert len(rows) == 10
     for row in rows:
         assert list(row.closed) == list(row.simulated), row.what
-
-
-@pytest.mark.parametrize("args", SETTINGS, ids=str)
-def test_blocks_are_the_passages_and_no_lane_has_two_at_once(args):
-    """Each transfer has a block of its length, and messages that occupy no port have none."""
-    for panel in switch_timelines.panels(args):
-        spans = sorted(
-            switch_charts.spans(panel.passages),
-            key=lambda span: (span.worker, span.lane, span.begin),
-        )
-        for span, after in itertools.pairwise(spans):
-            assert span.begin < span.end
-            assert (span.worker, span.lane) != (
-                after.worker,
-                after.lane,
-            ) or span.end <= after.begin, panel.figure
-        transfers = sum(passage.transfer for passage in panel.passages)
-        for kind in ("send", "receive"):
-            assert sum(span.end - span.begin for span in spans if span.kind == kind) == transfers
-        held = sum(passage.sent - passage.start for passage in panel.passages)
-        assert (
-            sum(
-                span.end - span.begin
-                for span in spans
-                if span.lane == "send" and span.kind != "wait"
-            )
-            == held
-        )
 
 
 def test_staleness_by_hand():

@@ -68,7 +68,7 @@ from tests.dsgd.compressors.shared import (
     standard_error,
 )
 
-RUN = (1, 2, 8, 9)  # compiled sizes, 2^k and 2^k + 1
+RUN = (1, 8, 9)  # compiled sizes, 2^k and 2^k + 1
 LONGER = (64, 65, 333)
 HALVES = 9
 D = 31
@@ -101,9 +101,6 @@ def chunk_elements(k: int, chunk: int, d: int) -> int:
 COMPRESSORS = {
     identity: lambda d: 32 * d,
     random_quantization(3): lambda d: quantized_bits(d, 3),
-    random_quantization(8, 16): lambda d: (
-        d // 16 * quantized_bits(16, 8) + quantized_bits(d % 16, 8)
-    ),
     qsgd(8): lambda d: 8 * packed_bytes(d, 5) + 32,
     qsgd(2, "linf"): lambda d: 8 * packed_bytes(d, 3) + 32,
     ternary: lambda d: 8 * -(-d // 5) + 32,
@@ -113,8 +110,6 @@ COMPRESSORS = {
     clipping(7): lambda d: 16 * d,
     e3m0: lambda d: 8 * packed_bytes(d, 4) + 32,
     natural_dithering(3): lambda d: 8 * packed_bytes(d, 3) + 32,
-    natural_dithering(8, "linf"): lambda d: 8 * packed_bytes(d, 5) + 32,
-    cast("float16", "none"): lambda d: 16 * d,
     cast("bfloat16", stochastic=True): lambda d: 16 * d,
     cast("float8_e4m3fn"): lambda d: 8 * d + 32,
     cast("float8_e5m2", "power", stochastic=True): lambda d: 8 * d + 8,
@@ -128,11 +123,6 @@ COMPRESSORS = {
     chunked_top_k(2, 4): lambda d: (
         chunk_elements(2, 4, d) * 32 + 8 * packed_bytes(chunk_elements(2, 4, d), 2)
     ),
-    chunked_top_k(3, 8, two_bit): lambda d: (
-        8 * packed_bytes(chunk_elements(3, 8, d), 2)
-        + 4 * 32
-        + 8 * packed_bytes(chunk_elements(3, 8, d), 3)
-    ),
     low_rank(1): lambda d: 32 * (root(d) + -(-d // root(d))),
     top_k(0.1): lambda d: -(-d // 10) * 32 + 8 * packed_bytes(-(-d // 10), index_bits(d)),
     top_k(0.5, qsgd(3)): lambda d: (
@@ -142,9 +132,6 @@ COMPRESSORS = {
         (k := d // chunk(d) * min(2, chunk(d))) * 32 + 8 * packed_bytes(k, index_bits(chunk(d)))
     ),
     random_k(0.25): lambda d: -(-d // 4) * 32 + 8 * packed_bytes(-(-d // 4), index_bits(d)),
-    random_k(0.75, natural): lambda d: (
-        8 * packed_bytes(-(-3 * d // 4), 9) + 8 * packed_bytes(-(-3 * d // 4), index_bits(d))
-    ),
     shared_random_k(0.25): lambda d: -(-d // 4) * 32 + 64,
     with_seed(random_block(0.5)): lambda d: -(-d // 2) * 32 + 64,
     with_seed(count_sketch(3, 4)): lambda d: 3 * 4 * 32 + 64,
@@ -160,7 +147,6 @@ COMPRESSORS = {
     ),
     rotated(qsgd(8)): lambda d: 8 * packed_bytes(d, 5) + 32 + 64,
     drive(): lambda d: 8 * packed_bytes(d, 1) + 32 * d.bit_count() + 64,
-    drive("unbiased", 2): lambda d: 8 * packed_bytes(d, 1) + 32 * d.bit_count() + 64,
     eden(2.5): lambda d: (
         8 * packed_bytes(more := sum(-(-p // 2) for p in powers(d)), 3)
         + 8 * packed_bytes(d - more, 2)
@@ -171,9 +157,6 @@ COMPRESSORS = {
         8 * -(-d // 8) + 32 + -(-d // 4) * 32 + 8 * packed_bytes(-(-d // 4), index_bits(d))
     ),
     repeated(sign, 3): lambda d: 3 * (8 * -(-d // 8) + 32),
-    buckets(buckets(sign, 3), 6): lambda d: (
-        8 * (d // 6 * 2 + -(-(d % 6) // 3)) + 32 * (d // 6 * 2 + -(-(d % 6) // 3))
-    ),
     buckets(random_sparsification(0.3), 8): None,
     contraction(buckets(ternary, 5)): lambda d: 40 * -(-d // 5),
 }
@@ -188,7 +171,6 @@ SOME = [
 BIASED = {
     "sign",
     "e3m0",
-    "cast(float16, none)",
     "cast(float8_e4m3fn)",
     "buckets(cast(float4_e2m1fn, power), 4)",
     "one_bit",
@@ -209,7 +191,6 @@ BIASED = {
     "low_rank",
     "contraction",
     "whole_model",
-    "buckets(buckets(sign, 3), 6)",
 }
 
 FINITE = {
