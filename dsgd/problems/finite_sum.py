@@ -126,12 +126,12 @@ class MeanLoss(sameness.Compared):
         """Returns `total` and its gradient with respect to the trained leaves."""
         trained, fixed = self.split(params)
 
-        def summed(trained: PyTree) -> jax.Array:
+        def sum_of_losses(trained: PyTree) -> jax.Array:
             return self.total(
                 leaves.merged(self.trained or (), params, trained, fixed), batch, counted
             )
 
-        return jax.value_and_grad(summed)(trained)
+        return jax.value_and_grad(sum_of_losses)(trained)
 
     def split(self, params: PyTree) -> tuple[PyTree, tuple[Any, ...]]:
         """Returns the trained part of the parameters, and the other leaves."""

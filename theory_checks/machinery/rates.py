@@ -136,7 +136,7 @@ class Terms(NamedTuple):
         return total / (2 - learning_rate * self.inverse)
 
 
-def recommended(
+def step_size_and_rate(
     where: str, terms: Callable[P, Terms], time: str = "steps"
 ) -> tuple[Callable[..., float], Callable[P, Rate]]:
     """Returns the functions `step_size` and `rate` of a theorem.

@@ -34,7 +34,7 @@ import algorithms
 from algorithms import delays
 from dsgd.base import Algorithm, Problem
 from theory_checks.machinery import instances, moments, ranges, runs
-from theory_checks.machinery.rates import Terms, recommended
+from theory_checks.machinery.rates import Terms, step_size_and_rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 from theory_checks.statements.sgd import total_noise
 
@@ -73,7 +73,7 @@ def terms(*, gap: float, smoothness: float, noise: float, staleness: int) -> Ter
     return Terms(2 * gap, 2 * smoothness * (staleness + 1), 2 * smoothness * noise**2)
 
 
-step_size, rate = recommended("asynchronous_sgd", terms)
+step_size, rate = step_size_and_rate("asynchronous_sgd", terms)
 
 
 @ranges.validate("bounds.asynchronous_sgd")

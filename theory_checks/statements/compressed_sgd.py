@@ -44,7 +44,7 @@ import algorithms
 from dsgd import communication, compressors
 from dsgd.base import Compressor, Problem
 from theory_checks.machinery import instances, moments, ranges, runs
-from theory_checks.machinery.rates import Terms, recommended
+from theory_checks.machinery.rates import Terms, step_size_and_rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 
 Via = Literal["server", "ring"]
@@ -147,7 +147,7 @@ def terms(*, gap: float, smoothness: float, effect: Effect) -> Terms:
     return Terms(2 * gap, inverse, smoothness * effect.variance, share=0)
 
 
-step_size, rate = recommended("compressed_sgd", terms)
+step_size, rate = step_size_and_rate("compressed_sgd", terms)
 
 
 @ranges.validate("bounds.compressed_sgd")

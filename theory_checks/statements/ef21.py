@@ -226,7 +226,7 @@ def _functions(sizes: tuple[int, ...], loss, sample):
     return init, loss_of_layers, evaluate, sample
 
 
-def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -> Layered:
+def split_layers(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -> Layered:
     """Returns the same problem split into layers, with one worker, exact gradients, and 0 as the
     start.
 
@@ -242,12 +242,12 @@ def layered(problem: Problem, sizes: tuple[int, ...], layers: Sequence[float]) -
     d = jax.eval_shape(problem.init, jax.random.key(0)).shape[0]
     if sum(sizes) != d or len(sizes) != len(layers):
         raise ValueError(
-            f"ef21.layered: sizes = {sizes} and {len(layers)} constants for {d} elements: need "
-            f"sizes that sum to {d}, and one constant for each"
+            f"ef21.split_layers: sizes = {sizes} and {len(layers)} constants for {d} elements; "
+            f"expected sizes that sum to {d}, and one constant for each"
         )
     if problem.workers != 1:
         raise ValueError(
-            f"ef21.layered: {problem.name} has {problem.workers} workers: need one worker"
+            f"ef21.split_layers: {problem.name} has {problem.workers} workers: need one worker"
         )
     problem = instances.full_batch(problem)
     gap = instances.constants(problem).gap
@@ -287,7 +287,7 @@ def check(
     """Checks the bound against runs.
 
     Args:
-        layered: a problem from `layered`.
+        layered: a problem from `split_layers`.
         up: C, a contraction, applied to every layer.
         steps: K.
         weights: w_i; None: ones.
@@ -324,7 +324,7 @@ def compare(
     """Checks the bound against any run whose compressors contract layer i by at least alpha_i.
 
     Args:
-        layered: a problem from `layered`.
+        layered: a problem from `split_layers`.
         run: gamma -> histories with a record of every round, `[seeds, steps + 1]`.
         contractions: alpha_i.
         weights: w_i.
@@ -405,13 +405,13 @@ def quadratic(draws: Draws) -> Layered:
     parts = [[A[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] for j in range(3)] for i in range(3)]
     layers = [sum(float(np.linalg.norm(part, 2)) for part in row) for row in parts]
     problem = problems.quadratic(A[None], rng.normal(size=(1, d)) * np.sqrt(scale))
-    return layered(problem, SIZES, layers)
+    return split_layers(problem, SIZES, layers)
 
 
 def wells(draws: Draws) -> Layered:
     """Draws wells of one worker; every layer has the constant of the whole problem."""
     problem = instances.random_wells(draws, 1, sum(SIZES))
-    return layered(problem, SIZES, [float(problem.constants.smoothness or 0)] * len(SIZES))
+    return split_layers(problem, SIZES, [float(problem.constants.smoothness or 0)] * len(SIZES))
 
 
 _TOP, _RANDOM = compressors.top_k(0.25), compressors.contraction(compressors.random_k(0.5))
@@ -443,7 +443,7 @@ def bowl() -> Layered:
     """
     curvature = np.repeat(1 / np.asarray(UNEQUAL), SIZES)
     problem = problems.quadratic(np.diag(curvature)[None], np.ones((1, sum(SIZES))))
-    return layered(problem, SIZES, [1 / w for w in UNEQUAL])
+    return split_layers(problem, SIZES, [1 / w for w in UNEQUAL])
 
 
 def bowls() -> list[Outcome]:

@@ -72,7 +72,7 @@ def check(
     """Checks the bound against a run on `CLUSTER`.
 
     Args:
-        layered: a problem from `ef21.layered`.
+        layered: a problem from `ef21.split_layers`.
         choices: Omega, contractions; each contracts a layer by at least `choices.delta`.
         rule: selects one of them for each layer.
         steps: K.

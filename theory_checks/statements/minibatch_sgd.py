@@ -16,7 +16,7 @@ from typing import Any
 import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import instances, ranges, runs
-from theory_checks.machinery.rates import Terms, recommended
+from theory_checks.machinery.rates import Terms, step_size_and_rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 from theory_checks.statements import sgd
 
@@ -70,7 +70,7 @@ def terms(
     return sgd.terms(gap=gap, smoothness=smoothness, noise=math.sqrt(total))
 
 
-step_size, rate = recommended("minibatch_sgd", terms)
+step_size, rate = step_size_and_rate("minibatch_sgd", terms)
 
 
 @ranges.validate("bounds.minibatch_sgd")

@@ -22,7 +22,7 @@ from functools import partial
 import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import instances, ranges, runs
-from theory_checks.machinery.rates import Terms, recommended
+from theory_checks.machinery.rates import Terms, step_size_and_rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 
 
@@ -45,7 +45,7 @@ def terms(*, gap: float, smoothness: float, noise: float) -> Terms:
     return Terms(2 * gap, smoothness, smoothness * noise**2, share=0)
 
 
-step_size, rate = recommended("sgd", terms)
+step_size, rate = step_size_and_rate("sgd", terms)
 
 
 @ranges.validate("bounds.sgd")

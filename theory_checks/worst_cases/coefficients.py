@@ -240,11 +240,13 @@ class Reader:
         zeros, none = jnp.zeros((Q, N, 1)), jnp.zeros((R, 1))
 
         def quantities(t, floats, rest, by_input):
-            def of(floats):
+            def quantities_of(floats):
                 return self._quantities(exact, t, whole(floats, rest))
 
             asked = self._queried_workers(exact, t, whole(floats, rest))
-            derivative = jax.vmap(lambda change: jax.jvp(of, (floats,), (change,))[1])(by_input)
+            derivative = jax.vmap(lambda change: jax.jvp(quantities_of, (floats,), (change,))[1])(
+                by_input
+            )
             points, model, local_models = jax.tree.map(
                 lambda leaf: jnp.moveaxis(leaf[..., 0], 0, -1), derivative
             )
@@ -433,10 +435,10 @@ def _compressed_vectors(next_floats: Callable, base: tuple, inputs: tuple) -> ja
         return _flat(jax.jvp(next_floats, base, (*nothing[:2], unit[:, None]))[1])
 
     def change_by_gain(floats, answers, errors):
-        def of(gains):
+        def state_of(gains):
             return _flat(next_floats(floats, answers, errors, gains))
 
-        return jax.vmap(lambda unit: jax.jvp(of, (jnp.zeros(R),), (unit,))[1])(units)
+        return jax.vmap(lambda unit: jax.jvp(state_of, (jnp.zeros(R),), (unit,))[1])(units)
 
     J = jax.vmap(change_by_error)(units)  # [R, S]
     by_input = jax.vmap(lambda *change: jax.jvp(change_by_gain, base, change)[1])(
