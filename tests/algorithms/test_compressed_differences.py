@@ -64,7 +64,7 @@ def test_the_gradients_are_below_the_bound_at_the_largest_step(name):
     )
     gamma = 1 / (L_minus + L_plus * np.sqrt(B / A))
     method = algorithms.three_point(optax.sgd(float(gamma)), point)
-    found = trajectories.run(lambda of: method, quadratics.instance(0.0, start), length=T)
+    found = trajectories.run(lambda squares: method, quadratics.instance(0.0, start), length=T)
     x = np.concatenate([start[None], found.home[:-1]])
     sums = np.cumsum(np.sum((x @ mean - shift) ** 2, axis=1))
     h = trajectories.rows(found.states.workers.estimate)[1]
@@ -130,12 +130,12 @@ def _error(point: three_points.ThreePoint, x: Any, h: Any, y: Any) -> np.ndarray
         decoded = jax.vmap(lambda key, v: compressors.apply(C, key, v))(keys, vectors)
         return decoded if senders is None else jnp.where(senders[:, None], decoded, 0)
 
-    def of(key):
+    def squares(key):
         now = dsgd.Round(jnp.int32(1), len(x), key)
         return np.sum((np.asarray(point.apply(send, x, h, y, now)) - x) ** 2, axis=1)
 
     coins = {bool(jax.random.bernoulli(jax.random.key(i), P)): jax.random.key(i) for i in range(20)}
-    return P * of(coins[True]) + (1 - P) * of(coins[False])
+    return P * squares(coins[True]) + (1 - P) * squares(coins[False])
 
 
 def test_more_clients_than_workers_are_refused():

@@ -96,7 +96,7 @@ def flat(params) -> np.ndarray:
     return np.asarray(ravel_pytree(params)[0], float)
 
 
-def moved(by: float):
+def shift_params(by: float):
     """Returns the initial parameters plus a constant."""
     return jax.tree.map(lambda leaf: leaf + np.float32(by), params())
 
@@ -107,7 +107,7 @@ def assert_columns(found, **expected) -> None:
         np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
-def by_servers(updates, P: int, aware: bool) -> np.ndarray:
+def server_loop(updates, P: int, aware: bool) -> np.ndarray:
     """Returns the last model `[d]` after each server's steps in its own order, with the parts at
     which each gradient was computed.
     """
@@ -198,7 +198,7 @@ def test_two_servers_make_the_steps_of_their_orders(ray):
     assert trained.updates["worker"].shape == (40, 2)
     assert trained.updates["staleness"].max() > 1
     np.testing.assert_allclose(
-        flat(trained.params), by_servers(trained.updates, 2, aware=True), rtol=1e-4, atol=1e-6
+        flat(trained.params), server_loop(trained.updates, 2, aware=True), rtol=1e-4, atol=1e-6
     )
     steps = np.array([0, 15, 30, 40])
     np.testing.assert_allclose(trained.history["bits"], 2 * 32 * D * steps / N)
@@ -259,7 +259,7 @@ def test_a_killed_worker_is_left_out_and_rejoins_and_a_killed_server_resumes(ray
     assert len(updates["worker"]) == 400
     assert (np.diff(updates["clock"]) > 0).all(), "the seconds of the server's absence count"
     np.testing.assert_allclose(
-        flat(trained.params), by_servers(updates, 1, aware=False), rtol=1e-4, atol=1e-6
+        flat(trained.params), server_loop(updates, 1, aware=False), rtol=1e-4, atol=1e-6
     )
     again = on_ray.asynchronous_sgd(problem(), STEP, **run)
     np.testing.assert_array_equal(flat(again.params), flat(trained.params))
@@ -268,7 +268,7 @@ def test_a_killed_worker_is_left_out_and_rejoins_and_a_killed_server_resumes(ray
         on_ray.asynchronous_sgd(problem(), optax.sgd(0.2), **run)
 
 
-def by_pairs(updates, steps: int | None = None) -> np.ndarray:
+def pair_loop(updates, steps: int | None = None) -> np.ndarray:
     """Returns the models by the recursion of AD-PSGD in an order of exchanges, `[N, d]`."""
     X = np.tile(flat(params()), (N, 1))
     read = X.copy()
@@ -291,7 +291,7 @@ def test_pairs_average_in_one_global_order(ray):
     assert set(updates["partner"]) == set(range(N))
     assert (updates["worker"] != updates["partner"]).all()
     for record in (2, -1):
-        models = by_pairs(updates, steps[record])
+        models = pair_loop(updates, steps[record])
         apart = np.mean(np.sum((models - models.mean(axis=0)) ** 2, axis=1))
         np.testing.assert_allclose(
             trained.history["consensus"][record], apart, rtol=1e-3, atol=1e-9
@@ -338,7 +338,7 @@ def gradient(value: float) -> dict[str, np.ndarray]:
     return {"w": np.full(2, value, np.float32)}
 
 
-async def pushed(
+async def push_gradient(
     to: server.Server, worker: int, reply, incarnation: int = 0, value: float = 1.0
 ) -> server.Reply:
     """Pushes a gradient at the model of that reply; None: the first gradient."""
@@ -361,7 +361,7 @@ def story(tell):
     return test
 
 
-async def held(waiting) -> bool:
+async def is_held(waiting) -> bool:
     """Returns whether it still waits when all other tasks have run."""
     for _ in range(5):
         await asyncio.sleep(0)
@@ -371,10 +371,10 @@ async def held(waiting) -> bool:
 @story
 async def test_a_bounded_server_delays_a_gradient_that_would_make_another_too_old(alone):
     to = alone(bound=2)
-    fast = await pushed(to, 0, await pushed(to, 0, None))
-    third = asyncio.ensure_future(pushed(to, 0, fast))
-    assert await held(third), "worker 1's gradient of model 0 is to be update 2"
-    late = await pushed(to, 1, None)
+    fast = await push_gradient(to, 0, await push_gradient(to, 0, None))
+    third = asyncio.ensure_future(push_gradient(to, 0, fast))
+    assert await is_held(third), "worker 1's gradient of model 0 is to be update 2"
+    late = await push_gradient(to, 1, None)
     assert (late.version, (await third).version) == (4, 4)
     assert [(update.worker, update.step - update.version) for update in to.updates] == [
         (0, 0),
@@ -382,9 +382,9 @@ async def test_a_bounded_server_delays_a_gradient_that_would_make_another_too_ol
         (1, 2),
         (0, 1),
     ]
-    fast = await pushed(to, 0, await pushed(to, 0, await third))
-    stuck = asyncio.ensure_future(pushed(to, 0, fast))
-    assert await held(stuck)
+    fast = await push_gradient(to, 0, await push_gradient(to, 0, await third))
+    stuck = asyncio.ensure_future(push_gradient(to, 0, fast))
+    assert await is_held(stuck)
     await to.progress({0: 0, 1: 1})
     assert (await stuck).version == 7, "worker 1 has died, and is not waited for"
 
@@ -392,15 +392,15 @@ async def test_a_bounded_server_delays_a_gradient_that_would_make_another_too_ol
 @story
 async def test_only_gradients_of_the_last_model_read_by_the_current_process_are_applied(alone):
     to = alone(bound=3)
-    one = await pushed(to, 0, None)
-    assert (await pushed(to, 0, None)).version == 1, "of the version before"
-    assert (await pushed(to, 0, one._replace(version=2))).version == 1
+    one = await push_gradient(to, 0, None)
+    assert (await push_gradient(to, 0, None)).version == 1, "of the version before"
+    assert (await push_gradient(to, 0, one._replace(version=2))).version == 1
     await to.progress({0: 0, 1: 1})
-    assert (await pushed(to, 1, None)).version == 1, "of a worker that has died"
+    assert (await push_gradient(to, 1, None)).version == 1, "of a worker that has died"
     back = await to.pull(1, 1)
     assert (back.version, back.draw) == (1, 0)
-    assert (await pushed(to, 1, back, incarnation=1)).version == 2
-    assert (await pushed(to, 1, back)).version == 2, "its first incarnation again"
+    assert (await push_gradient(to, 1, back, incarnation=1)).version == 2
+    assert (await push_gradient(to, 1, back)).version == 2, "its first incarnation again"
     assert (await to.pull(1, 1)).draw == 1, "batches that it has drawn are not drawn again"
 
 
@@ -408,21 +408,22 @@ async def test_only_gradients_of_the_last_model_read_by_the_current_process_are_
 async def test_a_synchronous_server_averages_all_live_workers(alone):
     to = alone(3, together=True)
     first = [
-        asyncio.ensure_future(pushed(to, worker, None, value=float(worker))) for worker in (2, 0)
+        asyncio.ensure_future(push_gradient(to, worker, None, value=float(worker)))
+        for worker in (2, 0)
     ]
-    assert await held(first[0])
-    reply = await pushed(to, 1, None, value=1.0)
+    assert await is_held(first[0])
+    reply = await push_gradient(to, 1, None, value=1.0)
     assert (reply.version, [each.done() for each in first]) == (1, [False, False])
     np.testing.assert_allclose(reply.part["w"], PART["w"] - GAMMA * 1.0)
-    two = [asyncio.ensure_future(pushed(to, worker, reply, value=3.0)) for worker in (0, 2)]
-    assert await held(two[0])
+    two = [asyncio.ensure_future(push_gradient(to, worker, reply, value=3.0)) for worker in (0, 2)]
+    assert await is_held(two[0])
     await to.progress({0: 0, 1: 1, 2: 0})
     np.testing.assert_allclose((await two[0]).part["w"], PART["w"] - GAMMA * 4.0, rtol=1e-6)
     back, reply = await to.pull(1, 1), await two[0]
     await to.progress({0: 0, 1: 1, 2: 1})
-    waiting = asyncio.ensure_future(pushed(to, 0, reply))
-    assert await held(waiting), "worker 1 is there again, though another has died"
-    assert (await pushed(to, 1, back, incarnation=1)).version == (await waiting).version == 3
+    waiting = asyncio.ensure_future(push_gradient(to, 0, reply))
+    assert await is_held(waiting), "worker 1 is there again, though another has died"
+    assert (await push_gradient(to, 1, back, incarnation=1)).version == (await waiting).version == 3
 
 
 @story
@@ -432,23 +433,23 @@ async def test_a_server_resumes_from_its_checkpoint_and_refuses_earlier_gradient
     first = alone(folder=str(tmp_path))
     await first.restore()
     await first.begin()
-    reply = await pushed(first, 1, await pushed(first, 0, None))
-    reply = await pushed(first, 1, reply)
+    reply = await push_gradient(first, 1, await push_gradient(first, 0, None))
+    reply = await push_gradient(first, 1, reply)
     first.checkpoint.__exit__()
     second = alone(folder=str(tmp_path))
     assert tuple(await second.restore()) == (2, 1, True)
     await second.begin()
     np.testing.assert_array_equal(second.model.params["w"], reply.part["w"])
     jax.tree.map(np.testing.assert_array_equal, second.updates, first.updates)
-    assert (await pushed(second, 1, reply)).version == 2, "of the incarnation before"
+    assert (await push_gradient(second, 1, reply)).version == 2, "of the incarnation before"
     back = await second.pull(1, 0)
     assert (back.version, back.server_incarnation, back.draw) == (2, 1, 1), (
         "batches that were drawn before are not drawn again"
     )
-    assert (await pushed(second, 1, reply)).version == 2, (
+    assert (await push_gradient(second, 1, reply)).version == 2, (
         "of the incarnation before, though its version has been read again"
     )
-    assert (await pushed(second, 1, back)).version == 3
+    assert (await push_gradient(second, 1, back)).version == 3
     assert second.updates[-1].at > second.updates[-2].at
     assert len((await second.history())[1]) == 4
     second.checkpoint.__exit__()
@@ -463,18 +464,18 @@ async def test_a_server_resumes_from_its_checkpoint_and_refuses_earlier_gradient
 async def test_a_server_keeps_records_until_it_is_done_or_not_finite(alone):
     to, reply = alone(1, record_every=3, steps=7), None
     for version in range(1, 8):
-        reply = await pushed(to, 0, reply)
+        reply = await push_gradient(to, 0, reply)
         assert (reply.version, reply.done) == (version, version == 7)
-    assert (await pushed(to, 0, reply)).version == 7, "it takes no more"
+    assert (await push_gradient(to, 0, reply)).version == 7, "it takes no more"
     np.testing.assert_allclose(
         [record["w"][0] for record in to.records],
         PART["w"][0] - GAMMA * np.array([0, 3, 6, 7]),
         rtol=1e-5,
     )
     broken = alone(1, record_every=2)
-    reply = await pushed(broken, 0, None, value=math.nan)
+    reply = await push_gradient(broken, 0, None, value=math.nan)
     assert not reply.done
-    assert (await pushed(broken, 0, reply)).done
+    assert (await push_gradient(broken, 0, reply)).done
     assert not (await broken.progress({})).finite
 
 
@@ -585,7 +586,7 @@ async def test_a_worker_that_rejoins_waits_for_a_model(lonely):
     with pytest.raises(peer.Restarted):
         await one.look()
     taking = asyncio.ensure_future(one._take_over())
-    assert await held(taking), "no neighbour is there"
+    assert await is_held(taking), "no neighbour is there"
 
     async def away():
         raise Dead
@@ -655,12 +656,12 @@ async def test_peers_average_in_one_global_order(lonely, dead):
         name: np.array([getattr(each, name) for each in order])
         for name in ("stamp", "worker", "partner", "draw", "computed", "at")
     }
-    for n, each in enumerate(by_pairs(updates)):
+    for n, each in enumerate(pair_loop(updates)):
         np.testing.assert_allclose(flat(peers[n].model.params), each, rtol=1e-4, atol=1e-6)
         draws = updates["draw"][updates["worker"] == n]
         np.testing.assert_array_equal(draws, np.arange(3, 3 + len(draws)))
         for stamp, model in reports[n].records:
-            before = by_pairs(updates, np.sum(updates["stamp"] <= stamp))
+            before = pair_loop(updates, np.sum(updates["stamp"] <= stamp))
             np.testing.assert_allclose(flat(model), before[n], rtol=1e-4, atol=1e-6)
     assert [stamp for stamp, _ in reports[0].records][:2] == [10, 20]
     assert ((updates["at"] >= 1000) & (updates["at"] < 1030) & (updates["computed"] > 0)).all()
@@ -766,7 +767,7 @@ def test_bits_count_gradients_and_not_steps():
     """
     taken = [(step, worker) for step in range(5) for worker in range(N) if (step, worker) != (1, 2)]
     rows = [update(step, worker, step, at=1.0 + step, read=(step,)) for step, worker in taken]
-    records = [moved(0.1 * i) for i in range(4)]
+    records = [shift_params(0.1 * i) for i in range(4)]
     parts = [(rows, records, records[-1], 0.0)]
     found = put_together(1, parts, steps=5, record_every=2, together=True)
     gradients = np.array([0, N + N - 1, 4 * N - 1, 5 * N - 1])
@@ -821,8 +822,11 @@ def test_gossip_is_put_in_the_order_of_stamps():
     # stamp, worker, partner, seconds
     exchanges = [(2, 1, 0, 2.5), (1, 0, 1, 1.0), (4, 2, 0, 2.0), (2, 0, 2, 3.0), (5, 1, 2, 4.0)]
     run.exchanges = [peer.Exchange(*three, 7, 0.5, 0.25, at) for *three, at in exchanges]
-    run.records = {2: {0: moved(1), 1: moved(2), 2: moved(6)}, 4: {1: moved(3), 2: moved(5)}}
-    last = {0: (moved(4), 4), 1: (moved(2), 5), 2: (moved(0), 5)}
+    run.records = {
+        2: {0: shift_params(1), 1: shift_params(2), 2: shift_params(6)},
+        4: {1: shift_params(3), 2: shift_params(5)},
+    }
+    last = {0: (shift_params(4), 4), 1: (shift_params(2), 5), 2: (shift_params(0), 5)}
     found = gossip._combine("gossip", problem(), params(), run, last, 2)
     assert_columns(
         found.updates,
@@ -850,7 +854,7 @@ def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
     monkeypatch.setattr(on_worker, "require_ray", lambda: NO_RAY)
     asked, parts = {0: [], 1: []}, on_worker.split(params(), 2)
 
-    def served(
+    def serve(
         p: int, draw: int, version: int, server_incarnation: int, seconds: float, last: int
     ) -> Named:
         def reply(seconds=0.0, drawn=0):
@@ -864,7 +868,7 @@ def test_a_workers_messages_have_the_versions_of_all_parts_it_read(monkeypatch):
         return Named(pull=lambda worker, incarnation: reply(drawn=draw), push=push)
 
     one = on_worker.Worker(1, with_servers.tasks(problem(), KEY, params(), None)(1))
-    assert one.run([served(0, 4, 10, 2, -5.0, 2), served(1, 6, 20, 3, -7.0, 3)], 8) == 3
+    assert one.run([serve(0, 4, 10, 2, -5.0, 2), serve(1, 6, 20, 3, -7.0, 3)], 8) == 3
     slope, _ = one.gradients(params(), 6)
     for p, part in enumerate(on_worker.split(slope, 2)):
         np.testing.assert_array_equal(asked[p][0][0], part)

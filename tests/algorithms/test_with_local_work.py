@@ -78,7 +78,7 @@ def problem(**fields: Any) -> dsgd.Problem:
     )
 
 
-def in_turn(state: dsgd.State, round: dsgd.Round) -> LocalWork:
+def alternate(state: dsgd.State, round: dsgd.Round) -> LocalWork:
     """Returns sizes that change from round to round."""
     return work.local_batches(jnp.asarray(SIZES)[round.step % 2], batch_size=B, micro_batches=M)
 
@@ -93,7 +93,7 @@ def test_a_method_with_local_work_equals_one_on_the_weighted_samples(name):
         plain = [Batch(a, y, np.full(y.shape, 1 / B)) for a, y in zip(*items(), strict=True)]
         cuttable = problem(batch_size=B, truncate=cut)
         run = partial(dsgd.run, steps=STEPS, key=jax.random.key(1))
-        ours = run(with_local_work(method, in_turn), cuttable, batches=plain, mesh=2)
+        ours = run(with_local_work(method, alternate), cuttable, batches=plain, mesh=2)
         # mask of the first samples, [2, N, M B]
         counts = np.arange(M * B)[None] < SIZES[:, :, None]
         per_sample = N * counts / SIZES.sum(axis=1)[:, None, None]
@@ -159,7 +159,7 @@ def test_recorded_norms_are_those_of_the_gradients(key):
             a[0].astype(np.float32), y[0].astype(np.float32), np.full(y[0].shape, 1 / B, np.float32)
         )
     ]
-    method = with_diagnostics(with_local_work(algorithms.minibatch_sgd(SGD), in_turn))
+    method = with_diagnostics(with_local_work(algorithms.minibatch_sgd(SGD), alternate))
     history = dsgd.run(
         method, problem(batch_size=B, truncate=cut), steps=1, key=key, batches=outside, mesh=2
     ).history
@@ -209,7 +209,7 @@ REFUSED = {
     ),
     "twice": (
         lambda: dsgd.compile_round(
-            with_local_work(with_local_work(MB, in_turn), in_turn), problem(), 1
+            with_local_work(with_local_work(MB, alternate), alternate), problem(), 1
         ),
         "set the local work themselves",
     ),
@@ -272,11 +272,11 @@ def one_round(
     """
     draw, method = np.random.default_rng(0), algorithms.make(name, optax.sgd(0.1, **optimizer), N)
 
-    def drawn(leaf):
+    def randomize(leaf):
         floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         return jnp.asarray(draw.uniform(0.5, 1.5, leaf.shape), leaf.dtype) if floating else leaf
 
-    def updated(state):
+    def step_once(state):
         this = dsgd.Round(
             jnp.int32(step), N, jax.random.key(0), work=work.micro_batches(active[:, None])
         )
@@ -291,8 +291,8 @@ def one_round(
             return communicate(method, state, answers, this, jax.random.key(1))[0]
 
     gradients = jnp.asarray(draw.uniform(0.5, 1.5, (N, D)) * active[:, None], jnp.float32)
-    before = jax.tree.map(drawn, method.init(jnp.ones(D), N))
-    return Ends(before, jax.jit(place_on_one_device(updated))(before))
+    before = jax.tree.map(randomize, method.init(jnp.ones(D), N))
+    return Ends(before, jax.jit(place_on_one_device(step_once))(before))
 
 
 NO_MESSAGE = workers.Participation(

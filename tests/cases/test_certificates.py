@@ -199,7 +199,7 @@ def test_kinds_of_operations():
 # --- Constants of the classes: values of equivalent classes.
 
 
-def on_ring(rate):
+def ring_sgd(rate):
     return algorithms.decentralized_sgd(optax.sgd(rate), topologies.ring(4))
 
 
@@ -210,7 +210,7 @@ def test_lengths_have_any_unit(where):
     """
     one, other = (
         worst_case(
-            on_ring,
+            ring_sgd,
             Smooth(2, 0.1, distance=1.5 * a, heterogeneity=0.6 * a, where=where),
             steps=2,
             rate=0.4,
@@ -226,7 +226,7 @@ def test_values_of_functions_that_are_not_convex_have_any_unit(where):
     """Functions c f: with steps / c, squared gradients are c^2 times as large."""
     one, other = (
         worst_case(
-            on_ring,
+            ring_sgd,
             Smooth(2 * c, -2 * c, gap=0.7 * c, heterogeneity=0.6 * c, where=where),
             steps=2,
             rate=0.2 / c,
@@ -245,7 +245,7 @@ def test_the_minimum_of_parabolas_is_zero():
     L, a = 3.0, np.array([0.3, -0.2, 0.9, 0.4])
     functions = Smooth(L, -L, gap=0.7, heterogeneity=0.6, where="path")
     options = {"measure": "gradient", "over": "mean", "workers": 4, "delta": None}
-    given = Analysis.from_method(on_ring, functions, {"rate": 0.4}, steps=1, key=None, **options)
+    given = Analysis.from_method(ring_sgd, functions, {"rate": 0.4}, steps=1, key=None, **options)
     points, vectors = lay_out(given.reader, given.reader({"rate": 0.4}), functions, {0})
     units = sizes.units(points, vectors)
     basis = symmetry.basis(points, "none", units)
@@ -275,6 +275,6 @@ def test_gradients_at_the_optimum_are_bounded_by_those_on_the_path(
 ):
     functions = Smooth(2, distance=distance, heterogeneity=heterogeneity, where="average")
     options = {"steps": 1, "measure": "gap", "over": "last", "workers": 4, "delta": None}
-    given = Analysis.from_method(on_ring, functions, {"rate": 0.4}, key=None, **options)
+    given = Analysis.from_method(ring_sgd, functions, {"rate": 0.4}, key=None, **options)
     points, vectors = lay_out(given.reader, given.reader({"rate": 0.4}), functions, {0, 1})
     assert (sizes.sizes(points, vectors, None).inputs[points.optimum] >= reached).all()

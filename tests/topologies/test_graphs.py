@@ -124,17 +124,6 @@ def test_a_graph_has_its_edges_its_weights_and_its_rho(make, arguments):
         np.testing.assert_array_equal(same.W, other.W)
 
 
-def test_a_hypercube_of_no_dimension_is_one_worker():
-    assert topologies.hypercube(0).W.tolist() == [[1]]
-
-
-def test_exponential_sends_forward():
-    """Worker 0 sends to 1, 2 and 4, and the weight of its message to 4 is in row 4."""
-    W = topologies.exponential(8).W
-    assert np.flatnonzero(W[:, 0]).tolist() == [0, 1, 2, 4]
-    assert np.flatnonzero(W[0]).tolist() == [0, 4, 6, 7]
-
-
 def test_spectral_gap_of_a_large_ring_is_not_what_the_survey_prints():
     n = 1000
     gap = topologies.ring(n).spectral_gap

@@ -98,10 +98,6 @@ def test_matchings_are_a_partition_of_the_edges_without_common_workers():
     assert len(PARTS) <= BARBELL.degree + 1
 
 
-def test_one_worker_has_no_matchings():
-    np.testing.assert_array_equal(topologies.matcha(topologies.ring(1), 0.5).W, [[1.0]])
-
-
 def test_with_the_whole_budget_every_round_is_the_graph_with_its_best_weight():
     graph, L = topologies.matcha(BARBELL, 1.0), LAPLACIANS.sum(axis=0)
     values = np.linalg.eigvalsh(L)

@@ -22,12 +22,12 @@ def largest(workers):
 
 
 @pytest.fixture(scope="module")
-def drawn() -> np.ndarray:
+def end_times() -> np.ndarray:
     """Returns the end times of micro-batches, `[draws, N, M]`."""
     return np.random.default_rng(0).normal(MEAN, STD, (100_000, N, M)).cumsum(axis=-1)
 
 
-def stopped(ends: np.ndarray, stop: str, tau: float) -> tuple[np.ndarray, np.ndarray]:
+def stop_workers(ends: np.ndarray, stop: str, tau: float) -> tuple[np.ndarray, np.ndarray]:
     """Returns the number of micro-batches that each worker computes, `[draws, N]`, and the time at
     which it stops, worker by worker.
     """
@@ -75,16 +75,16 @@ def test_equation_4_has_the_stated_error():
 
 
 @STOPS
-def test_step_times_agree_with_draws(drawn, stop):
+def test_step_times_agree_with_draws(end_times, stop):
     effect = dropcompute.expected_effect(MEAN, STD, M, N, TAUS, stop=stop)
     expected, micro_batches = effect.step_time, M * (1 - effect.drop_rate)
     for i, tau in enumerate(TAUS):
-        count, seconds = stopped(drawn, stop, tau)
+        count, seconds = stop_workers(end_times, stop, tau)
         for draws, mean in (
             (seconds.max(axis=1), expected[i]),
             (count.mean(axis=1), micro_batches[i]),
         ):
-            assert abs(draws.mean() - mean) < 4 * draws.std() / np.sqrt(len(drawn)) + 1e-6, (
+            assert abs(draws.mean() - mean) < 4 * draws.std() / np.sqrt(len(end_times)) + 1e-6, (
                 tau,
                 draws.mean(),
                 mean,
@@ -185,15 +185,15 @@ def test_the_speedup_of_bounded_latencies_is_bounded(stop):
     a, b, M, T_c = 1.0, 3.0, 12, 2.0
     bound = (M * b + T_c) / (M * a + T_c)
 
-    def reached(latencies):
+    def reach(latencies):
         tau = dropcompute.threshold(latencies, T_c, stop)
         return dropcompute.measured_effect(latencies, tau, T_c, stop).speedup
 
     single = np.full((1, 512, M), a)
     single[0, 0] = b
-    few, many = (reached(np.random.default_rng(0).uniform(a, b, (2, n, M))) for n in (64, 512))
+    few, many = (reach(np.random.default_rng(0).uniform(a, b, (2, n, M))) for n in (64, 512))
     assert many < min(bound, 1.1 * few)
-    assert 0.9 * bound < reached(single) < bound
+    assert 0.9 * bound < reach(single) < bound
 
 
 GIVEN = {"thresholds": 5.0, "mean": 1.0, "std": 0.3, "micro_batches": 12, "workers": 4}

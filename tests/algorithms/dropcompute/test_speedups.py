@@ -34,7 +34,7 @@ def algorithm_2(latencies, communication, tau) -> np.ndarray:
     return total / I
 
 
-def by_worker(latencies, communication, tau) -> np.ndarray:
+def worker_loop(latencies, communication, tau) -> np.ndarray:
     """Returns the same for workers that read their clock after each micro-batch."""
     (I, N, M), total = latencies.shape, np.zeros(3)
     for t, t_c in zip(latencies, communication, strict=True):
@@ -52,7 +52,7 @@ def outcome(share: float, T: float, step: float, t_c: float) -> np.ndarray:
     return np.array([share * ((T + t_c) / (step + t_c) if step + t_c else 1), 1 - share, step])
 
 
-ORACLES = {"preempt": algorithm_2, "between": by_worker}
+ORACLES = {"preempt": algorithm_2, "between": worker_loop}
 
 
 @st.composite
@@ -128,7 +128,7 @@ def test_pruning_does_not_change_the_result(stop, shape):
     assert speedups.max() > 1.01, "there is something to gain"
 
 
-def planned(latencies, communication, taus, stop):
+def plan(latencies, communication, taus, stop):
     effect = dropcompute.measured_effect(latencies, taus, communication, stop)
     return {
         "best": dropcompute.threshold(latencies, communication, stop),
@@ -142,10 +142,10 @@ def test_inside_a_program_it_equals_numpy(stop):
     drawn = [lognormal(seed, 3, 20, 6) for seed in range(4)]
     times, communication = (np.float32(np.stack(each)) for each in zip(*drawn, strict=True))
     taus = np.array([0.0, 1.5, 6.0, 9.5, np.inf], np.float32)
-    program = jax.jit(jax.vmap(partial(planned, taus=taus, stop=stop)))
+    program = jax.jit(jax.vmap(partial(plan, taus=taus, stop=stop)))
     found = program(times, communication)
     for i in range(4):
-        for name, wanted in planned(times[i], communication[i], taus, stop).items():
+        for name, wanted in plan(times[i], communication[i], taus, stop).items():
             np.testing.assert_allclose(found[name][i], wanted, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
