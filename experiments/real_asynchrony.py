@@ -282,7 +282,7 @@ def draw(args: Args, found: dict[str, Measured]) -> Figure:
             name: (one.trained.history[cost], one.trained.history["loss"][None])
             for name, one in found.items()
         }
-        figures.losses(axes, lines, xlabel=label)
+        figures.curves(lines, xlabel=label)(axes)
     above.axes[0].set_ylabel("loss f(x)")
     figures.legend(above, 3, above.axes[0])
     for part in below:

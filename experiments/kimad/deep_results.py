@@ -320,7 +320,7 @@ def draw(
         history = dsgd.history.evaluated_records(of[name])
         lines[name] = history["clock"].mean(axis=0), history["loss"]
     title = f"T_comm = {seconds:g} s (figure 8)"
-    figures.losses(losses, lines, xlabel="simulated seconds", ylabel="loss f(x)", title=title)
+    figures.curves(lines, xlabel="simulated seconds", ylabel="loss f(x)", title=title)(losses)
     losses.legend(frameon=False, fontsize=9)
 
     draw_over_time(errors, setting, of, "error", 1, period)

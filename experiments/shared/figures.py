@@ -1,5 +1,5 @@
 """Parts that the figures of experiments share: styles of lines, axes with their legend, panels of
-losses, titles, files. Everything else is in `dsgd.plots`.
+curves, titles, files. Everything else is in `dsgd.plots`.
 """
 
 from __future__ import annotations
@@ -68,27 +68,6 @@ def describe(
         plots.plain_log(axes.xaxis if name == "x" else axes.yaxis)
     if legend:
         axes.legend(frameon=False, fontsize=9)
-
-
-def losses(
-    axes: Axes,
-    lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    target: float | None = None,
-    **look: Any,
-) -> None:
-    """Draws a panel of losses on a logarithmic axis, with error bands over seeds.
-
-    Args:
-        axes: the panel.
-        lines: x `[records]` and losses `[seeds, records]`, by name.
-        target: value at which a grey line is drawn; None: no line.
-        look: labels, scales and title, as in `Axes.set`.
-    """
-    axes.set(yscale="log", **look)
-    plots.draw_lines(axes, lines)
-    if target is not None:
-        axes.axhline(target, color="0.4", linewidth=0.8)
-    plots.plain_log(axes.yaxis)
 
 
 def curves(

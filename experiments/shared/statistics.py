@@ -27,11 +27,6 @@ def edge(value: float, grid: Sequence[float]) -> str:
     return "*" * (value in (min(grid), max(grid)))
 
 
-def step_size(value: float, grid: Sequence[float]) -> str:
-    """Returns a table's cell for a step size."""
-    return f"{edge(value, grid)}{value:g}"
-
-
 def with_error(values: np.ndarray, digits: int = 1) -> str:
     """Formats the mean over seeds, `[seeds]`, with its standard error if there are several."""
     middle, error = dsgd.history.mean_and_error(values)
