@@ -70,7 +70,7 @@ def method(exchange: str) -> dsgd.Algorithm:
 
 def host_values(result: Any) -> dict[str, Any]:
     """Returns the part of a result that is in all processes, on the host."""
-    state = [arrays.on_host(leaf) for leaf in jax.tree.leaves(result.state)]
+    state = [arrays.fetch(leaf) for leaf in jax.tree.leaves(result.state)]
     return {
         "state": state,
         "params": jax.tree.map(np.asarray, result.params),

@@ -86,7 +86,7 @@ def _findings(
     checks on one device.
     """
     problem = (
-        problem._replace(data=jax.tree.map(arrays.on_host, problem.data))
+        problem._replace(data=jax.tree.map(arrays.fetch, problem.data))
         if agreement.process_count() > 1
         else problem
     )
@@ -204,7 +204,7 @@ def _twice(case: Case, key: jax.Array, steps: int) -> list[Finding]:
 def _among_seeds(case: Case, key: jax.Array, steps: int) -> Result:
     """Returns the second of two runs with different seeds, on one device."""
     both = case.run(steps=steps, key=key, seeds=2, mesh=1)
-    state, params = jax.tree.map(lambda leaf: arrays.on_host(leaf)[1], (both.state, both.params))
+    state, params = jax.tree.map(lambda leaf: arrays.fetch(leaf)[1], (both.state, both.params))
     return Result(
         state,
         {name: values if name == "step" else values[1] for name, values in both.history.items()},
@@ -261,7 +261,7 @@ def _random_keys(case: Case, key: jax.Array) -> Finding:
     alone, N = case.plan(1), case.problem.workers
     both = alone._replace(runs=1)
     state = jax.tree.map(
-        arrays.on_host, programs.call(loop.first_carry, both, {}, jax.random.split(key, 2)).state
+        arrays.fetch, programs.call(loop.first_carry, both, {}, jax.random.split(key, 2)).state
     )
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), state)
     used = randomness.uses(
@@ -504,7 +504,7 @@ def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
     program = traced.lower().compile()
     for _ in range(steps):
         state, bits = program(state, *arguments)
-        recorded.append(jax.tree.map(lambda each: counts.to_int(arrays.on_host(each)), bits))
+        recorded.append(jax.tree.map(lambda each: counts.to_int(arrays.fetch(each)), bits))
     up, down, exchanges = (np.array(each) for each in zip(*recorded, strict=True))
     unrecorded = collectives.unrecorded(traced.jaxpr)
     return Rounds(plan, program, unrecorded, state, up, down, exchanges)
@@ -538,7 +538,7 @@ def _differences(one: Result, other: Result, relative: float, absolute: float) -
 
 
 def _close(one: Any, other: Any, relative: float, absolute: float) -> bool:
-    a, b = (arrays.on_host(x).astype(float) for x in (one, other))
+    a, b = (arrays.fetch(x).astype(float) for x in (one, other))
     scale = max(1.0, float(np.max(np.abs(a), initial=0, where=np.isfinite(a))))
     return a.shape == b.shape and np.allclose(
         a, b, rtol=relative, atol=absolute * scale, equal_nan=True

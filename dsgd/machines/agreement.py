@@ -64,7 +64,7 @@ def all_gather(about: str, words: str) -> list[str]:
     return _exchange(about, {"said": words})
 
 
-def on_process_zero(act: Callable[[], str]) -> str:
+def call_on_process_zero(act: Callable[[], str]) -> str:
     """Calls `act` in process 0 only, and returns its result in every process.
 
     Raises:
@@ -105,7 +105,7 @@ def all_or_none(name: str, whole: bool = True) -> Iterator[None]:
     if is_single_process() or not whole:
         yield
         return
-    with heartbeat.within(name):
+    with heartbeat.watch(name):
         try:
             yield
         except (PeerFailed, heartbeat.PeerLost):

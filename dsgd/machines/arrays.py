@@ -32,7 +32,7 @@ def from_host(values: Any, dtype: Any = None) -> jax.Array:
     """
     forks.require_threads()
     with jax.ensure_compile_time_eval():  # a concrete value, even if JAX traces the call
-        return jax.device_put(_copied(values, dtype))
+        return jax.device_put(_copy(values, dtype))
 
 
 def put(tree: PyTree, sharding: Sharding) -> PyTree:
@@ -43,9 +43,9 @@ def put(tree: PyTree, sharding: Sharding) -> PyTree:
     """
     if sharding.is_fully_addressable:
 
-        def copied(leaf: Any) -> jax.Array:
+        def place(leaf: Any) -> jax.Array:
             return jax.device_put(
-                leaf if isinstance(leaf, jax.Array) else _copied(leaf),
+                leaf if isinstance(leaf, jax.Array) else _copy(leaf),
                 sharding,
                 may_alias=False,
             )
@@ -121,14 +121,14 @@ def own_workers(N: int) -> range:
     return range(N)[agreement.process_index() * (N // processes) :][: N // processes]
 
 
-def known(values: np.ndarray) -> Any:
+def default_float(values: np.ndarray) -> Any:
     """Converts real numbers of all workers, which every process computes for itself, to JAX's
     default float type.
 
     With several processes the result stays on the host.
     """
     kind = jnp.result_type(float)
-    return from_host(values, kind) if agreement.is_single_process() else _copied(values, kind)
+    return from_host(values, kind) if agreement.is_single_process() else _copy(values, kind)
 
 
 def own_mesh(N: int) -> Mesh:
@@ -158,7 +158,7 @@ def row(leaf: Any, n: int) -> np.ndarray:
     return np.asarray(rows[n - first])
 
 
-def on_host(leaf: Any) -> np.ndarray:
+def fetch(leaf: Any) -> np.ndarray:
     """Returns the whole array on the host; for JAX keys, their data.
 
     If the array is distributed over several processes, all of them must call this function
@@ -218,12 +218,12 @@ def row_digest(row: np.ndarray | np.generic) -> str:
     return sha.hexdigest()
 
 
-def owned(tree: PyTree) -> PyTree:
+def copy_arrays(tree: PyTree) -> PyTree:
     """Returns the same tree with numpy arrays copied, because their owner may modify them."""
-    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else _copied(leaf), tree)
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else _copy(leaf), tree)
 
 
-def _copied(values: Any, dtype: Any = None) -> np.ndarray:
+def _copy(values: Any, dtype: Any = None) -> np.ndarray:
     """Copies values to a new numpy array. On CPUs, JAX arrays may share memory with numpy arrays
     even if a copy is requested.
     """

@@ -72,25 +72,25 @@ def pairs(enter: Sequence[str], names: Sequence[tuple[str, str]], seconds: float
         assert relay.stdout is not None
         ready, *_ = select.select([relay.stdout], [], [], _BOUND)
         if not ready or not relay.stdout.readline():
-            words = _failed(relay, "created no TAP devices")
+            words = _failure(relay, "created no TAP devices")
             raise ValueError(f"{words}; expected permission to create them")
         try:
             yield
         finally:
             if relay.poll() is not None:  # measurements since then were taken without links
-                raise ValueError(_failed(relay, "ended early"))
+                raise ValueError(_failure(relay, "ended early"))
     finally:
         relay.kill()
         relay.communicate()
 
 
-def _failed(relay: subprocess.Popen, what: str) -> str:
+def _failure(relay: subprocess.Popen, what: str) -> str:
     relay.kill()
     *_, last = relay.communicate()[1].strip().splitlines() or ["no message"]
     return f"shaped: the relay that delays frames {what} ({last})"
 
 
-def _opened(name: str) -> int:
+def _open_device(name: str) -> int:
     """Creates a TAP device and returns its file descriptor."""
     descriptor = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(
@@ -106,7 +106,7 @@ def _relay(seconds: float, names: Sequence[str]) -> None:
     """
     with suppress(PermissionError):
         os.nice(-10)  # a link does not wait for the processes that compute
-    descriptors = [_opened(name) for name in names]
+    descriptors = [_open_device(name) for name in names]
     other = {descriptor: descriptors[i ^ 1] for i, descriptor in enumerate(descriptors)}
     print("ready", flush=True)
     stop, waiting = sys.stdin.fileno(), deque[tuple[float, int, bytes]]()

@@ -35,7 +35,7 @@ def require_threads() -> None:
         )
 
 
-def _before() -> None:
+def _note_threads() -> None:
     """Runs in the parent, which has all threads: the test takes a lock of JAX that a missing thread
     might hold.
     """
@@ -49,10 +49,10 @@ def _before() -> None:
         jax.config.update(_SETTING, number)
 
 
-def _in_child() -> None:
+def _note_child() -> None:
     global _lacks_threads  # noqa: PLW0603 (one value for the whole process)
     _lacks_threads = _lacks_threads or _started
 
 
 if hasattr(os, "register_at_fork"):  # not available on Windows
-    os.register_at_fork(before=_before, after_in_child=_in_child)
+    os.register_at_fork(before=_note_threads, after_in_child=_note_child)

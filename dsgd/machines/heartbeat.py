@@ -184,7 +184,7 @@ def introduce(names: list[str]) -> None:
 
 
 @contextmanager
-def within(name: str) -> Iterator[None]:
+def watch(name: str) -> Iterator[None]:
     """Context of a block that all processes execute together, and that none can finish without the
     others.
     """

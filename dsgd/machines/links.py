@@ -114,7 +114,7 @@ def shaped(
         ]
         with _kept_at(ends, rate, mtu):
             sites = [Site(_address(i), _enter(node)) for i, node in enumerate(nodes)]
-            return local_processes.called("shaped", sites, function, timeout)
+            return local_processes.call("shaped", sites, function, timeout)
 
 
 def require_rate(rate: Rate) -> None:
@@ -149,7 +149,7 @@ def require_allowed(latency: float = 0.0) -> None:
         )
     if latency:
         delays.require_devices()
-    _called(["unshare", "--net", "true"])
+    _call(["unshare", "--net", "true"])
 
 
 def _address(i: int) -> str:
@@ -161,7 +161,7 @@ def _enter(node: subprocess.Popen) -> tuple[str, ...]:
     return ("nsenter", f"--net=/proc/{node.pid}/ns/net", "--")
 
 
-def _called(command: Sequence[str], lines: str = "") -> None:
+def _call(command: Sequence[str], lines: str = "") -> None:
     """Runs a command with these input lines.
 
     Raises:
@@ -199,7 +199,7 @@ def _network(count: int, latency: float, mtu: int) -> Iterator[list[subprocess.P
         else:
             ports = [f"link add port{i} type veth peer {end}" for i, end in enumerate(ends)]
         ports += [f"link set port{i} master switch up" for i in range(count)]
-        _called(
+        _call(
             [*_enter(switch), "ip", "-batch", "-"],
             "\n".join(["link add switch type bridge", "link set switch up", *ports, ""]),
         )
@@ -210,9 +210,9 @@ def _network(count: int, latency: float, mtu: int) -> Iterator[list[subprocess.P
                 "link set eth0 up",
                 "",
             )
-            _called([*_enter(node), "ip", "-batch", "-"], "\n".join(lines))
+            _call([*_enter(node), "ip", "-batch", "-"], "\n".join(lines))
             settings = [f'echo "{value}" > /proc/sys/net/ipv4/{key}' for key, value in _TCP.items()]
-            _called([*_enter(node), "sh", "-ec", "; ".join(settings)])
+            _call([*_enter(node), "sh", "-ec", "; ".join(settings)])
         yield hubs
 
 
@@ -259,7 +259,7 @@ def _kept_at(
                 for of, device in ends
                 if of is node
             ]
-            _called([*_enter(node), "tc", "-batch", "-"], "\n".join([*lines, ""]))
+            _call([*_enter(node), "tc", "-batch", "-"], "\n".join([*lines, ""]))
 
     shape("add")
     over, failed = threading.Event(), list[ValueError]()

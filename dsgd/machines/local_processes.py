@@ -66,7 +66,7 @@ def run_local_processes(
         ChildProcessError: if a process failed or was killed, or the time limit was exceeded. The
             message names the process and the reason. The others are killed.
     """
-    return called(
+    return call(
         "run_local_processes",
         [Site()] * checks.positive_int("run_local_processes: processes", processes),
         function,
@@ -74,7 +74,7 @@ def run_local_processes(
     )
 
 
-def called(
+def call(
     name: str, sites: Sequence[Site], function: Callable[[], Any], timeout: float
 ) -> list[Any]:
     """Calls `function()` in a process at each site, the first of which is the coordinator.
@@ -116,7 +116,7 @@ def _results(name: str, function: bytes, sites: Sequence[Site], timeout: float) 
         # it.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((HOST, 0))
-        with _started(folder, sites, held.getsockname()[1]) as processes:
+        with _start(folder, sites, held.getsockname()[1]) as processes:
             _wait(name, folder, processes, timeout)
         return [_result(folder, i).read_bytes() for i in range(len(sites))]
 
@@ -127,9 +127,7 @@ def _result(folder: Path, i: int) -> Path:
 
 
 @contextmanager
-def _started(
-    folder: Path, sites: Sequence[Site], port: int
-) -> Iterator[Sequence[subprocess.Popen]]:
+def _start(folder: Path, sites: Sequence[Site], port: int) -> Iterator[Sequence[subprocess.Popen]]:
     """Starts the processes, and kills those that are still running at the end of the block."""
     processes, coordinator = [], f"{sites[0].address}:{port}"
     try:

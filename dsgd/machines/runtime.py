@@ -114,7 +114,7 @@ def _place(
     given = (coordinator, processes, process_id)
     if None not in given:
         return Place(str(coordinator), int(processes or 0), int(process_id or 0))
-    found = _found(coordinator, timeout) if processes is None and process_id is None else None
+    found = _find_place(coordinator, timeout) if processes is None and process_id is None else None
     if found is None and given != (None, None, None):
         values = f"coordinator = {coordinator}, processes = {processes}, process_id = {process_id}"
         raise ValueError(
@@ -124,7 +124,7 @@ def _place(
     return found
 
 
-def _found(coordinator: str | None, timeout: float) -> Place | None:
+def _find_place(coordinator: str | None, timeout: float) -> Place | None:
     """Returns the position according to the environment, if it describes several processes."""
     for kind in clusters.ClusterEnv._cluster_types:
         if kind.name == "ompi" and "OMPI_MCA_orte_hnp_uri" not in os.environ:
@@ -271,7 +271,7 @@ def _begin_watch(place: Place, lost_after: float) -> None:
     heartbeat.begin(
         client, place.process_id, ["which had just joined"] * place.processes, lost_after
     )
-    atexit.register(_at_exit)
+    atexit.register(_leave)
     names = agreement.all_gather(
         "names of the processes", f"{socket.gethostname()}, pid {os.getpid()}"
     )
@@ -298,7 +298,7 @@ def leave(words: str, status: int) -> None:
         heartbeat.leave_at_once("" if heartbeat.end(words).said else words, status)
 
 
-def _at_exit() -> None:
+def _leave() -> None:
     """Leaves the runtime: waits for the other processes, or reports an error to them."""
     error = getattr(sys, "last_value", None)
     if heartbeat.end(f"{type(error).__name__}: {error}" if error else "").broken:
@@ -324,10 +324,10 @@ def _last_words(words: str, status: int = heartbeat.STATUS) -> None:
     """
     global _words, _status
     if not _words:
-        ctypes.CDLL(None).signal(signal.SIGABRT, _at_abort)
+        ctypes.CDLL(None).signal(signal.SIGABRT, _abort)
     _words, _status = words, status
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
-def _at_abort(number: int) -> None:
+def _abort(number: int) -> None:
     heartbeat.leave_at_once(_words, _status)

@@ -44,7 +44,7 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         sent, returned = Path(folder, "arguments"), Path(folder, "result")
         try:
-            sent.write_bytes(cloudpickle.dumps((function, [_without_keys(arg) for arg in args])))
+            sent.write_bytes(cloudpickle.dumps((function, [_wrap_keys(arg) for arg in args])))
         except Exception as error:  # an object's own pickling may raise anything
             raise SubprocessError(
                 f"the method or the problem cannot be sent to another process ({error})"
@@ -102,7 +102,7 @@ class _Key:
         return jax.random.wrap_key_data(self.data, impl=self.kind)
 
 
-def _without_keys(arg: Any) -> Any:
+def _wrap_keys(arg: Any) -> Any:
     return (
         _Key(arg)
         if isinstance(arg, jax.Array) and jnp.issubdtype(arg.dtype, jax.dtypes.prng_key)

@@ -93,7 +93,9 @@ def quadratic(
         sample=_sample if noise > 0 else _sample_exact,
         evaluate=Evaluation(_evaluate, average),
         data=Quadratic(
-            arrays.known(A), arrays.known(b), arrays.known(np.full(workers, noise / np.sqrt(d)))
+            arrays.default_float(A),
+            arrays.default_float(b),
+            arrays.default_float(np.full(workers, noise / np.sqrt(d))),
         ),
         constants=Constants(
             smoothness=float(np.abs(A if diagonal else np.linalg.eigvalsh(A)).max()),

@@ -67,7 +67,7 @@ def solved(problem: Problem, tolerance: float = 1e-12) -> Problem:
             f"solved: parameters of {problem.name} include leaves that are not trained; expected a "
             "problem without `trainable`, with floating-point parameters only"
         )
-    data = jax.tree.map(arrays.on_host, problem.data)
+    data = jax.tree.map(arrays.fetch, problem.data)
     with jax.enable_x64(True):
         data, params = jax.tree.map(_to_float64, (data, problem.init(jax.random.key(0))))
         start, unravel = ravel_pytree(params)

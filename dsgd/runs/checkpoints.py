@@ -111,7 +111,7 @@ class Checkpoint:
         """
         kept = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(carry):
-            whole = arrays.on_host(leaf)
+            whole = arrays.fetch(leaf)
             if self._owns_folder:
                 kept[_name(path)] = whole
         kept |= {f"{_RECORDS}{name}": values for name, values in records.items()}
@@ -142,7 +142,7 @@ class Checkpoint:
         """Calls `act` in the process that accesses the folder, and returns its result, or raises
         its error, in every process.
         """
-        return agreement.on_process_zero(act) if self._several else act()
+        return agreement.call_on_process_zero(act) if self._several else act()
 
     def _broadcast(self, array: np.ndarray | None) -> np.ndarray:
         if self._several:

@@ -131,9 +131,9 @@ class _Inputs(NamedTuple):
 def _placed(job: RunSpec) -> _Inputs:
     mesh, problem = job.plan.mesh, job.problem
     everywhere, by_worker = (NamedSharding(mesh, spec) for spec in (P(), P(workers.AXIS)))
-    data = arrays.place(pooled.laid_out(arrays.owned(problem.data), mesh.size), by_worker)
+    data = arrays.place(pooled.laid_out(arrays.copy_arrays(problem.data), mesh.size), by_worker)
     points, keys, shared = arrays.place(
-        (job.points, job.keys, arrays.owned(problem.replicated)), everywhere
+        (job.points, job.keys, arrays.copy_arrays(problem.replicated)), everywhere
     )
     return _Inputs(points, keys, data, shared)
 

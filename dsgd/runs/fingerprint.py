@@ -175,7 +175,5 @@ def digest(tree: PyTree, more: str = "") -> str:
     """Returns a digest of all leaves, with names, types and shapes, and of additional text."""
     sha = hashlib.sha256(more.encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        sha.update(
-            f"{jax.tree_util.keystr(path)} {arrays.row_digest(arrays.on_host(leaf))}".encode()
-        )
+        sha.update(f"{jax.tree_util.keystr(path)} {arrays.row_digest(arrays.fetch(leaf))}".encode())
     return sha.hexdigest()[:16]

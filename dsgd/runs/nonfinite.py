@@ -96,14 +96,14 @@ def _named(where: str, tree: PyTree) -> list[str]:
 
 
 def _bad(leaf: Any) -> bool:
-    array = arrays.on_host(leaf)
+    array = arrays.fetch(leaf)
     return jnp.issubdtype(array.dtype, jnp.inexact) and not bool(jnp.isfinite(array).all())
 
 
 def _ranges(where: str, tree: PyTree) -> list[str]:
     """Returns the smallest and the largest number of each leaf, as text."""
     numbers = [
-        (path, arrays.on_host(leaf))
+        (path, arrays.fetch(leaf))
         for path, leaf in tree_leaves_with_path(tree)
         if jnp.issubdtype(leaf.dtype, jnp.number)
     ]

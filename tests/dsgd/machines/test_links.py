@@ -158,7 +158,7 @@ def wait(name, sites, function, timeout):
         command = [*site.enter, "readlink", "/proc/self/ns/net"]
         print(subprocess.check_output(command, text=True).strip(), flush=True)
     time.sleep(60)
-local_processes.called = wait
+local_processes.call = wait
 links.shaped(2, print, links.Rate((1e6, 2e6), 1.0), latency=float(sys.argv[1]))
 """
     with subprocess.Popen(
