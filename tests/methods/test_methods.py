@@ -161,7 +161,9 @@ def is_real(parameter: inspect.Parameter) -> bool:
     return "a number" in str(parameter.annotation) or "Real" in str(parameter.annotation)
 
 
-@pytest.mark.parametrize("name", [name for name in facts.METHODS if name in algorithms.ALGORITHMS])
+@pytest.mark.parametrize(
+    "name", sampled([name for name in facts.METHODS if name in algorithms.ALGORITHMS])
+)
 def test_swept_numbers_keep_the_types_of_states_in_half_precision(name):
     """Of the step size, and of all numbers of the method."""
     own, N = facts.METHODS[name], 8
