@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 
 from dsgd import Algorithm, LocalWork, Query, Round, State, checks
-from dsgd.machines.arrays import owned
+from dsgd.machines.arrays import copy_arrays
 from dsgd.work import in_samples, require_arrays
 
 
@@ -41,7 +41,7 @@ def with_local_work(
     if isinstance(work, LocalWork):
         require_arrays(f"with_local_work: {method.name} with work", work, None)
         what = f"{work.samples.shape[1]} micro-batches"
-        work = LocalWork(*owned(tuple(work)))
+        work = LocalWork(*copy_arrays(tuple(work)))
 
     def current_work(state: State, round: Round) -> LocalWork:
         asked = work if isinstance(work, LocalWork) else work(state, round)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dsgd import Algorithm, array_likes, checks
-from dsgd.machines.arrays import owned
+from dsgd.machines.arrays import copy_arrays
 
 
 @checks.arguments
@@ -43,7 +43,7 @@ def with_starts(method: Algorithm, models: Any) -> Algorithm:
     kept = (
         models
         if callable(models)
-        else owned(array_likes.tree("with_starts: models", models, checks.copy_array))
+        else copy_arrays(array_likes.tree("with_starts: models", models, checks.copy_array))
     )
 
     def init(params, N):

@@ -50,7 +50,7 @@ def put(tree: PyTree, sharding: Sharding) -> PyTree:
                 may_alias=False,
             )
 
-        return jax.tree.map(copied, tree)
+        return jax.tree.map(place, tree)
     return jax.tree.map(lambda leaf: _put(leaf, sharding), tree)
 
 
@@ -78,7 +78,7 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
     return jax.tree.map(lambda leaf: leaf if is_placed(leaf) else _put(leaf, sharding), tree)
 
 
-def by_worker(rows: Callable[[slice], np.ndarray], N: int, all_rows: bool = True) -> jax.Array:
+def array_of_rows(rows: Callable[[slice], np.ndarray], N: int, all_rows: bool = True) -> jax.Array:
     """Creates an array `[N, ...]` of which each process stores only the rows of its own workers.
 
     Args:

@@ -15,7 +15,7 @@ from dsgd import checks
 from dsgd.base import PyTree
 from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement
-from dsgd.machines.arrays import by_worker, own_workers, owned
+from dsgd.machines.arrays import array_of_rows, copy_arrays, own_workers
 from dsgd.problems.examples import Examples, arrays, convert, stack
 
 
@@ -58,7 +58,7 @@ class ByWorker:
             ids = own_workers(N)
             # Copied, since `load` may reuse its arrays for the next worker.
             pairs = {
-                n: owned(jax.tree.map(convert, arrays(f"data of worker {n}", self.load(n))))
+                n: copy_arrays(jax.tree.map(convert, arrays(f"data of worker {n}", self.load(n))))
                 for n in ids
             }
             summaries = {
@@ -94,14 +94,14 @@ class ByWorker:
                     [_pad(jax.tree.leaves(pairs[n])[at], longest) for n in range(N)[some]]
                 )
 
-            return by_worker(rows, N, all_rows=False)
+            return array_of_rows(rows, N, all_rows=False)
 
         some = pairs[ids[0]]
         inputs, targets = jax.tree.unflatten(
             jax.tree.structure(some), [pad_leaf(at) for at in range(len(jax.tree.leaves(some)))]
         )
         real = np.arange(longest)[None, :] < np.array(sizes)[:, None]
-        weights = by_worker(lambda some: real[some].astype(jnp.result_type(float)), N)
+        weights = array_of_rows(lambda some: real[some].astype(jnp.result_type(float)), N)
         return Loaded(Examples(inputs, targets, weights), sizes, some)
 
 

@@ -17,7 +17,7 @@ from dsgd import array_likes, checks, sameness
 from dsgd.base import PyTree, Sampler
 from dsgd.engine.pooled import Pooled, pool
 from dsgd.machines import agreement
-from dsgd.machines.arrays import by_worker, from_host
+from dsgd.machines.arrays import array_of_rows, from_host
 from dsgd.problems import sparse
 
 EPOCH = "epoch"
@@ -280,9 +280,9 @@ def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:
     real = np.arange(longest)[None, :] < np.array([len(part) for part in parts])[:, None]
 
     def stack_leaf(leaf: np.ndarray) -> jax.Array:
-        return by_worker(lambda some: convert(leaf[index[some]]), len(parts))
+        return array_of_rows(lambda some: convert(leaf[index[some]]), len(parts))
 
-    weights = by_worker(lambda some: real[some].astype(jnp.result_type(float)), len(parts))
+    weights = array_of_rows(lambda some: real[some].astype(jnp.result_type(float)), len(parts))
     inputs, targets = jax.tree.map(stack_leaf, (inputs, targets))
     return Examples(inputs, targets, weights)
 
