@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import optax
 
 from algorithms.facts import method
@@ -149,7 +151,7 @@ def ef_bv(
 
 def _omega(method: str, compressor: Compressor, sizes: tuple[int, ...]) -> float:
     """Returns the largest omega of the compressor for vectors of these sizes."""
-    omegas = [compressor.omega and compressor.omega(size) for size in sizes]
+    omegas: list[Any] = [compressor.omega and compressor.omega(size) for size in sizes]
     for size, omega in zip(sizes, omegas, strict=True):
         if not (checks.is_number(omega) and omega >= 0):
             raise ValueError(
