@@ -58,7 +58,10 @@ def test_the_proximal_step_minimizes_its_strongly_convex_objective(name):
         finite = 0
         for scale in np.logspace(-4, 0, 12):
             z = optax.tree.add(p, tree(rng, scale))
-            for other in (z, r.prox(z, STEP), jax.tree.map(lambda a: 0 * a, z)):
+            along = [
+                jax.tree.map(lambda a, b, by=by: a + by * (b - a), p, x) for by in (scale, -scale)
+            ]
+            for other in (z, r.prox(z, STEP), jax.tree.map(lambda a: 0 * a, z), *along):
                 distance = sqnorm(optax.tree.sub(other, p)) / (2 * STEP)
                 assert phi(other) >= phi(p) + distance - 1e-13
                 finite += np.isfinite(phi(other))
