@@ -124,7 +124,7 @@ def main(args: Args) -> None:
         )
         studies.fill(
             table,
-            {name: one and (one, stale.get(name)) for name, one in outcomes.items()},
+            {tables.wrap(name): one and (one, stale.get(name)) for name, one in outcomes.items()},
             partial(cells, target),
         )
         tabulated[where.replace(" ", "-")] = table

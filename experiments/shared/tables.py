@@ -50,7 +50,7 @@ def table(title: str, columns: Sequence[str], caption: str = "", left: int = 1) 
     return made
 
 
-def wrap(name: str, width: int = 20) -> str:
+def wrap(name: str, width: int = 16) -> str:
     """Returns a name in lines of at most this many characters, broken after underscores."""
     lines = textwrap.wrap(name.replace("_", "_ "), width)
     return "\n".join(line.replace("_ ", "_") for line in lines)
