@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import dsgd
 from dsgd.communication import Bits, Statistics
-from dsgd.engine import oracle, queries
+from dsgd.engine import queries
+from dsgd.engine.oracle import Oracle
 from dsgd.engine.protocol import Method
 
 STATE: Any = dsgd.State(P(), P("workers"), P(), P())
@@ -53,7 +54,7 @@ def one(
     N = round.workers
     method = Method(algorithm, problem, N)
     asked = method.query(state, round)
-    answer = queries.mapped(lambda query: oracle.gradients(problem, query, draw, data, N), asked)
+    answer = queries.mapped(lambda query: Oracle(problem, N, data).gradients(query, draw), asked)
     work = queries.of_round(asked, problem, N)
     after, record = method.update(state, answer, round._replace(work=work), key)
     return after, answer, record.statistics(N)

@@ -244,12 +244,13 @@ def _computations(problem: Problem, round: Round, asked: AllAsked) -> list[tuple
     """Returns the queries, which the workers compute one after the other, each with a round that
     has its local work and its own random times.
     """
-    single = isinstance(asked, Asked) and asked.active is None
-    M, computations = round.cluster.micro_batches, []
+    shape, computations = (round.workers, round.cluster.micro_batches), []
     for i, query in enumerate(queries.each(asked)):
-        now = round
-        if not single:
-            now = now._replace(work=queries.local_work(query, problem, round.workers, M))
+        now, work = round, query.work
+        if query.whole:
+            work = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, shape), work)
+        if work is not None or not isinstance(asked, Asked):
+            now = now._replace(work=work)
         if i > 0:
             now = now._replace(key=jax.random.fold_in(round.key, _QUERIES + i))
         # An exact gradient takes the time of all samples: that of the worker with the most.

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,88 +23,146 @@ from dsgd.engine.queries import AllAsked, Asked
 _LATER = 1 << 31
 
 
-def gradients(
-    problem: Problem,
-    query: Asked,
-    key: jax.Array,
-    data: PyTree,
-    N: int,
-    batches: PyTree = None,
-    *,
-    weigh: bool = True,
-) -> Any:
-    """Returns one gradient for each worker that the query asks, at the query's models: of one
-    batch, or the weighted sum over the query's local work. By default it is multiplied by the
-    worker's weight in the problem. If the query asks for losses, returns a pair (losses,
-    gradients), in which the losses are multiplied by the same weights.
+class Oracle(NamedTuple):
+    """Computes the workers' gradients of one round.
 
     Args:
         problem: the problem.
-        query: from `queries.asked`; its work is in samples.
-        key: key of this round; worker i draws with `fold_in(key, i)`, and micro-batch m > 0 with
-            `fold_in(fold_in(key, 2^31 + m), i)`. If the query numbers its draws, the key of the
-            run: number k is drawn with `fold_in(fold_in(key, k), i)`.
-        data: the block's data, leaves `[n, ...]`.
         N: number of workers.
+        data: the block's data, leaves `[n, ...]`.
         batches: the block's batches if the user supplies them, leaves `[n, ...]`, M micro-batches
             one after the other; None: batches are drawn from the data.
         weigh: whether gradients are multiplied by the workers' weights; if not, they are those of
             f_n.
-
-    Returns:
-        Leaves `[n, ...]`; or `[k, ...]`, the same on every device, if the query asks k workers.
-
-    Raises:
-        ValueError: if batches are supplied by the user and the query asks for exact gradients,
-            chooses samples or numbers its draws, or their length is not a multiple of M.
     """
-    if query.loss:
-        return loss_and_gradients(problem, query, key, data, N, batches, weigh=weigh)[1]
 
-    def unmeasured(params, batch):
-        return None, slope(params, batch)
+    problem: Problem
+    N: int
+    data: PyTree
+    batches: PyTree = None
+    weigh: bool = True
 
-    slope = _gradient(problem)
-    _, slopes = _asked(unmeasured, problem, query, key, data, N, batches)
-    return _weighed(problem, query, slopes, N) if weigh else slopes
+    def gradients(self, query: Asked, key: jax.Array) -> Any:
+        """Returns one gradient for each worker that the query asks, at the query's models: of one
+        batch, or the weighted sum over the query's local work. By default it is multiplied by the
+        worker's weight in the problem. If the query asks for losses, returns a pair (losses,
+        gradients), in which the losses are multiplied by the same weights.
 
+        Args:
+            query: from `queries.asked`; its work is in samples.
+            key: key of this round; worker i draws with `fold_in(key, i)`, and micro-batch m > 0
+                with `fold_in(fold_in(key, 2^31 + m), i)`. If the query numbers its draws, the key
+                of the run: number k is drawn with `fold_in(fold_in(key, k), i)`.
 
-def loss_and_gradients(
-    problem: Problem,
-    query: Asked,
-    key: jax.Array,
-    data: PyTree,
-    N: int,
-    batches: PyTree = None,
-    present: jax.Array | None = None,
-    *,
-    weigh: bool = True,
-) -> tuple[jax.Array, Any]:
-    """Returns the mean loss on the batches, a scalar, and the result of `gradients`. The loss is
-    from the gradients' forward pass, unless the problem has its own gradient function.
+        Returns:
+            Leaves `[n, ...]`; or `[k, ...]`, the same on every device, if the query asks k workers.
 
-    The mean is over the workers that participate (`present`, bool `[N]`; None: all); if the query
-    has local work, it is over the samples with a positive weight (NaN if there are none). Losses
-    are multiplied by the workers' weights even if gradients are not.
-    """
-    losses, slopes = _asked(with_loss(problem), problem, query, key, data, N, batches)
-    work, all_workers = queries.local_work(query, problem, N), query.workers is None
-    own, weighed = losses, _weighed(problem, query, losses, N)
-    if work is None:
-        mean = _mean(weighed, present) if all_workers else jnp.mean(weighed)
-    else:
-        counted = _counted(work) if all_workers else _counted(work)[query.workers]
-        total = workers.widen(weighed)
-        total = workers.sum(total) if all_workers else jnp.sum(total)
-        mean = total / jnp.sum(counted).astype(total.dtype)
-        each = jnp.sum(counted, axis=1)
-        each = workers.local_block(each, N) if all_workers else each
-        own = losses / jnp.maximum(each, 1).astype(losses.dtype)
-    slopes = _weighed(problem, query, slopes, N) if weigh else slopes
-    if not query.loss:
-        return mean, slopes
-    own = _weighed(problem, query, own, N) if weigh else own
-    return mean, (own.astype(queries.loss_type(query.params)), slopes)
+        Raises:
+            ValueError: if batches are supplied by the user and the query asks for exact gradients,
+                chooses samples or numbers its draws, or their length is not a multiple of M.
+        """
+        if query.loss:
+            return self.loss_and_gradients(query, key)[1]
+
+        def unmeasured(params, batch):
+            return None, slope(params, batch)
+
+        slope = _gradient(self.problem)
+        _, slopes = self._evaluate(unmeasured, query, key)
+        return self._weigh_rows(query, slopes) if self.weigh else slopes
+
+    def loss_and_gradients(
+        self, query: Asked, key: jax.Array, present: jax.Array | None = None
+    ) -> tuple[jax.Array, Any]:
+        """Returns the mean loss on the batches, a scalar, and the result of `gradients`. The loss
+        is from the gradients' forward pass, unless the problem has its own gradient function.
+
+        The mean is over the workers that participate (`present`, bool `[N]`; None: all); if the
+        query has local work, it is over the samples with a positive weight (NaN if there are none).
+        Losses are multiplied by the workers' weights even if gradients are not.
+        """
+        losses, slopes = self._evaluate(with_loss(self.problem), query, key)
+        work, all_workers = query.work, query.workers is None
+        own, weighed = losses, self._weigh_rows(query, losses)
+        if work is None:
+            mean = _mean(weighed, present) if all_workers else jnp.mean(weighed)
+        else:
+            counted = _counted(work) if all_workers else _counted(work)[query.workers]
+            total = workers.widen(weighed)
+            total = workers.sum(total) if all_workers else jnp.sum(total)
+            mean = total / jnp.sum(counted).astype(total.dtype)
+            each = jnp.sum(counted, axis=1)
+            each = workers.local_block(each, self.N) if all_workers else each
+            own = losses / jnp.maximum(each, 1).astype(losses.dtype)
+        slopes = self._weigh_rows(query, slopes) if self.weigh else slopes
+        if not query.loss:
+            return mean, slopes
+        own = self._weigh_rows(query, own) if self.weigh else own
+        return mean, (own.astype(queries.loss_type(query.params)), slopes)
+
+    def count_samples(self, asked: AllAsked) -> jax.Array:
+        """Returns how many samples each worker computes in a round, int32 `[N]`, for queries with
+        local work. An exact gradient is that of all samples of a worker.
+        """
+        problem, N = self.problem, self.N
+
+        def count(query: Asked) -> jax.Array:
+            work = query.work or queries.whole_batches(problem, N)
+            each = jnp.sum(work.samples, axis=1)
+            if query.exact and problem.local_samples:
+                each = jnp.where(each > 0, np.asarray(problem.local_samples, np.int32), 0)
+            if query.workers is None:
+                return each
+            return jnp.zeros_like(each).at[query.workers].set(each[query.workers])
+
+        return sum(map(count, queries.each(asked)), jnp.zeros(N, jnp.int32))
+
+    def _weigh_rows(self, query: Asked, tree: PyTree) -> PyTree:
+        """Multiplies rows of the workers that the query asks by the workers' weights."""
+        if self.problem.weights is None:
+            return tree
+        weights = jnp.asarray(self.problem.weights, jnp.result_type(float))
+        return units.scale_rows(
+            workers.local_block(weights, self.N)
+            if query.workers is None
+            else weights[query.workers],
+            tree,
+        )
+
+    def _evaluate(self, function: Callable, query: Asked, key: jax.Array) -> tuple[Any, PyTree]:
+        """Evaluates `function`, which returns a pair (loss or None, gradient), at each worker's
+        model and batch. With local work, gradients are summed with their weights, and losses over
+        the samples with a positive weight.
+        """
+        problem, batches = self.problem, self.batches
+        if (query.exact or query.samples is not None) and batches is not None:
+            asks = (
+                "asks for exact gradients" if query.exact else "chooses the samples of its batches"
+            )
+            raise ValueError(
+                f"{problem.name}: the method {asks}, but batches are given; expected a method that "
+                "uses stochastic gradients, or batches=None"
+            )
+        if query.first_batch is not None and batches is not None:
+            raise ValueError(
+                f"{problem.name}: the method draws batches again by their numbers, but batches are "
+                "given; expected batches that the problem draws, batches=None"
+            )
+        draws = batches is None and query.samples is None and not query.exact
+        if problem.numbered and query.first_batch is None and draws:
+            raise ValueError(
+                f"{problem.name}: its batches are numbered, but the query has no draws; expected "
+                "Asked(first_batch=int32 [N])"
+            )
+        oracle = self._replace(data=pooled.of_block(self.data)) if batches is None else self
+        ids = workers.ids(self.N) if query.workers is None else query.workers
+        local, places = (None, None) if query.workers is None else workers.locate(ids, self.N)
+        block = _Block(function, oracle, query, key, ids, places)
+        if query.work is not None:
+            computed = _of_work(block, query.work)
+        else:
+            computed = block.exact() if query.exact else block.compute(None, None, None)
+        return computed if local is None else workers.collect(local, computed)
 
 
 def _mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:
@@ -115,85 +173,17 @@ def _mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:
     return workers.sum(counted) / jnp.sum(present)
 
 
-def samples(asked: AllAsked, problem: Problem, N: int) -> jax.Array:
-    """Returns how many samples each worker computes in a round, int32 `[N]`, for queries with local
-    work. An exact gradient is that of all samples of a worker.
-    """
-
-    def of_query(query: Asked) -> jax.Array:
-        each = jnp.sum(queries.some_work(query, problem, N).samples, axis=1)
-        if query.exact and problem.local_samples:
-            each = jnp.where(each > 0, np.asarray(problem.local_samples, np.int32), 0)
-        if query.workers is None:
-            return each
-        return jnp.zeros_like(each).at[query.workers].set(each[query.workers])
-
-    return sum(map(of_query, queries.each(asked)), jnp.zeros(N, jnp.int32))
-
-
-def _weighed(problem: Problem, query: Asked, tree: PyTree, N: int) -> PyTree:
-    """Multiplies rows of the workers that the query asks by the workers' weights."""
-    if problem.weights is None:
-        return tree
-    weights = jnp.asarray(problem.weights, jnp.result_type(float))
-    return units.scale_rows(
-        workers.local_block(weights, N) if query.workers is None else weights[query.workers], tree
-    )
-
-
 def _counted(work: LocalWork) -> jax.Array:
     """Returns the numbers of samples with a positive weight, `[N, M]`."""
     return jnp.where(work.weights > 0, work.samples, 0)
 
 
-def _asked(
-    function: Callable,
-    problem: Problem,
-    query: Asked,
-    key: jax.Array,
-    data: PyTree,
-    N: int,
-    batches: PyTree,
-) -> tuple[Any, PyTree]:
-    """Evaluates `function`, which returns a pair (loss or None, gradient), at each worker's model
-    and batch. With local work, gradients are summed with their weights, and losses over the samples
-    with a positive weight.
-    """
-    if (query.exact or query.samples is not None) and batches is not None:
-        asks = "asks for exact gradients" if query.exact else "chooses the samples of its batches"
-        raise ValueError(
-            f"{problem.name}: the method {asks}, but batches are given; expected a method that "
-            "uses stochastic gradients, or batches=None"
-        )
-    if query.first_batch is not None and batches is not None:
-        raise ValueError(
-            f"{problem.name}: the method draws batches again by their numbers, but batches are "
-            "given; expected batches that the problem draws, batches=None"
-        )
-    draws = batches is None and query.samples is None and not query.exact
-    if problem.numbered and query.first_batch is None and draws:
-        raise ValueError(
-            f"{problem.name}: its batches are numbered, but the query has no draws; expected "
-            "Asked(first_batch=int32 [N])"
-        )
-    data = pooled.of_block(data) if batches is None else data
-    ids = workers.ids(N) if query.workers is None else query.workers
-    local, places = (None, None) if query.workers is None else workers.locate(ids, N)
-    block = _Block(function, problem, query, key, data, batches, ids, places)
-    work = queries.local_work(query, problem, N)
-    if work is not None:
-        computed = _of_work(block, work, N)
-    else:
-        computed = block.exact() if query.exact else block.compute(None, None, None)
-    return computed if local is None else workers.collect(local, computed)
-
-
-def _of_work(block: _Block, work: LocalWork, N: int) -> tuple[Any, PyTree]:
-    """Returns the result of `_asked` for all micro-batches of each worker."""
+def _of_work(block: _Block, work: LocalWork) -> tuple[Any, PyTree]:
+    """Returns the result of `Oracle._evaluate` for all micro-batches of each worker."""
     # NumPy arrays cannot be indexed by traced integers.
     factors = tuple(map(jnp.asarray, (work.samples, _counted(work), work.weights)))
     samples, *factors = (
-        workers.local_block(each, N) if block.places is None else each[block.ids]
+        workers.local_block(each, block.oracle.N) if block.places is None else each[block.ids]
         for each in factors
     )
     active = jnp.any(samples > 0, axis=1)
@@ -204,7 +194,7 @@ def _of_work(block: _Block, work: LocalWork, N: int) -> tuple[Any, PyTree]:
 
     def drawn():
         M = samples.shape[1]
-        parts, keys = _split(block.problem, block.batches, M), microbatch_keys(block.key, M)
+        parts, keys = _split(block.oracle, M), microbatch_keys(block.key, M)
         turns = jnp.cumsum(work.samples > 0, axis=1, dtype=jnp.int32) - 1
         return units.summed(
             replace(block, parts=parts, keys=keys, turns=turns).compute, samples, tuple(factors)
@@ -223,22 +213,19 @@ class _Block:
 
     Args:
         function: (params, batch) -> the result for one worker.
-        problem, query, key: as in `gradients`.
-        data: the block's data; a pool is flat.
-        batches: the block's batches if the user supplies them; None: they are drawn from the data.
+        oracle: the round's oracle, in whose data a pool is flat.
+        query, key: as in `Oracle.gradients`.
         ids: ids of the workers.
         places: rows of the workers in the block; None: they are the whole block.
-        parts: `batches` as micro-batches, leaves `[n, M, ...]`.
+        parts: the batches as micro-batches, leaves `[n, M, ...]`.
         keys: keys of the round's micro-batches, `[M]`.
         turns: position of each micro-batch among its worker's draws in this round, int32 `[N, M]`.
     """
 
     function: Callable
-    problem: Problem
+    oracle: Oracle
     query: Asked
     key: jax.Array
-    data: PyTree
-    batches: PyTree
     ids: jax.Array
     places: jax.Array | None
     parts: PyTree = None
@@ -255,9 +242,9 @@ class _Block:
             samples: number of samples of each micro-batch, int32 `[g]`; None: whole batches.
         """
         batch = self._batch(rows, m)
-        if samples is not None and self.problem.truncate is not None:
-            with protocol.error_context(f"take of {self.problem.name}"):
-                batch = jax.vmap(self.problem.truncate)(batch, samples)
+        if samples is not None and self.oracle.problem.truncate is not None:
+            with protocol.error_context(f"take of {self.oracle.problem.name}"):
+                batch = jax.vmap(self.oracle.problem.truncate)(batch, samples)
         return self._at_models(rows, batch)
 
     def exact(self, active: jax.Array | None = None) -> PyTree:
@@ -267,17 +254,16 @@ class _Block:
         Args:
             active: workers with results that are used, bool `[n]`; None: all.
         """
-        if not isinstance(self.data, pooled.Pooled):
+        if not isinstance(self.oracle.data, pooled.Pooled):
             return self.compute(None, None, None)
 
         def of_piece(rows, m, samples):
-            data = self._rows(self.data, rows)
+            data = self._rows(self.oracle.data, rows)
             m = jnp.zeros_like(samples) if m is None else m
-            return self._at_models(
-                rows, jax.vmap(pooled.piece_of, (pooled.axes(self.data), 0, 0))(data, m, samples)
-            )
+            piece = jax.vmap(pooled.piece_of, (pooled.axes(data), 0, 0))
+            return self._at_models(rows, piece(data, m, samples))
 
-        data = self._rows(self.data, None)
+        data = self._rows(self.oracle.data, None)
         samples = pooled.pieces(data)
         if active is not None:
             samples = jnp.where(active[:, None], samples, 0)
@@ -297,20 +283,20 @@ class _Block:
 
     def _batch(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
         if self.query.exact:
-            return self._rows(self.data, rows)
-        if self.batches is not None:
+            return self._rows(self.oracle.data, rows)
+        if self.oracle.batches is not None:
             return self._given(rows, m)
-        data, problem = self._rows(self.data, rows), self.problem
+        data, problem = self._rows(self.oracle.data, rows), self.oracle.problem
         if self.query.samples is not None:
             assert problem.choose is not None
             with protocol.error_context(f"choose of {problem.name}"):
-                batch = jax.vmap(problem.choose, (pooled.axes(self.data), 0))(
+                batch = jax.vmap(problem.choose, (pooled.axes(self.oracle.data), 0))(
                     data, jnp.asarray(self.query.samples)[self._ids(rows)]
                 )
             return jax.vmap(problem.keyed)(self._keys(rows, m), batch) if problem.keyed else batch
         if not problem.numbered:
             with protocol.error_context(f"sample of {problem.name}"):
-                draw = jax.vmap(problem.sample, (0, pooled.axes(self.data)))
+                draw = jax.vmap(problem.sample, (0, pooled.axes(self.oracle.data)))
                 return protocol.drawn(problem, draw(self._keys(rows, m), data))
         ids = self._ids(rows)
         numbers = jnp.asarray(self.query.first_batch)[ids] + (
@@ -318,20 +304,20 @@ class _Block:
         )
         streams = jax.vmap(partial(jax.random.fold_in, self.key))(ids)
         with protocol.error_context(f"sample of {problem.name}"):
-            draw = jax.vmap(problem.sample, (0, pooled.axes(self.data), 0))
+            draw = jax.vmap(problem.sample, (0, pooled.axes(self.oracle.data), 0))
             return protocol.drawn(problem, draw(streams, data, numbers))
 
     def _given(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
         """Returns micro-batches of the batches that the user supplies."""
         if m is None:
-            batch = self._rows(self.batches, rows)
+            batch = self._rows(self.oracle.batches, rows)
         else:
             batch = jax.tree.map(
                 lambda leaf: leaf[jnp.arange(len(m)), m], self._rows(self.parts, rows)
             )
         return (
-            jax.vmap(self.problem.keyed)(self._keys(rows, m), batch)
-            if self.problem.keyed
+            jax.vmap(self.oracle.problem.keyed)(self._keys(rows, m), batch)
+            if self.oracle.problem.keyed
             else batch
         )
 
@@ -339,7 +325,7 @@ class _Block:
         return self.ids if rows is None else self.ids[rows]
 
     def _keys(self, rows: jax.Array | None, m: jax.Array | None) -> jax.Array:
-        """Returns the keys with which the workers draw, as described in `gradients`."""
+        """Returns the keys with which the workers draw, as described in `Oracle.gradients`."""
         ids = self._ids(rows)
         if self.query.first_batch is not None:
             of_draws = jax.vmap(partial(jax.random.fold_in, self.key))(
@@ -384,8 +370,9 @@ def draw_batch(
     )
 
 
-def _split(problem: Problem, batches: PyTree, M: int) -> PyTree:
+def _split(oracle: Oracle, M: int) -> PyTree:
     """Splits supplied batches, leaves `[n, m, ...]`, into M micro-batches, `[n, M, m / M, ...]`."""
+    problem = oracle.problem
     whole = (
         None if problem.truncate is None or problem.batch_size is None else M * problem.batch_size
     )
@@ -406,7 +393,7 @@ def _split(problem: Problem, batches: PyTree, M: int) -> PyTree:
             leaf if length is None else leaf.reshape(leaf.shape[0], M, length // M, *leaf.shape[2:])
         )
 
-    return jax.tree.map(split, batches)
+    return jax.tree.map(split, oracle.batches)
 
 
 def with_loss(problem: Problem) -> Callable:
@@ -566,8 +553,8 @@ def _mean_of_pool(
     n = data.size.shape[0]
     N = n * workers.devices()
     query, both = Asked(params, exact=True), jax.value_and_grad(protocol.loss(problem))
-    both = _asked(both, problem, query, jax.random.key(0), data, N, None)
-    rows = _weighed(problem, query, both, N)
+    oracle = Oracle(problem, N, data)
+    rows = oracle._weigh_rows(query, oracle._evaluate(both, query, jax.random.key(0)))
     return workers.mean_over_devices(jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0) / n, rows))
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dsgd import workers
 from dsgd.base import Round, State
 from dsgd.engine.protocol import Method
-from dsgd.engine.queries import AllAsked, Asked, mapped
+from dsgd.engine.queries import AllAsked, Asked, mapped, mask_work, whole_batches
 
 
 def state(method: Method, before: State, after: State, round: Round) -> State:
@@ -31,16 +31,15 @@ def query(asked: AllAsked, round: Round) -> AllAsked:
     present = round.present
     if present is None:
         return asked
-    # The gradients of a single query for one batch are computed for all workers and not used.
-    plain = isinstance(asked, Asked) and asked.samples is None
 
     def of_present(query: Asked) -> Asked:
-        if query.work is not None:
-            samples = jnp.where(present[:, None], query.work.samples, 0)
-            query = query._replace(work=query.work._replace(samples=samples))
-        elif query.active is not None or not plain:
+        if query.work is None:
+            if isinstance(asked, Asked):  # its gradients are computed for all workers and not used
+                return query
+            query = query._replace(work=whole_batches(round.problem, round.workers), whole=True)
+        if query.whole or query.samples is not None:
             active = present if query.active is None else query.active & present
             query = query._replace(active=active)
-        return query
+        return mask_work(query, present)
 
     return mapped(of_present, asked)

@@ -186,7 +186,7 @@ def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
         "samples": _samples(name, query, problem, N),
         "loss": bool(query.loss),
     }
-    return queries.asked(query._replace(**fields), like)
+    return queries.asked(query._replace(**fields), like, problem, N)
 
 
 def _active(name: str, active: Any, N: int) -> jax.Array | None:

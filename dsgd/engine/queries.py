@@ -20,13 +20,16 @@ class Asked(NamedTuple):
     """Where the workers compute gradients, and how much local work they do.
 
     Args:
-        params, workers, exact, work, loss: as in `dsgd.Query`.
+        params, workers, exact, samples, loss: as in `dsgd.Query`; samples are int32 `[N, b]`.
         axis: worker axis of `params`, as in `jax.vmap`: 0 if the models are stacked, None if there
             is one model for all workers.
+        work: local work in samples, 0 for workers that are not active; None: one batch of every
+            worker.
+        whole: whether the work is one batch of each active worker, which counts as the
+            `micro_batches` of a cluster.
+        active: as in `dsgd.Query`, bool `[N]`.
         first_batch: number of each worker's first micro-batch of this round, int32 `[N]`; None:
             draws are not numbered.
-        active: as in `dsgd.Query`, bool `[N]`.
-        samples: as in `dsgd.Query`, int32 `[N, b]`.
     """
 
     params: PyTree
@@ -34,8 +37,9 @@ class Asked(NamedTuple):
     workers: jax.Array | None = None
     exact: bool = False
     work: LocalWork | None = None
-    first_batch: jax.Array | None = None
+    whole: bool = False
     active: Any = None
+    first_batch: jax.Array | None = None
     samples: Any = None
     loss: bool = False
 
@@ -55,46 +59,29 @@ def mapped(function: Callable[[Asked], Any], asked: AllAsked) -> Any:
     return jax.tree.map(function, asked, is_leaf=lambda node: isinstance(node, Asked))
 
 
-def local_work(query: Asked, problem: Problem, N: int, M: int = 1) -> LocalWork | None:
-    """Returns the local work of a query, with no samples for workers that are not active; None: one
-    batch of every worker.
-
-    Args:
-        query: one query.
-        problem: the problem, which sets the size of a batch.
-        N: number of workers.
-        M: number of micro-batches that a query without local work counts as.
-    """
-    if query.work is None and query.active is None and query.samples is None:
-        return None
-    given = query.work or _whole(query, problem, N, M)
-    if query.active is None:
-        return given
-    return given._replace(samples=jnp.where(query.active[:, None], given.samples, 0))
-
-
 def of_round(asked: AllAsked, problem: Problem, N: int) -> LocalWork | None:
     """Returns the local work of a round: that of its query, or the micro-batches of several queries
     one after the other.
     """
     if isinstance(asked, Asked):
-        return local_work(asked, problem, N)
-    works = [some_work(query, problem, N) for query in asked]
+        return asked.work
+    works = [query.work or whole_batches(problem, N) for query in asked]
     samples, weights = zip(*((work.samples, work.weights) for work in works), strict=True)
     return LocalWork(jnp.concatenate(samples, axis=1), jnp.concatenate(weights, axis=1))
 
 
-def some_work(query: Asked, problem: Problem, N: int) -> LocalWork:
-    """Returns the local work of a query, which is one batch of every worker if it has none."""
-    return local_work(query, problem, N) or _whole(query, problem, N, 1)
+def whole_batches(problem: Problem, N: int, M: int = 1) -> LocalWork:
+    """Returns the local work of M whole batches of every worker."""
+    batches = LocalWork(np.ones((N, M), bool), np.full((N, M), 1 / M, jnp.result_type(float)))
+    return in_samples(batches, problem.batch_size, problem.batch_sizes)
 
 
 def micro_batches(asked: AllAsked, default: int) -> int:
     """Returns the number of micro-batches of a round, in which a query without local work counts as
-    `default`, and one that chooses its samples as 1.
+    `default`.
     """
     return sum(
-        query.work.samples.shape[1] if query.work else default if query.samples is None else 1
+        default if query.work is None or query.whole else query.work.samples.shape[1]
         for query in each(asked)
     )
 
@@ -104,34 +91,43 @@ def loss_type(params: PyTree) -> Any:
     return jnp.result_type(jnp.float32, *jax.tree.leaves(params))
 
 
-def _whole(query: Asked, problem: Problem, N: int, M: int) -> LocalWork:
-    """Returns M whole batches of every worker, or the samples that the query chooses."""
-    if query.samples is not None:
-        b = query.samples.shape[1]
-        return LocalWork(jnp.full((N, 1), b, jnp.int32), jnp.ones((N, 1)))
-    batches = LocalWork(np.ones((N, M), bool), np.full((N, M), 1 / M, jnp.result_type(float)))
-    return in_samples(batches, problem.batch_size, problem.batch_sizes)
-
-
-def asked(query: Query, like: Params) -> Asked:
+def asked(query: Query, like: Params, problem: Problem, N: int) -> Asked:
     """Converts a method's query, whose work is in samples, to the engine's form.
 
     Args:
         query: query of a method.
         like: one model, or its shapes.
+        problem: the problem, which sets the size of a batch.
+        N: number of workers.
     """
-    first_batch = None if query.work is None else query.work.first_batch
-    return Asked(
+    work, whole = query.work, False
+    if query.samples is not None:
+        b = query.samples.shape[1]
+        work = LocalWork(jnp.full((N, 1), b, jnp.int32), jnp.ones((N, 1)))
+    elif work is None and query.active is not None:
+        work, whole = whole_batches(problem, N), True
+    first_batch = None if work is None else work.first_batch
+    axis = 0 if is_stacked(query.params, like) else None
+    result = Asked(
         query.params,
-        0 if is_stacked(query.params, like) else None,
+        axis,
         query.workers,
         query.exact,
-        query.work,
-        first_batch,
+        work,
+        whole,
         query.active,
+        first_batch,
         query.samples,
         query.loss,
     )
+    return result if query.active is None else mask_work(result, result.active)
+
+
+def mask_work(query: Asked, active: jax.Array) -> Asked:
+    """Returns the query with no work for workers that are not active, bool `[N]`."""
+    assert query.work is not None
+    samples = jnp.where(active[:, None], query.work.samples, 0)
+    return query._replace(work=query.work._replace(samples=samples))
 
 
 def is_stacked(params: PyTree, like: Params) -> bool:

@@ -18,7 +18,6 @@ from dsgd.engine import (
     columns,
     indices,
     leaves,
-    oracle,
     participation,
     protocol,
     queries,
@@ -26,6 +25,7 @@ from dsgd.engine import (
     tape,
 )
 from dsgd.engine.clock import Clock
+from dsgd.engine.oracle import Oracle
 from dsgd.engine.plan import Carry, Plan, Records
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import AllAsked, Asked
@@ -100,21 +100,21 @@ def query_and_update(
     present = participation_of(plan, this_round)
     asked = ask(method, carry.state, this_round, present)
     this_round = this_round._replace(work=queries.of_round(asked, plan.problem, plan.N))
-    problem, weigh = leaves.bound(plan.problem, carry.state.fixed), not plan.weighs
+    problem = leaves.bound(plan.problem, carry.state.fixed)
+    oracle = Oracle(problem, plan.N, data, batches, weigh=not plan.weighs)
     oracle_values = {}
     if this_round.work is not None:
-        oracle_values[columns.SAMPLES] = oracle.samples(asked, plan.problem, plan.N)
+        oracle_values[columns.SAMPLES] = oracle.count_samples(asked)
 
     def answer(query):
-        if plan.problem.numbered and query.first_batch is None and batches is None:
+        if problem.numbered and query.first_batch is None and batches is None:
             query = query._replace(first_batch=carry.drawn)
         numbered = query.first_batch is not None
         sample_key = run_keys.stream(key) if numbered else run_keys.round_keys(key, step)[1]
-        arguments = (problem, query, sample_key, data, plan.N, batches)
         if not plan.train_loss or columns.TRAIN_LOSS in oracle_values:
-            return oracle.gradients(*arguments, weigh=weigh)
+            return oracle.gradients(query, sample_key)
         oracle_values[columns.TRAIN_LOSS], answered = oracle.loss_and_gradients(
-            *arguments, this_round.present, weigh=weigh
+            query, sample_key, this_round.present
         )
         return answered
 
@@ -222,9 +222,8 @@ def _count_draws(before: Any, plan: Plan, asked: AllAsked, round: Round) -> Any:
     def of_query(query: Asked) -> jax.Array:
         if query.exact or query.samples is not None:
             return jnp.zeros_like(before)
-        work = queries.local_work(query, plan.problem, plan.N)
-        if work is not None:
-            each = jnp.sum(work.samples > 0, axis=1, dtype=jnp.int32)
+        if query.work is not None:
+            each = jnp.sum(query.work.samples > 0, axis=1, dtype=jnp.int32)
         elif round.present is None:
             each = jnp.ones_like(before)
         else:

@@ -104,13 +104,11 @@ def _kept(heard: Heard) -> Heard:
     """
 
     def of(query: Asked) -> Asked:
-        chosen = query.samples
-        return query._replace(
-            params=(),
-            first_batch=None,
-            work=query.work and query.work._replace(first_batch=None),
-            samples=None if chosen is None else np.zeros(chosen.shape, np.int32),
-        )
+        work = query.work
+        if work is not None:
+            weights = np.zeros(work.samples.shape, np.float32)
+            work = work._replace(weights=weights, first_batch=None)
+        return query._replace(params=(), first_batch=None, work=work, active=None, samples=None)
 
     asked, exchanges = heard
     return queries.mapped(of, asked), exchanges

@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 from dsgd import workers
 from dsgd.base import Algorithm, Compressor, Loss, Problem, PyTree, Round, State
 from dsgd.compressors.sizes import fixed_size
-from dsgd.engine import oracle, queries
+from dsgd.engine import queries
+from dsgd.engine.oracle import Oracle
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import Asked
 from dsgd.problems.quadratic import Quadratic
@@ -207,8 +208,8 @@ def _gradients(
 ) -> PyTree:
     """Returns the oracle's gradients with the given noise."""
     N, noise, gradient = of.b.shape[0], None if asked.exact else z @ of.root.T, problem.gradient
-    if asked.work is None:
-        return oracle.gradients(problem, asked, key, Quadratic(of.A, of.b, jnp.zeros(N), noise), N)
+    if asked.work is None or asked.whole:
+        return Oracle(problem, N, Quadratic(of.A, of.b, jnp.zeros(N), noise)).gradients(asked, key)
     assert gradient is not None
     M = asked.work.samples.shape[1]
     # Each micro-batch has its own noise, so micro-batches are passed as streamed batches.
@@ -218,7 +219,7 @@ def _gradients(
     single = problem._replace(
         loss=Loss(_nothing, lambda x, batch: gradient(x, jax.tree.map(lambda leaf: leaf[0], batch)))
     )
-    return oracle.gradients(single, asked, key, of.b, N, batches)
+    return Oracle(single, N, of.b, batches).gradients(asked, key)
 
 
 @partial(jax.jit, static_argnames=("build", "quantities"), inline=True)

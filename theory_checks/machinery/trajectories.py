@@ -20,7 +20,8 @@ from jax.flatten_util import ravel_pytree
 
 from dsgd import clusters, workers
 from dsgd.base import Algorithm, Gradients, Loss, Now, Problem, PyTree, Regularizer, Round, State
-from dsgd.engine import oracle, queries
+from dsgd.engine import queries
+from dsgd.engine.oracle import Oracle
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import AllAsked, Asked
 from dsgd.wire import counts
@@ -204,7 +205,7 @@ def _rounds(
             def answer(query: Asked) -> PyTree:
                 # Exact gradients have no noise.
                 exact = data._replace(noise=jnp.zeros_like(of.b)) if query.exact else data
-                return oracle.gradients(problem, query, keys(query), exact, N)
+                return Oracle(problem, N, exact).gradients(query, keys(query))
 
             def keys(query: Asked) -> jax.Array:
                 return samples if query.first_batch is None else jax.random.fold_in(key, _STREAM)
@@ -245,7 +246,7 @@ def _noise(of: Instance, key: jax.Array, asked: Asked, t: jax.Array) -> jax.Arra
             jnp.arange(N)
         )
 
-    if asked.work is None:
+    if asked.work is None or asked.whole:
         return draw(key)
     M = asked.work.samples.shape[1]
     if asked.first_batch is not None:

@@ -14,7 +14,8 @@ import numpy as np
 import dsgd
 from dsgd import checks
 from dsgd.base import Algorithm, Key, Problem, Round
-from dsgd.engine import oracle, protocol, queries, run_keys
+from dsgd.engine import protocol, queries, run_keys
+from dsgd.engine.oracle import Oracle
 from theory_checks.machinery import rounds
 from theory_checks.worst_cases import functions as interpolated
 from theory_checks.worst_cases import layout, measures, messages, sizes, solution
@@ -490,7 +491,7 @@ def _trace_round(build: Build, values: Values, N: int, delta: float | None) -> N
         this_round = Round(state.step, N, query, problem=problem)
         asked = method.query(state, this_round)
         gradients = queries.mapped(
-            lambda query: oracle.gradients(problem, query, samples, jnp.zeros((N, 1)), N), asked
+            lambda query: Oracle(problem, N, jnp.zeros((N, 1))).gradients(query, samples), asked
         )
         work = queries.of_round(asked, problem, N)
         return method.update(state, gradients, this_round._replace(work=work), update)[0]

@@ -35,7 +35,8 @@ from jax.extend.core import Jaxpr
 
 from dsgd import workers
 from dsgd.base import Algorithm, Compressor, PyTree, Round, State
-from dsgd.engine import oracle, queries, randomness, run_keys
+from dsgd.engine import queries, randomness, run_keys
+from dsgd.engine.oracle import Oracle
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import AllAsked, Asked
 from theory_checks.machinery import rounds
@@ -201,7 +202,7 @@ class Reader:
         this_round, samples, key = self._round(method, t)
         asked, answer = self._query(method, t, state), iter(answers)
         gradients = queries.mapped(
-            lambda query: oracle.gradients(method.problem, query, samples, next(answer), self.N),
+            lambda query: Oracle(method.problem, self.N, next(answer)).gradients(query, samples),
             asked,
         )
         work = queries.of_round(asked, method.problem, self.N)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import algorithms
 import dsgd
 from dsgd import LocalWork, problems, work, workers
-from dsgd.engine import oracle
+from dsgd.engine.oracle import Oracle
 from dsgd.engine.queries import Asked
 from dsgd.problems import Examples
 
@@ -97,7 +97,7 @@ def query_gradients(
 
     def block(params, data):
         query = Asked(params, 0, work=samples, **fields)
-        return oracle.gradients(problem, query, KEY, data, N)
+        return Oracle(problem, N, data).gradients(query, KEY)
 
     return spread(block, models(problem), problem.data, D=D)
 
@@ -244,7 +244,7 @@ def losses_and_gradients(
     def block(data):
         query = Asked(jnp.ones(()), None, None if chosen is None else jnp.array(chosen), work=given)
         there = None if present is None else jnp.array(present)
-        return oracle.loss_and_gradients(problem, query, KEY, data, N, None, there)
+        return Oracle(problem, N, data).loss_and_gradients(query, KEY, there)
 
     out = P(), ROWS if chosen is None else P()
     loss, gradients = spread(block, problem.data, D=D, out=out)

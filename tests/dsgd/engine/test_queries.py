@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 import algorithms
 import dsgd
 from dsgd import Query, State, clusters, problems, work, workers
-from dsgd.engine import oracle, pooled, units
-from dsgd.engine.queries import Asked
+from dsgd.engine import pooled, queries, units
+from dsgd.engine.oracle import Oracle
 
 N, B, D = 4, 3, 6
 KEY, ROWS = jax.random.key(5), P(workers.AXIS)
@@ -52,12 +52,14 @@ def problem(layout: str = "padded", **options: Any) -> dsgd.Problem:
     return of._replace(data=pooled.pool(inputs, targets, list(PARTS), problems.Examples))
 
 
-def gradients(query: Asked, devices: int = 2, layout: str = "padded", **options: Any) -> Any:
+def gradients(query: Query, devices: int = 2, layout: str = "padded", **options: Any) -> Any:
     """Returns the answer to a query at stacked models."""
     of = problem(layout, **options)
+    one = jax.eval_shape(of.init, KEY)
 
     def block(data, params):
-        return oracle.gradients(of, query._replace(params=params, axis=0), KEY, data, N)
+        asked = queries.asked(query._replace(params=params), one, of, N)
+        return Oracle(of, N, data).gradients(asked, KEY)
 
     mesh, data = workers.mesh(devices), pooled.laid_out(of.data, devices)
     specs = {"mesh": mesh, "in_specs": ROWS, "out_specs": ROWS, "check_vma": False}
@@ -104,7 +106,7 @@ def row(tree: Any, n: int) -> np.ndarray:
 def test_a_chosen_batch_has_exactly_its_samples(layout, devices):
     """A sample that is chosen twice counts twice."""
     samples = np.array([[4, 0], [7, 7], [2, 1], [11, 3]], np.int32)
-    losses, slopes = gradients(Asked((), samples=samples, loss=True), devices, layout)
+    losses, slopes = gradients(Query((), samples=samples, loss=True), devices, layout)
     for n in range(N):
         value, slope = numpy_answer(n, samples[n])
         np.testing.assert_allclose(losses[n], value, rtol=1e-5)
@@ -114,8 +116,8 @@ def test_a_chosen_batch_has_exactly_its_samples(layout, devices):
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize(("layout", "devices"), [("padded", 2), ("pool", 4)])
 def test_workers_that_are_not_active_get_zeros_and_the_others_the_same(exact, layout, devices):
-    whole = gradients(Asked((), exact=exact), devices, layout)
-    some = gradients(Asked((), exact=exact, active=ACTIVE, loss=True), devices, layout)
+    whole = gradients(Query((), exact=exact), devices, layout)
+    some = gradients(Query((), exact=exact, active=jnp.asarray(ACTIVE), loss=True), devices, layout)
     for n in range(N):
         expected = row(whole, n) if ACTIVE[n] else 0 * row(whole, n)
         np.testing.assert_allclose(row(some[1], n), expected, rtol=1e-5, atol=1e-7)
@@ -125,12 +127,12 @@ def test_workers_that_are_not_active_get_zeros_and_the_others_the_same(exact, la
 def test_losses_are_means_over_each_worker_s_samples():
     """With unequal local work, and with weights of the problem if gradients have them."""
     given = work.local_batches([6, 2, 0, 3], batch_size=B, micro_batches=2)
-    exact, _ = gradients(Asked((), exact=True, loss=True))
+    exact, _ = gradients(Query((), exact=True, loss=True))
     for n in range(N):
         assert exact[n] == pytest.approx(numpy_answer(n, np.arange(SIZES[n]))[0], rel=1e-5)
-    drawn, _ = gradients(Asked((), loss=True))
+    drawn, _ = gradients(Query((), loss=True))
     some, _ = gradients(
-        Asked((), work=work.in_samples(given, B), loss=True), weights=(1.0, 2.0, 4.0, 1.0)
+        Query((), work=work.in_samples(given, B), loss=True), weights=(1.0, 2.0, 4.0, 1.0)
     )
     assert some[2] == 0
     assert some[3] == pytest.approx(drawn[3] / 2, rel=1e-5), "the same three samples, weight 1/2"

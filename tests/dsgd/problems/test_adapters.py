@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 import algorithms
 import dsgd
 from dsgd import problems
-from dsgd.engine import oracle, queries, run_keys
+from dsgd.engine import queries, run_keys
+from dsgd.engine.oracle import Oracle
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 CLASSES = np.arange(24) % 2
@@ -149,7 +150,7 @@ def test_random_numbers_of_gradients_depend_on_worker_round_and_seed_but_not_on_
     def draw_numbers(devices: int, rounds: int) -> np.ndarray:
         def ask(key, data, batches):
             query = queries.Asked(problem.init(jax.random.key(0)))
-            found = oracle.gradients(problem, query, key, data, 2, batches)
+            found = Oracle(problem, 2, data, batches).gradients(query, key)
             return found["w"] if problem is NOISY else found["Dense_0"]["bias"]
 
         specs = (P(), P("workers"), P("workers"))

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 import dsgd
 from dsgd import problems
 from dsgd.engine import accumulate, oracle
+from dsgd.engine.oracle import Oracle
 from dsgd.engine.queries import Asked
 
 N, M, FEATURES, LENGTH, VOCABULARY = 8, 61, 3, 5, 7
@@ -56,7 +57,7 @@ def test_regression_is_that_of_numpy(chunk, devices):
     value = np.mean([np.mean(errors[part] ** 2) for part in PARTS]) + 0.15 * X @ X
 
     def both(params, data, shared):
-        each = oracle.gradients(problem, Asked(params, exact=True), jax.random.key(0), data, N)
+        each = Oracle(problem, N, data).gradients(Asked(params, exact=True), jax.random.key(0))
         return *oracle.evaluate(problem, params, data, shared), each
 
     with jax.enable_x64(True):
@@ -89,7 +90,7 @@ def test_a_text_of_14_megabytes_is_evaluated_in_a_few(what, mesh, optimised):
     def run(params, data, shared):
         if what == "evaluation":
             return oracle.evaluate(problem, params, data, shared)
-        return oracle.gradients(problem, Asked(params, exact=True), jax.random.key(0), data, 16)
+        return Oracle(problem, 16, data).gradients(Asked(params, exact=True), jax.random.key(0))
 
     given = problem.init(jax.random.key(0)), problem.data, problem.replicated
     analysis = compile_on(mesh, problem, run, P()).lower(*given).compile().memory_analysis()
