@@ -133,7 +133,7 @@ def parse(shape: str, period: float) -> links.Rate:
     return links.Rate(tuple(one(text) for text in shape.lower().split(":")), period)
 
 
-def over_processes(
+def run_processes(
     args: Args, rate: links.Rate | None, count: int, function: Any, free: tuple[int, ...] = ()
 ) -> list[Any]:
     """Calls the function in the given number of processes, over links of this rate if it is given,
@@ -153,8 +153,8 @@ def calibrate(args: Args, rate: links.Rate | None) -> None:
     work = measuring.tasks(args.widths, args.processes, args.batch_size)
     function = partial(measuring.measure_all, work, args.sizes, args.repeats, args.longest)
     with commands.waiting(args, what):
-        found = over_processes(args, rate, args.processes, function)[0]
-    result = switch.explain(found, args.processes, args.seed)
+        found = run_processes(args, rate, args.processes, function)[0]
+    result = switch.make_calibration(found, args.processes, args.seed)
     write(args, result)
     shown = {
         "switch": results.tabulate_collectives(result, where(args)),
@@ -201,7 +201,7 @@ def write(args: Args, result: switch.Calibration) -> None:
     heading = ("method", "bytes", *names, "predicted", "measured", "low", "high")
     lines = []
     for (name, _), parts in result.found.rounds.items():
-        expected = switch.predicted(name, parts, result.N, link)
+        expected = switch.predict_round(name, parts, result.N, link)
         numbers = (
             *(getattr(parts, each) for each in names),
             expected,
@@ -219,7 +219,7 @@ def train(args: Args, rate: links.Rate) -> None:
     seconds = len(kimad_links.methods(setting)) * len(args.learning_rates) * args.seconds
     what = f"a server and {args.processes} workers, {seconds:.0f} s of training"
     with commands.waiting(args, what):
-        runs = over_processes(args, rate, args.processes + 1, function, free=(0,))[0]
+        runs = run_processes(args, rate, args.processes + 1, function, free=(0,))[0]
     kimad_links.write(args.out / "kimad.csv", runs)
     best = kimad_links.best(runs)
     table = kimad_links.tabulate(setting, best, f"{links_of(args)}, period {args.period:g} s")

@@ -318,7 +318,9 @@ def tabulate(args: Args, judged: list[Judged]) -> Table:
         errors = (f"{100 * error:+.1f}" for error in each.errors())
         cells = [f"{1e3 * each.first:.1f}", next(errors), f"{1e3 * each.others:.1f}", next(errors)]
         table.add_row(
-            " + ".join(map(str, each.batches)), statistics.within(1e3 * each.measured, 1), *cells
+            " + ".join(map(str, each.batches)),
+            statistics.format_with_interval(1e3 * each.measured, 1),
+            *cells,
         )
     sizes = np.abs([each.errors() for each in judged])
     table.add_section()
@@ -340,11 +342,13 @@ def tabulate_gain(trials: list[Trial], judged: list[Judged]) -> Table:
         if name in of:
             words = f"{name}, {' + '.join(map(str, of[name].batches))}, ms"
             table.add_row(
-                words, f"{1e3 * of[name].first:.1f}", statistics.within(1e3 * of[name].measured, 1)
+                words,
+                f"{1e3 * of[name].first:.1f}",
+                statistics.format_with_interval(1e3 * of[name].measured, 1),
             )
     if len(of.keys() & {"equal parts", "OptPerf"}) == 2:
         equal, best = of["equal parts"], of["OptPerf"]
-        measured = statistics.within(100 * (1 - best.measured / equal.measured), 1)
+        measured = statistics.format_with_interval(100 * (1 - best.measured / equal.measured), 1)
         table.add_row("less time, %", f"{100 * (1 - best.first / equal.first):.1f}", measured)
     return table
 

@@ -136,7 +136,7 @@ def default_target(found: Mapping[str, studies.Tuned]) -> float:
     Rounded up to two digits.
     """
     at_first = [one.history["loss"].mean(axis=0)[:2].min() for one in found.values()]
-    ends = sorted((statistics.rounded_up(one.loss) for one in found.values()), reverse=True)
+    ends = sorted((statistics.round_up(one.loss) for one in found.values()), reverse=True)
     return next(
         (end for end in ends if 2 * sum(loss <= end for loss in at_first) < len(ends)), ends[-1]
     )
@@ -145,8 +145,8 @@ def default_target(found: Mapping[str, studies.Tuned]) -> float:
 def held_out_quality(history: studies.History) -> str:
     """Returns the test accuracy, or the bits per byte, of the last record."""
     if "test_bits_per_byte" in history:
-        return statistics.with_error(history["test_bits_per_byte"][:, -1], digits=2)
-    return f"{statistics.with_error(100 * history['test_accuracy'][:, -1])} %"
+        return statistics.format_with_error(history["test_bits_per_byte"][:, -1], digits=2)
+    return f"{statistics.format_with_error(100 * history['test_accuracy'][:, -1])} %"
 
 
 def draw(histories: Mapping[str, studies.History], target: float) -> Figure:

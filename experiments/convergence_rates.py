@@ -175,10 +175,10 @@ def describe(term: Term, seed: int) -> dict[str, float | str]:
             strict=True,
         )
     )
-    worst = int(np.argmax(term.measured / term.bounds))
+    worst = int(np.argmax(term.averages / term.bounds))
     error = dsgd.history.mean_and_error(term.sampled)[1][worst] if term.exact is None else 0.0
     return row | {
-        "worst": float(term.measured[worst] / term.bounds[worst]),
+        "worst": float(term.averages[worst] / term.bounds[worst]),
         "error": float(error / term.bounds[worst]),
     }
 
@@ -246,12 +246,12 @@ def draw_term(axes: Axes, term: Term) -> None:
     i = METHODS.index(term.method)
     look = {"color": plots.COLOURS[i], "marker": MARKERS[i], "markersize": 5}
     mean, error = dsgd.history.mean_and_error(term.sampled)
-    axes.plot(term.x, term.measured, color=plots.COLOURS[i], linewidth=1.6)
+    axes.plot(term.x, term.averages, color=plots.COLOURS[i], linewidth=1.6)
     axes.plot(term.x, term.bounds, color=plots.COLOURS[i], linewidth=0.9, linestyle="--")
     if len(term.sampled_x):
         axes.errorbar(term.sampled_x, mean, 2 * error, linestyle="none", capsize=3, **look)
     else:
-        axes.plot(term.x, term.measured, linestyle="none", **look)
+        axes.plot(term.x, term.averages, linestyle="none", **look)
 
 
 def draw_guide(axes: Axes, panel: Panel, shown: Sequence[Term]) -> None:

@@ -183,13 +183,13 @@ def make_problem(args: Args) -> dsgd.Problem:
     around = problems.quadratic(scale[:, None] * A * scale, b - b.mean(axis=0), noise=args.noise)
     evaluate: Any = around.evaluation.function
 
-    def with_distance(x, data, mean):
+    def add_distance(x, data, mean):
         scalars, slope = evaluate(x, data, mean)
         return {**scalars, "distance": jnp.sum((x - mean.minimizer) ** 2)}, slope
 
     return around._replace(
         init=lambda key: jax.random.normal(key, (args.dimension,)) / np.sqrt(args.dimension),
-        evaluate=dsgd.Evaluation(with_distance, around.evaluation.replicated),
+        evaluate=dsgd.Evaluation(add_distance, around.evaluation.replicated),
     )
 
 

@@ -212,7 +212,7 @@ def cells(target: float, one: Tuned) -> list[str]:
         ", ".join([one.cell(), *others]),
         *("-" if at is None else f"{history[cost][:, at].mean():,.3g}" for cost in COSTS),
         f"{one.loss:.3f}",
-        statistics.with_error(100 * dsgd.history.tail_mean(history["test_accuracy"])),
+        statistics.format_with_error(100 * dsgd.history.tail_mean(history["test_accuracy"])),
     ]
 
 

@@ -163,14 +163,14 @@ def main(args: Args) -> None:
     course = {name: one for (name, label), one in found_exact.items() if label == worst}
     panels = [
         figures.curves(
-            against_alpha(losses, alphas),
+            lines_by_alpha(losses, alphas),
             **alpha,
             yscale="linear",
             ylabel="loss f(mean x)",
             title=f"{batches}\nlast tenth of {args.steps:,} rounds",
         ),
         figures.curves(
-            against_alpha(slopes, alphas),
+            lines_by_alpha(slopes, alphas),
             **alpha,
             ylabel=SLOPE,
             title=f"{settings}\nafter {args.exact_steps:,} rounds",
@@ -289,7 +289,7 @@ def tabulate(
     return table
 
 
-def against_alpha(
+def lines_by_alpha(
     values: Mapping[tuple[str, str], np.ndarray], alphas: Mapping[str, float]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Returns the lines of the methods against alpha; diverged cases are left out."""

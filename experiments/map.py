@@ -192,7 +192,7 @@ def default_target(history: dict[str, np.ndarray]) -> float:
     to two digits.
     """
     third = history["loss"][..., : 1 + len(history["step"]) // 3].mean(axis=-2)
-    return statistics.rounded_up(np.nanmin(third[..., -1]))
+    return statistics.round_up(np.nanmin(third[..., -1]))
 
 
 def locate(

@@ -320,7 +320,7 @@ def default_target(args: Args, task: Task) -> float:
     reached = float(dsgd.history.tail_mean(found.history["loss"], 0.05).mean())
     if reached <= 0:
         raise ValueError(f"mini-batch SGD reaches the loss {reached:g}; expected a --target")
-    return statistics.rounded_up(reached)
+    return statistics.round_up(reached)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,9 @@ def main(args: Args) -> None:
         """Returns the rates, the quality after all steps, and the bits of a step."""
         outer = one.cell("outer_rate") if "outer_rate" in one.values else "-"
         last = {column: values[:, -1] for column, values in one.history.items() if column != "step"}
-        quality = [statistics.with_error(last[column], digits=2) for column in ("loss", BITS)]
+        quality = [
+            statistics.format_with_error(last[column], digits=2) for column in ("loss", BITS)
+        ]
         return [one.cell(), outer, *quality, f"{last[MEGABITS].mean() / args.steps:.3g}"]
 
     def cost_cells(one: studies.Tuned) -> list[str]:

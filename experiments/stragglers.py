@@ -245,7 +245,10 @@ def tabulate(
         one, seconds, wasted = found[name], times[name], methods[name].wasted
         history, costs = one.history, ["-", "-"]
         if np.isfinite(seconds + waiting).all():
-            costs = [statistics.within(seconds, 0), statistics.within(waiting / seconds)]
+            costs = [
+                statistics.format_with_interval(seconds, 0),
+                statistics.format_with_interval(waiting / seconds),
+            ]
         update = history["clock"][:, -1].mean() / history["step"][-1]
         if wasted is None:
             wasted = history["dropped"][:, 1:].mean()

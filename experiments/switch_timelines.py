@@ -28,7 +28,7 @@ from dsgd.base import Pattern
 from dsgd.network import Message, Passage
 from experiments.shared import commands, figures, tables
 from experiments.survey import switch_charts
-from experiments.survey.switch_charts import Panel, shown
+from experiments.survey.switch_charts import Panel, format_units
 
 CONVENTIONS: tuple[network.Convention, ...] = get_args(network.Convention)
 EXAMPLE = [Message(0, 1, ready=5), Message(1, 0, ready=6), Message(2, 0, ready=6)]
@@ -98,7 +98,7 @@ def exact(args: Args) -> tuple[Fraction, Fraction, Fraction]:
     return Fraction(str(args.latency)), Fraction(str(args.transfer)), Fraction(str(args.compute))
 
 
-def in_rounds(pattern: Pattern, compute: Sequence[Fraction], rounds: int = 1) -> list[Message]:
+def make_rounds(pattern: Pattern, compute: Sequence[Fraction], rounds: int = 1) -> list[Message]:
     """Simulates rounds in which every worker computes for the given time, then sends; the next
     round starts when all messages of the last one have arrived.
     """
@@ -131,8 +131,8 @@ def panels(args: Args) -> list[Panel]:
         [compute] * N,
         [compute, compute, compute * Fraction(str(args.slow))],
     )
-    ring = in_rounds(network.ring_all_reduce, equal)
-    two_rounds = in_rounds(network.parameter_server, unequal, rounds=2)
+    ring = make_rounds(network.ring_all_reduce, equal)
+    two_rounds = make_rounds(network.parameter_server, unequal, rounds=2)
     synchronous = panel(
         "4.1", "synchronous server: 2 updates of 3 gradients", two_rounds, workers=3
     )
@@ -141,14 +141,14 @@ def panels(args: Args) -> list[Panel]:
         panel(
             "1.4", f"three messages, {COMPRESSION}x compressed", EXAMPLE, workers=3, transfer=half
         ),
-        panel("1.6", "one parameter server", in_rounds(network.parameter_server, idle)),
-        panel("1.7", "ring all-reduce", in_rounds(network.ring_all_reduce, idle)),
+        panel("1.6", "one parameter server", make_rounds(network.parameter_server, idle)),
+        panel("1.7", "ring all-reduce", make_rounds(network.ring_all_reduce, idle)),
         panel("3.4", "ring all-reduce", ring),
         panel("3.5", f"ring all-reduce, {COMPRESSION}x compressed", ring, transfer=half),
         synchronous,
         asynchronous(args, unequal, synchronous.end),
         panel("5.2", "ring all-reduce", ring),
-        panel("5.3", "gossip on a ring", in_rounds(network.gossip(topologies.ring(N)), equal)),
+        panel("5.3", "gossip on a ring", make_rounds(network.gossip(topologies.ring(N)), equal)),
     ]
 
 
@@ -186,21 +186,21 @@ def rows(args: Args) -> list[Row]:
     N, (latency, transfer, _) = args.workers, exact(args)
     half = transfer / COMPRESSION
 
-    def simulated(messages, transfer):
+    def simulate(messages, transfer):
         return [network.simulate(messages, latency, transfer, each) for each in CONVENTIONS]
 
     def row(figure, what, formula, pattern, transfer=transfer):
         closed = [network.cost(pattern, N, latency, transfer, each) for each in CONVENTIONS]
         if pattern is network.asynchronous_server:
-            found = [between_updates(N, latency, transfer, each) for each in CONVENTIONS]
+            found = [update_interval(N, latency, transfer, each) for each in CONVENTIONS]
         else:
-            found = [each.seconds for each in simulated(pattern.messages(N), transfer)]
+            found = [each.seconds for each in simulate(pattern.messages(N), transfer)]
         return Row(figure, what, formula, closed, found)
 
     def example(figure, what, formula, transfer):
         # M1 receives both its messages from 6 on
         closed = [1 + 2 * (latency + transfer), 1 + latency + 2 * transfer]
-        found = [each.seconds - each.start for each in simulated(EXAMPLE, transfer)]
+        found = [each.seconds - each.start for each in simulate(EXAMPLE, transfer)]
         return Row(figure, what, formula, closed, found)
 
     plain = example("1.3", "three messages", "1 + 2(l + r)", transfer)
@@ -231,7 +231,7 @@ def rows(args: Args) -> list[Row]:
     ]
 
 
-def between_updates(
+def update_interval(
     N: int, latency: Fraction, transfer: Fraction, convention: network.Convention
 ) -> Fraction:
     """Returns the mean time between two updates of an asynchronous server, without the first and
@@ -250,9 +250,9 @@ def tabulate(args: Args, costs: Sequence[Row]) -> Table:
     caption = (
         "The survey prints 14, 9 and 1.55 for 1.3 and 1.4, with l = 1.5 and r = 5.\nFor the ring "
         "and N servers it prints 2N l + 2r with N + 1 workers,\nthat is "
-        f"{shown(2 * (N - 1) * latency + 2 * transfer)} with {N}: too large by 2r/N = "
-        f"{shown(2 * transfer / N)}.\n4.2: time between two updates, if computation takes no "
-        "time.\n"
+        f"{format_units(2 * (N - 1) * latency + 2 * transfer)} with {N}: too large by 2r/N = "
+        f"{format_units(2 * transfer / N)}.\n4.2: time between two updates, if computation takes "
+        "no time.\n"
     )
     caption += (
         f"≠: {wrong} differ from their closed form."
@@ -275,10 +275,10 @@ def tabulate(args: Args, costs: Sequence[Row]) -> Table:
     )
     for row in costs:
         cells = (
-            shown(b) if a == b else f"{shown(b)} ≠ {shown(a)}"
+            format_units(b) if a == b else f"{format_units(b)} ≠ {format_units(a)}"
             for a, b in zip(row.closed, row.simulated, strict=True)
         )
-        table.add_row(row.figure, row.what, row.formula, shown(row.closed[0]), *cells)
+        table.add_row(row.figure, row.what, row.formula, format_units(row.closed[0]), *cells)
     return table
 
 
@@ -290,7 +290,7 @@ def tabulate_pictures(args: Args, pictures: Sequence[Panel]) -> Table:
         left=2,
     )
     for panel in pictures:
-        table.add_row(panel.figure, panel.title, shown(panel.end - panel.begin))
+        table.add_row(panel.figure, panel.title, format_units(panel.end - panel.begin))
     return table
 
 

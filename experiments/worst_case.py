@@ -122,7 +122,7 @@ def main(args: Args) -> None:
         args,
         "rounds",
         args.rounds,
-        lambda steps: at_recommended(args, steps),
+        lambda steps: compare_with_bound(args, steps),
         lambda path, found: records.write_rows(
             path, ("rounds", "worst", "bound"), [(T, *pair) for T, pair in found.items()]
         ),
@@ -136,7 +136,7 @@ def curve(args: Args, method: Method) -> Curve:
     ring, mu = topologies.ring(args.workers), args.strong_convexity
     functions = Smooth(L=1.0, mu=mu, distance=1.0, heterogeneity=args.heterogeneity)
 
-    def on_ring(rate):
+    def build(rate):
         return method.make(optax.sgd(rate), ring)
 
     measured: dict[str, Any] = {
@@ -148,7 +148,7 @@ def curve(args: Args, method: Method) -> Curve:
         "key": None,
     }
     # One program serves all step sizes.
-    analysis = Analysis.from_method(on_ring, functions, {"rate": args.rates[0]}, **measured)
+    analysis = Analysis.from_method(build, functions, {"rate": args.rates[0]}, **measured)
 
     def worst(rate: float) -> float:
         try:
@@ -156,7 +156,7 @@ def curve(args: Args, method: Method) -> Curve:
         except ValueError:
             return float("nan")
 
-    best = best_step(on_ring, functions, **measured, rate=(args.rates[0], args.rates[-1]))
+    best = best_step(build, functions, **measured, rate=(args.rates[0], args.rates[-1]))
     theorem = method.largest(mu, ring)
     return Curve(
         [worst(rate) for rate in args.rates],
@@ -167,8 +167,10 @@ def curve(args: Args, method: Method) -> Curve:
     )
 
 
-def at_recommended(args: Args, steps: int) -> tuple[float, float]:
-    """Returns the worst case of decentralized SGD at the recommended step size, and the bound."""
+def compare_with_bound(args: Args, steps: int) -> tuple[float, float]:
+    """Returns the worst case of decentralized SGD at the step size that Theorem 5.2.11 recommends,
+    and the theorem's bound.
+    """
     ring, spread = topologies.ring(args.workers), args.heterogeneity
     given = {
         "gap": 1.0,

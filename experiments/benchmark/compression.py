@@ -147,7 +147,7 @@ def measure(args: Args, d: int) -> tuple[float, dict[str, float], dict[str, Cost
     copies: list[np.ndarray] = []
 
     def time_in_copies(**programs: Program) -> list[float]:
-        taken = timing.in_turn({"copy": copy, **programs}, args.repeats)
+        taken = timing.time_in_turn({"copy": copy, **programs}, args.repeats)
         copies.append(taken["copy"])
         return [float(np.median(taken[name] / taken["copy"])) for name in programs]
 

@@ -92,7 +92,7 @@ def main(args: Args) -> None:
     for graph in graphs:
         programs[f"{graph.name} dense"] = timing.program(repeat_rounds(dense(graph), ROUNDS), x)
         programs[graph.name] = timing.program(repeat_rounds(mixing(graph), ROUNDS), x)
-    taken = timing.in_turn(programs, args.repeats)
+    taken = timing.time_in_turn(programs, args.repeats)
     rows = [make_row(graph, taken) for graph in graphs]
     sums = [
         (graph, [rows_over_product(graph, d, args.repeats) for d in args.dimensions])
@@ -149,7 +149,7 @@ def rows_over_product(graph: dsgd.Topology, d: int, repeats: int) -> float:
             A,
             b,
         )
-    taken = timing.in_turn(programs, repeats)
+    taken = timing.time_in_turn(programs, repeats)
     return float(np.median(taken["rows"] / taken["product"]))
 
 

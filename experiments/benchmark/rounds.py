@@ -160,7 +160,7 @@ def time_versions(
     for version, run in versions.items():
         run(counts[version])  # compiled for this number of rounds
     programs = {version: partial(run, counts[version]) for version, run in versions.items()}
-    taken = timing.in_turn(programs, repeats)
+    taken = timing.time_in_turn(programs, repeats)
     return {version: times / counts[version] for version, times in taken.items()}
 
 

@@ -63,10 +63,10 @@ def summary(
     )
     table.add_row("figure 9: ResNet-50 on A, 128 samples")
     for name, paper in ((CANNIKIN, "3"), (LB_BSP, "> 10")):
-        when = statistics.with_error(epochs_to_shortest(epochs[name]))
+        when = statistics.format_with_error(epochs_to_shortest(epochs[name]))
         table.add_row(f"  {name}'s epoch when tuned", paper, when)
     for name in (CANNIKIN, LB_BSP):
-        shortest = statistics.with_error(epochs[name].min(axis=1) / optperf, 3)
+        shortest = statistics.format_with_error(epochs[name].min(axis=1) / optperf, 3)
         table.add_row(f"  {name}'s shortest batch / OptPerf", "-", shortest)
     table.add_section()
     for cluster, paper in (("A", ("-", "-")), ("B", ("18", "53")), ("C", ("-", "-"))):

@@ -54,7 +54,7 @@ def format_interval(values: np.ndarray, digits: int) -> str:
     """Formats the mean over seeds, with the half-width of its 95 % interval if there are
     several.
     """
-    return statistics.within(values, digits) if len(values) else "-"
+    return statistics.format_with_interval(values, digits) if len(values) else "-"
 
 
 def tabulate(setting: Setting, cluster: str, runs: Runs) -> Table:

@@ -104,7 +104,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
                 cells.append(
                     format_difference(values - base, digits)
                     if rate
-                    else statistics.within(base, digits)
+                    else statistics.format_with_interval(base, digits)
                 )
             shown.add_row("" if rate else optimizer, f"{100 * rate:g}%", *cells)
     return shown

@@ -92,7 +92,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
             label,
             f"{100 * abs(history['dropped'][:, 1 : steps + 1].mean()):.1f}",  # avoids -0.0
             f"{step:.2f}",
-            statistics.within(final(setting, history), digits),
+            statistics.format_with_interval(final(setting, history), digits),
             change,
             *theirs,
         )

@@ -295,7 +295,7 @@ def summary(
     )
     rows(
         f"no added noise, {CLUSTER} workers",
-        ("effective speedup (A.2)", "1.05", statistics.within(natural, 3)),
+        ("effective speedup (A.2)", "1.05", statistics.format_with_interval(natural, 3)),
     )
     return table
 
@@ -319,8 +319,8 @@ def compare_runs(
         found, expected, exactly = (getattr(each, name) for each in (clock, planned, exact))
         table.add_row(
             what,
-            statistics.within(found, digits),
-            statistics.within(expected, digits),
+            statistics.format_with_interval(found, digits),
+            statistics.format_with_interval(expected, digits),
             f"{exactly:.{digits}f}",
         )
     return table
@@ -348,7 +348,10 @@ def scaling(setting: Setting, of: Sampled, further: Sequence[int]) -> Table:
         normal = predict(setting, of.noise.mean, of.noise.std, [N])
         found = of.found.get(N)
         T, S = (
-            (statistics.within(found.without), statistics.within(found.speedup, 3))
+            (
+                statistics.format_with_interval(found.without),
+                statistics.format_with_interval(found.speedup, 3),
+            )
             if found
             else ("-", "-")
         )
@@ -381,7 +384,7 @@ def ratios(noises: Mapping[str, tuple[Sampled, float, float]], one_N: Common) ->
         exact, found = of.sums.ratio(N), of.found[N]
         off = f"{100 * (exact / paper - 1):+.1f}"
         measured, gain = (
-            statistics.within(found.without / of.sums.mean, 3),
+            statistics.format_with_interval(found.without / of.sums.mean, 3),
             f"{found.speedup.mean():.2f}",
         )
         table.add_row(

@@ -256,4 +256,4 @@ def final(setting: Setting, history: dict[str, np.ndarray]) -> np.ndarray:
 
 def format_difference(values: np.ndarray, digits: int) -> str:
     """Formats the mean of a difference with its sign, and the half-width of its 95 % interval."""
-    return f"{'+' if values.mean() >= 0 else ''}{statistics.within(values, digits)}"
+    return f"{'+' if values.mean() >= 0 else ''}{statistics.format_with_interval(values, digits)}"

@@ -94,7 +94,9 @@ def steps(setting: Setting, histories: Histories) -> Table:
             else 3 * ("-",)
         )
         ours, adapting, informed = (f"{each.mean():.2f}" for each in (ef21, kimad, oracle))
-        saved = (statistics.within(100 * (1 - each / ef21), 1) for each in (kimad, oracle))
+        saved = (
+            statistics.format_with_interval(100 * (1 - each / ef21), 1) for each in (kimad, oracle)
+        )
         table.add_row(
             f"{seconds:g}", paper[0], ours, paper[1], adapting, informed, paper[2], *saved
         )
@@ -180,8 +182,8 @@ def accuracies(setting: Setting, histories: Histories, seconds: float) -> Table:
         ef21, kimad = (histories[Case(method, N, seconds)] for method in (EF21, KIMAD))
         cells = [f"{value:.2f}" for value in TOP_5[N]] if N in TOP_5 else ["-", "-"]
         firsts = [100 * history["top_1"][:, -1] for history in (ef21, kimad)]
-        cells += [statistics.with_error(values) for values in firsts] + [
-            statistics.within(firsts[1] - firsts[0], 1)
+        cells += [statistics.format_with_error(values) for values in firsts] + [
+            statistics.format_with_interval(firsts[1] - firsts[0], 1)
         ]
         cells += [f"{100 * history['top_5'][:, -1].mean():.1f}" for history in (ef21, kimad)]
         table.add_row(str(N), *cells)
@@ -206,12 +208,14 @@ def compression_errors(setting: Setting, histories: Histories, seconds: float) -
         more = top_1 - 100 * histories[Case(EF21, N, seconds)]["top_1"][:, -1]
         table.add_row(
             method,
-            "1.00" if method == KIMAD else statistics.within(divide(means[method], means[KIMAD])),
+            "1.00"
+            if method == KIMAD
+            else statistics.format_with_interval(divide(means[method], means[KIMAD])),
             f"{correlation(setting, history):.2f}",
             f"{traffic(setting, history).mean() / (2 * setting.bits):.1%}",
             f"{step_time(setting, history).mean():.2f}",
-            statistics.with_error(top_1),
-            "-" if method == EF21 else statistics.within(more, 1),
+            statistics.format_with_error(top_1),
+            "-" if method == EF21 else statistics.format_with_interval(more, 1),
         )
     return table
 
@@ -283,8 +287,8 @@ def notes(setting: Setting, histories: Histories, seconds: float) -> list[str]:
         f"{', '.join(beyond)} s.",
         "The paper's top-5 accuracy of 80 % with 10 classes, for which guessing has 50 %, is "
         "probably a top-1 accuracy.",
-        f"The accuracy of Kimad+ differs from EF21's by {statistics.within(gain, 1)} % (paper: 1 "
-        f"%): {surely}.",
+        "The accuracy of Kimad+ differs from EF21's by "
+        f"{statistics.format_with_interval(gain, 1)} % (paper: 1 %): {surely}.",
         f"EF21's mean error is {smaller:.2f} times Kimad's with the same number of bits: Kimad's "
         "error is large when the bandwidth is small.",
         f"An index takes {whole} bits in the whole model and {layered:.1f} in a layer. With the "

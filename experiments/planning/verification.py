@@ -148,7 +148,7 @@ class Run(NamedTuple):
     rounds: int
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """The settings besides the step size."""
         return plane.describe(self.candidate.settings, self.settings)
 
@@ -282,7 +282,7 @@ def train(args: Args, problem: dsgd.Problem) -> tuple[float, list[Chosen]]:
     ]
     baseline = trained[0].trained.history
     reached = baseline["loss"][..., baseline["step"] <= args.rounds]
-    target = statistics.rounded_up(np.nanmin(reached))
+    target = statistics.round_up(np.nanmin(reached))
     chosen = [each for some in trained for each in plane.choose(some, target) if each.rounds[0] > 1]
     return target, chosen
 
@@ -327,8 +327,8 @@ def measure_rows(
     """
     times, found = measure_point(args, point, problem, [run_of(each) for each in chosen])
     costs = {name: each.cost(args.processes) for name, each in measuring.COLLECTIVES.items()}
-    lines = {name: switch.switch({name: each}, costs) for name, each in times.items()}
-    common = switch.switch(times, costs)
+    lines = {name: switch.fit_line({name: each}, costs) for name, each in times.items()}
+    common = switch.fit_line(times, costs)
     rows = [
         predict(args, point, problem, lines, common, rounds[0].compute, *each)
         for each in zip(chosen, rounds, found, strict=True)
@@ -462,7 +462,7 @@ def predict(
     return Row(
         *point,
         chosen.candidate.name,
-        run.described,
+        run.description,
         chosen.settings["learning_rate"],
         run.rounds,
         float(history["loss"][0, history["step"] == run.rounds].item()),

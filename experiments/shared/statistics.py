@@ -27,7 +27,7 @@ def edge(value: float, grid: Sequence[float]) -> str:
     return "*" * (value in (min(grid), max(grid)))
 
 
-def with_error(values: np.ndarray, digits: int = 1) -> str:
+def format_with_error(values: np.ndarray, digits: int = 1) -> str:
     """Formats the mean over seeds, `[seeds]`, with its standard error if there are several."""
     middle, error = dsgd.history.mean_and_error(values)
     return (
@@ -45,7 +45,7 @@ def errors(what: str, seeds: int) -> str:
     return f"{what}: standard error over {seeds} seeds" if seeds > 1 else runs(seeds)
 
 
-def rounded_up(loss: float) -> float:
+def round_up(loss: float) -> float:
     """Rounds a positive number up to two digits."""
     unit = 10.0 ** (math.floor(math.log10(loss)) - 1)
     return math.ceil(loss / unit) * unit
@@ -103,7 +103,7 @@ def half_interval(values: np.ndarray) -> float:
     return float(stats.t.ppf(0.975, len(values) - 1) * dsgd.history.mean_and_error(values)[1])
 
 
-def within(values: np.ndarray, digits: int = 2) -> str:
+def format_with_interval(values: np.ndarray, digits: int = 2) -> str:
     """Formats the mean over runs, with the half-width of its 95 % interval if there are several."""
     half = half_interval(values)
     return f"{values.mean():.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")

@@ -42,7 +42,7 @@ def seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def in_turn(programs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, np.ndarray]:
+def time_in_turn(programs: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, np.ndarray]:
     """Returns the seconds of each program, `[repeats]`; the programs take turns."""
     rounds = [{name: seconds(run) for name, run in programs.items()} for _ in range(repeats)]
     return {name: np.array([taken[name] for taken in rounds]) for name in programs}

@@ -110,20 +110,22 @@ class Method(NamedTuple):
     compressor: Compressor | None = None
 
 
-def _compressed(make: Callable[..., dsgd.Algorithm], compressor: Compressor, both: bool) -> Method:
+def _make_compressed(
+    make: Callable[..., dsgd.Algorithm], compressor: Compressor, both: bool
+) -> Method:
     each = [compressors.whole_model(compressor)] * (1 + both)
     return Method(lambda N: make(STEP, *each), compressor)
 
 
 METHODS = {
     "minibatch_sgd": Method(lambda N: algorithms.minibatch_sgd(STEP)),
-    "compressed_sgd": _compressed(
+    "compressed_sgd": _make_compressed(
         algorithms.compressed_sgd, compressors.random_quantization(4), both=False
     ),
-    "error_compensated_sgd": _compressed(
+    "error_compensated_sgd": _make_compressed(
         algorithms.error_compensated_sgd, compressors.sign, both=True
     ),
-    "ef21": _compressed(algorithms.ef21, compressors.top_k(0.1), both=True),
+    "ef21": _make_compressed(algorithms.ef21, compressors.top_k(0.1), both=True),
     "decentralized_sgd": Method(lambda N: algorithms.decentralized_sgd(STEP, topologies.ring(N))),
 }
 
@@ -148,7 +150,7 @@ class Parts(NamedTuple):
     seconds: np.ndarray
 
     @property
-    def measured(self) -> float:
+    def median(self) -> float:
         """Returns the median seconds of a round."""
         return float(np.median(self.seconds))
 
@@ -208,11 +210,11 @@ def measure_all(work: Tasks, sizes: Sequence[int], repeats: int, longest: float)
     Args:
         work: the computations.
         sizes: as for `measure_collectives`.
-        repeats, longest: as for `timed`.
+        repeats, longest: as for `time_repeats`.
     """
     seconds = measure_collectives(sizes, repeats, longest)
     rounds = measure_rounds(work, repeats, longest)
-    few, many = (_alone(problem, repeats, longest) for problem in (work.few, work.many))
+    few, many = (_measure_alone(problem, repeats, longest) for problem in (work.few, work.many))
     assert work.few.batch_size is not None
     samples = work.few.batch_size
     per_sample = max(0.0, many - few) / ((MORE - 1) * samples)
@@ -220,7 +222,7 @@ def measure_all(work: Tasks, sizes: Sequence[int], repeats: int, longest: float)
 
 
 def measure_collectives(
-    sizes: Sequence[int], repeats: int, longest: float, in_turn: int = 1
+    sizes: Sequence[int], repeats: int, longest: float, per_call: int = 1
 ) -> Times:
     """Measures the collectives; called in every process, each of which is one worker.
 
@@ -230,23 +232,23 @@ def measure_collectives(
         longest: maximal seconds for the repeats of one collective at one size. If three repeats
             would take longer, this size and all larger ones are skipped, except for the first two
             sizes.
-        in_turn: number of collectives that one call of a program executes; the call takes time
+        per_call: number of collectives that one call of a program executes; the call takes time
             besides them, which the rounds of a run do not take.
     """
     mesh = nodes.mesh("calibrate", jax.process_count())
     return {
-        name: _one(collective, mesh, sizes, repeats, longest, in_turn)
+        name: _measure_collective(collective, mesh, sizes, repeats, longest, per_call)
         for name, collective in COLLECTIVES.items()
     }
 
 
-def _one(
+def _measure_collective(
     collective: Collective,
     mesh: Mesh,
     sizes: Sequence[int],
     repeats: int,
     longest: float,
-    in_turn: int,
+    per_call: int,
 ) -> dict[float, np.ndarray]:
     N, own = mesh.size, P(workers.AXIS)
 
@@ -256,7 +258,7 @@ def _one(
 
     program = jax.jit(
         jax.shard_map(
-            lambda x: lax.fori_loop(0, in_turn, again, x[0])[None],
+            lambda x: lax.fori_loop(0, per_call, again, x[0])[None],
             mesh=mesh,
             in_specs=own,
             out_specs=own,
@@ -267,16 +269,16 @@ def _one(
     for size in sizes:
         columns = collective.columns(size, N)
         x = nodes.rows(jnp.ones((1, N, columns), jnp.float32), mesh)
-        seconds = timed(
+        seconds = time_repeats(
             lambda x=x: program(x), repeats, longest, None if len(found) < 2 else longest
         )
         if seconds is None:
             break
-        found[ELEMENT * N * columns / collective.own(N)] = seconds / in_turn
+        found[ELEMENT * N * columns / collective.own(N)] = seconds / per_call
     return found
 
 
-def timed(
+def time_repeats(
     run: Callable[[], Any], repeats: int, longest: float, at_most: float | None
 ) -> np.ndarray | None:
     """Returns the seconds of every repeat, averaged over processes and therefore equal in all of
@@ -293,17 +295,17 @@ def timed(
             None: always measure.
     """
     jax.block_until_ready(run())
-    _, one = _clocked(run, 1)
+    _, one = _time_calls(run, 1)
     alike = float(nodes.gathered([[one[0]]]).max())
     if at_most is not None and FEWEST * alike > at_most:
         return None
     count = int(np.clip(longest / alike, FEWEST, max(FEWEST, repeats)))
-    result, seconds = _clocked(run, count)
+    result, seconds = _time_calls(run, count)
     del result
     return nodes.gathered([list(seconds)]).mean(axis=(0, 1))
 
 
-def _clocked(run: Callable[[], Any], count: int) -> tuple[Any, list[float]]:
+def _time_calls(run: Callable[[], Any], count: int) -> tuple[Any, list[float]]:
     """Returns the last result, and the seconds of each call."""
     result, seconds, last = None, [], time.perf_counter()
     for _ in range(count):
@@ -319,7 +321,7 @@ def measure_rounds(work: Tasks, repeats: int, longest: float) -> Rounds:
 
     Args:
         work: the computations, which contain the networks.
-        repeats, longest: as for `timed`.
+        repeats, longest: as for `time_repeats`.
     """
     N = jax.process_count()
     mesh = nodes.mesh("calibrate", N)
@@ -327,30 +329,32 @@ def measure_rounds(work: Tasks, repeats: int, longest: float) -> Rounds:
     for width, (own, whole) in work.networks.items():
         leaves = jax.tree.leaves(jax.eval_shape(own.init, jax.random.key(0)))
         d = sum(leaf.size for leaf in leaves)
-        one = _alone(own, repeats, longest)
+        one = _measure_alone(own, repeats, longest)
         for name, method in METHODS.items():
             codec, arrays = 0.0, len(leaves)
             if method.compressor is not None:
-                arrays = _arrays(method.compressor, d)
+                arrays = _count_arrays(method.compressor, d)
                 mine = break_even.codec_seconds(method.compressor, N, d, max(FEWEST, repeats // 3))
                 codec = max(0.0, float(nodes.gathered([[mine]]).mean()))
-            bits, seconds = _round(method, whole, mesh, repeats, longest)
+            bits, seconds = _measure_round(method, whole, mesh, repeats, longest)
             found[name, width] = Parts(d, one, codec, bits, arrays, seconds)
     return found
 
 
-def _arrays(compressor: Compressor, d: int) -> int:
+def _count_arrays(compressor: Compressor, d: int) -> int:
     """Returns the number of arrays of a message."""
     return len(jax.tree.leaves(message_shape(compressor, d)))
 
 
-def _alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:
+def _measure_alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:
     """Returns the seconds of one worker's gradient and step, while other processes do the same."""
     here = workers.mesh([jax.local_devices()[0]])
-    return float(np.median(_round(METHODS["minibatch_sgd"], problem, here, repeats, longest)[1]))
+    return float(
+        np.median(_measure_round(METHODS["minibatch_sgd"], problem, here, repeats, longest)[1])
+    )
 
 
-def _round(
+def _measure_round(
     method: Method, problem: dsgd.Problem, mesh: Mesh, repeats: int, longest: float
 ) -> tuple[float, np.ndarray]:
     """Returns the bits that a worker sends in a round, and the seconds of every round; the state is
@@ -360,7 +364,7 @@ def _round(
     plan = make_plan(
         ConstantFactory(algorithm), algorithm, problem, mesh, runs=0, size=1, record_every=1
     )
-    state, data, key = _placed(algorithm, problem, mesh, key)
+    state, data, key = _place(algorithm, problem, mesh, key)
     program = jax.jit(partial(loop.one_round, plan), donate_argnums=0)
     sent: Any = None
 
@@ -369,12 +373,12 @@ def _round(
         state, sent = program(state, key, data)
         return state
 
-    seconds = timed(run, repeats, longest, None)
+    seconds = time_repeats(run, repeats, longest, None)
     assert seconds is not None
     return float(counts.to_int(nodes.own(sent.bits.up))[0]), seconds
 
 
-def _placed(
+def _place(
     algorithm: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, key: jax.Array
 ) -> tuple[State, Any, jax.Array]:
     """Returns the initial state, the data and the key on the devices of the processes; each process

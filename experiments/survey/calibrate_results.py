@@ -17,7 +17,7 @@ from experiments.survey.calibrate_switch import (
     Line,
     crossovers,
     median,
-    predicted,
+    predict_round,
 )
 
 PLAIN = "minibatch_sgd"  # the method to which others are compared
@@ -36,19 +36,21 @@ def tabulate_collectives(result: Calibration, where: str) -> Table:
         "with its own switch, in the last row with the common switch.",
     )
     for name, line in result.lines.items():
-        table.add_row(name, *_numbers(line), _off(result, line, [name]))
+        table.add_row(name, *_format_line(line), _format_ratios(result, line, [name]))
     table.add_section()
     table.add_row(
-        "all collectives", *_numbers(result.switch), _off(result, result.switch, list(result.lines))
+        "all collectives",
+        *_format_line(result.switch),
+        _format_ratios(result, result.switch, list(result.lines)),
     )
     return table
 
 
-def _numbers(line: Line) -> tuple[str, str]:
-    return _within(line.alpha.times(1e6)), _within(line.beta.inverse(BITS / 1e6))
+def _format_line(line: Line) -> tuple[str, str]:
+    return _format_estimate(line.alpha.times(1e6)), _format_estimate(line.beta.inverse(BITS / 1e6))
 
 
-def _within(estimate: Estimate) -> str:
+def _format_estimate(estimate: Estimate) -> str:
     value, low, high = (short(number) for number in estimate)
     return f"{value} [{low}, {high}]"
 
@@ -62,31 +64,31 @@ def short(number: float) -> str:
     )
 
 
-def _off(result: Calibration, line: Line, names: list[str]) -> str:
+def _format_ratios(result: Calibration, line: Line, names: list[str]) -> str:
     """Returns the smallest and largest ratio of measured medians to the values of the line."""
-    explained = result._replace(switch=line).explained
+    predict = result._replace(switch=line).predict
     ratios = [
-        float(np.median(seconds)) / explained(name, size)
+        float(np.median(seconds)) / predict(name, size)
         for name in names
         for size, seconds in result.found.collectives[name].items()
     ]
     return f"{short(float(f'{min(ratios):.2g}'))}-{short(float(f'{max(ratios):.2g}'))}"
 
 
-def size_of(number: float) -> str:
+def format_bytes(number: float) -> str:
     """Formats a number of bytes."""
     unit = min(2, int(np.log10(number) // 3)) if number >= 1 else 0
     return f"{number / 1000**unit:.3g} {('B', 'KB', 'MB')[unit]}"
 
 
-def seconds_of(result: Calibration, name: str) -> tuple[list[float], list[float], list[float]]:
+def list_seconds(result: Calibration, name: str) -> tuple[list[float], list[float], list[float]]:
     """Returns a method's model sizes in bytes, predicted seconds, and measured seconds."""
     mine = [parts for (method, _), parts in result.found.rounds.items() if method == name]
-    expected = [predicted(name, parts, result.N, result.switch) for parts in mine]
+    expected = [predict_round(name, parts, result.N, result.switch) for parts in mine]
     return (
         [float(ELEMENT * parts.elements) for parts in mine],
         expected,
-        [parts.measured for parts in mine],
+        [parts.median for parts in mine],
     )
 
 
@@ -99,7 +101,7 @@ def tabulate_rounds(result: Calibration, where: str) -> Table:
         "for each array of a message. measured: medians.\n*: the fastest.",
         left=2,
     )
-    by_method = {name: seconds_of(result, name) for name in METHODS}
+    by_method = {name: list_seconds(result, name) for name in METHODS}
     for i, size in enumerate(by_method[PLAIN][0]):
         fastest = [min(found[column][i] for found in by_method.values()) for column in (1, 2)]
         for name, (_, *times) in by_method.items():
@@ -107,7 +109,7 @@ def tabulate_rounds(result: Calibration, where: str) -> Table:
                 short(1e3 * seconds[i]) + ("*" if seconds[i] == least else "")
                 for seconds, least in zip(times, fastest, strict=True)
             )
-            first = size_of(size) if name == PLAIN else ""
+            first = format_bytes(size) if name == PLAIN else ""
             table.add_row(first, name, *cells, end_section=name == list(METHODS)[-1])
     return table
 
@@ -118,17 +120,17 @@ def tabulate_crossovers(result: Calibration) -> Table:
     """
     title = f"model size at which a method becomes faster than {PLAIN}, or slower again"
     table = tables.table(title, ("method", "predicted", "measured"), "-: not within these sizes.")
-    _, *plain = seconds_of(result, PLAIN)
+    _, *plain = list_seconds(result, PLAIN)
     for name in METHODS:
         if name != PLAIN:
-            sizes, *mine = seconds_of(result, name)
+            sizes, *mine = list_seconds(result, name)
             cells = (
                 crossovers(sizes, first, second) for first, second in zip(plain, mine, strict=True)
             )
             table.add_row(
                 name,
                 *(
-                    ", ".join(map(size_of, found)) or f"- ({_always(a, b)})"
+                    ", ".join(map(format_bytes, found)) or f"- ({_always(a, b)})"
                     for found, a, b in zip(cells, plain, mine, strict=True)
                 ),
             )
@@ -136,6 +138,7 @@ def tabulate_crossovers(result: Calibration) -> Table:
 
 
 def _always(plain: list[float], mine: list[float]) -> str:
+    """Describes a method whose seconds do not cross those of mini-batch SGD."""
     return "always faster" if mine[0] < plain[0] else "never faster"
 
 
@@ -143,14 +146,14 @@ def draw(result: Calibration, where: str) -> Figure:
     """Draws collectives and rounds: the switch's times as lines, measured times as points."""
     sheet, (left, right) = plots.figure(2, width=6, height=5, sharey=False)
     for i, (name, by_size) in enumerate(result.found.collectives.items()):
-        said = [result.explained(name, size) for size in by_size]
-        draw_one(left, i, name, list(by_size), said, list(by_size.values()))
+        expected = [result.predict(name, size) for size in by_size]
+        draw_one(left, i, name, list(by_size), expected, list(by_size.values()))
     left.set(title="collectives", xlabel="bytes of the vector", ylabel="seconds")
     for i, name in enumerate(METHODS):
-        sizes, said, _ = seconds_of(result, name)
+        sizes, expected, _ = list_seconds(result, name)
         rounds = result.found.rounds.items()
         measured = [parts.seconds for (method, _), parts in rounds if method == name]
-        draw_one(right, i, name, sizes, said, measured)
+        draw_one(right, i, name, sizes, expected, measured)
     right.set(title="rounds", xlabel="bytes of the model", ylabel="seconds a round")
     for axes in (left, right):
         axes.set(xscale="log", yscale="log")
@@ -166,11 +169,16 @@ def draw(result: Calibration, where: str) -> Figure:
 
 
 def draw_one(
-    axes: Axes, i: int, name: str, sizes: list[float], said: list[float], measured: list[np.ndarray]
+    axes: Axes,
+    i: int,
+    name: str,
+    sizes: list[float],
+    expected: list[float],
+    measured: list[np.ndarray],
 ) -> None:
     """Draws a line, and points with intervals, shifted slightly so that they do not overlap."""
     middle, low, high = np.array([median(seconds) for seconds in measured]).T
-    axes.plot(sizes, said, **figures.look(i, linewidth=1.5))
+    axes.plot(sizes, expected, **figures.look(i, linewidth=1.5))
     axes.errorbar(
         np.array(sizes) * 1.04 ** (i - 2),
         middle,

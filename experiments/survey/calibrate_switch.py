@@ -77,7 +77,7 @@ class Calibration(NamedTuple):
             self.switch.alpha.value, bandwidth, self.found.compute, self.found.per_sample
         )
 
-    def explained(self, name: str, size: float) -> float:
+    def predict(self, name: str, size: float) -> float:
         """Returns the seconds of a collective on the fitted switch."""
         cost = COLLECTIVES[name].cost(self.N)
         return (
@@ -85,8 +85,8 @@ class Calibration(NamedTuple):
         )
 
 
-def explain(found: Found, N: int, seed: int) -> Calibration:
-    """Fits the switch.
+def make_calibration(found: Found, N: int, seed: int) -> Calibration:
+    """Fits the switch to each collective alone, and to all of them.
 
     Args:
         found: the measurements.
@@ -94,11 +94,13 @@ def explain(found: Found, N: int, seed: int) -> Calibration:
         seed: seed of the intervals.
     """
     costs = {name: COLLECTIVES[name].cost(N) for name in found.collectives}
-    lines = {name: switch({name: times}, costs, seed) for name, times in found.collectives.items()}
-    return Calibration(N, found, lines, switch(found.collectives, costs, seed))
+    lines = {
+        name: fit_line({name: times}, costs, seed) for name, times in found.collectives.items()
+    }
+    return Calibration(N, found, lines, fit_line(found.collectives, costs, seed))
 
 
-def switch(
+def fit_line(
     times: Mapping[str, Mapping[float, np.ndarray]], costs: Mapping[str, Cost], seed: int = 0
 ) -> Line:
     r"""Fits one latency l (`alpha`) and one transfer time of a byte (`beta`) to all collectives: a
@@ -128,7 +130,7 @@ def switch(
     ]
     whole = _solve(rows)
     rng = np.random.default_rng(seed)
-    drawn = np.array([_solve(_resampled(rows, rng)) for _ in range(DRAWS)])
+    drawn = np.array([_solve(_resample(rows, rng)) for _ in range(DRAWS)])
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     alpha, beta = (Estimate(*map(float, numbers)) for numbers in zip(whole, low, high, strict=True))
     return Line(alpha, beta)
@@ -144,7 +146,7 @@ def median(seconds: np.ndarray, seed: int = 0) -> Estimate:
 Row = tuple[float, float, np.ndarray]
 
 
-def _resampled(rows: list[Row], rng: np.random.Generator) -> list[Row]:
+def _resample(rows: list[Row], rng: np.random.Generator) -> list[Row]:
     """Draws as many rows with replacement, of at least two sizes, and then their repeats."""
     while True:
         chosen = rng.integers(len(rows), size=len(rows))
@@ -173,7 +175,7 @@ def _solve(rows: list[Row]) -> np.ndarray:
     return np.exp(found.x) / scale
 
 
-def predicted(name: str, parts: Parts, N: int, link: Line) -> float:
+def predict_round(name: str, parts: Parts, N: int, link: Line) -> float:
     """Returns the seconds of a round on the switch: the gradient, the codec, and the messages in
     the method's pattern, with a latency for each array.
 

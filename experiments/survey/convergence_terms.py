@@ -46,7 +46,7 @@ class Term(NamedTuple):
     sampled: np.ndarray
 
     @property
-    def measured(self) -> np.ndarray:
+    def averages(self) -> np.ndarray:
         """Returns the exact averages at each x; means of runs if there are only runs."""
         return self.sampled.mean(axis=0) if self.exact is None else self.exact
 
@@ -155,7 +155,7 @@ def measure_steps(panel: str, method: Method, budget: Budget) -> Term:
         within = (
             tuple(T for T in steps if budget.longest_run >= T or not method.random) or steps[:1]
         )
-        sampled = method.sampled(within, budget.seeds, budget.seed)
+        sampled = method.sample_averages(within, budget.seeds, budget.seed)
         return _term(
             panel,
             method.name,
@@ -176,7 +176,7 @@ def measure_steps(panel: str, method: Method, budget: Budget) -> Term:
         exact,
         bounds,
         run_at,
-        method.sampled(run_at, budget.seeds, budget.seed),
+        method.sample_averages(run_at, budget.seeds, budget.seed),
     )
 
 
@@ -187,7 +187,7 @@ def measure_workers(build: Callable[[Problem], Method], budget: Budget) -> Term:
     exact = [method.averages(T)[0] for method in methods]
     bounds = [method.bounds(T)[0] for method in methods]
     sampled = [
-        build(make_bowl(N, LARGE_NOISE)).sampled(T, budget.seeds, budget.seed)[:, 0]
+        build(make_bowl(N, LARGE_NOISE)).sample_averages(T, budget.seeds, budget.seed)[:, 0]
         for N in budget.run_workers
     ]
     return _term(
@@ -207,7 +207,9 @@ def measure_staleness(budget: Budget) -> Term:
     """
     T = (budget.fixed_steps,)
     methods = [theorems.asynchronous_sgd(make_bowl(1, 0.0), tau) for tau in budget.staleness]
-    sampled = np.stack([method.sampled(T, 1, budget.seed)[:, 0] for method in methods], axis=1)
+    sampled = np.stack(
+        [method.sample_averages(T, 1, budget.seed)[:, 0] for method in methods], axis=1
+    )
     x = [tau + 1 for tau in budget.staleness]
     return _term(
         "staleness", "ASGD", x, sampled[0], [method.bounds(T)[0] for method in methods], x, sampled

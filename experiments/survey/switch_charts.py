@@ -135,7 +135,7 @@ def chart(axes: Axes, panel: Panel, longest: float) -> None:
             axes.text(left + width / 2, y, arrow + other, **look)
     for x in {begin, end} - {0.0}:
         axes.axvline(x, color="black", linestyle="--", linewidth=1.2)
-    units = f"{shown(panel.end - panel.begin)} units"
+    units = f"{format_units(panel.end - panel.begin)} units"
     axes.text(
         end + 0.01 * longest,
         len(panel.names) * apart / 2 - 0.5,
@@ -160,6 +160,6 @@ def chart(axes: Axes, panel: Panel, longest: float) -> None:
     axes.set_axisbelow(True)
 
 
-def shown(value: Fraction) -> str:
+def format_units(value: Fraction) -> str:
     """Formats a number of units with four digits."""
     return f"{float(value):.4g}"

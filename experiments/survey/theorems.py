@@ -72,7 +72,7 @@ class Method(NamedTuple):
         squares = cache(lambda gamma: exact(gamma, max(*steps, longest)))
         return np.array([squares(self.step_size(T))[:T].mean() for T in steps])
 
-    def sampled(self, steps: Sequence[int], seeds: int, seed: int) -> np.ndarray:
+    def sample_averages(self, steps: Sequence[int], seeds: int, seed: int) -> np.ndarray:
         """Returns the same averages from runs of the project's loop, `[seeds, len(steps)]`; one run
         if nothing is random.
         """
@@ -192,7 +192,7 @@ def compressed_sgd(
         messages=messages,
     )
     bound = partial(theory.compressed_sgd.bound, compression=compression)
-    return _compressed(problem, effect, dithered(problem, compression), via, exact, bound)
+    return _make_compressed_sgd(problem, effect, dithering(problem, compression), via, exact, bound)
 
 
 def sparsified_sgd(problem: Problem, compressor: Compressor) -> Method:
@@ -203,7 +203,7 @@ def sparsified_sgd(problem: Problem, compressor: Compressor) -> Method:
     effect = theory.compressed_sgd.effect(
         noise=instances.constants(problem).noise, workers=problem.workers, omega=omega
     )
-    return _compressed(
+    return _make_compressed_sgd(
         problem,
         effect,
         compressor,
@@ -213,7 +213,9 @@ def sparsified_sgd(problem: Problem, compressor: Compressor) -> Method:
     )
 
 
-def _compressed(problem: Problem, effect, compressor: Compressor, via, exact, bound) -> Method:
+def _make_compressed_sgd(
+    problem: Problem, effect, compressor: Compressor, via, exact, bound
+) -> Method:
     theorem, constants = theory.compressed_sgd, _constants(problem)
     noise = instances.constants(problem).noise
     return Method(
@@ -239,7 +241,7 @@ def error_compensated_sgd(problem: Problem, compression: float) -> Method:
     exact = _affine(
         moments.with_compressors(method), problem, compression=compression, messages=N * N + N
     )
-    compressor = dithered(problem, compression)
+    compressor = dithering(problem, compression)
     factory, random = (
         runs.with_step(method, compressor, compressor),
         bool(problem.constants.noise or compression),
@@ -308,7 +310,7 @@ def ef21(problem: Problem, up: Compressor) -> Method:
     )
 
 
-def dithered(problem: Problem, compression: float) -> Compressor:
+def dithering(problem: Problem, compression: float) -> Compressor:
     """Returns a compressor that rounds to a grid, with a dither that the receiver subtracts; the
     error of a whole model has the mean square `compression`^2.
 
@@ -316,11 +318,15 @@ def dithered(problem: Problem, compression: float) -> Compressor:
     absolute errors assume.
     """
     d = jax.eval_shape(problem.init, jax.random.key(0)).shape[0]
-    return _dithered(compression * float(np.sqrt(12 / d))) if compression else compressors.identity
+    return (
+        _make_dithering(compression * float(np.sqrt(12 / d)))
+        if compression
+        else compressors.identity
+    )
 
 
 @cache
-def _dithered(spacing: float) -> Compressor:
+def _make_dithering(spacing: float) -> Compressor:
     def compress(key, x):
         code = jnp.round(x / spacing + _dither(key, x.shape[0]))
         return jnp.clip(code, -(2**15), 2**15 - 1).astype(jnp.int16), jax.random.key_data(key)

@@ -33,11 +33,11 @@ def times(name, noise, seed, repeats=15):
 def test_a_fit_recovers_latency_and_bandwidth_within_its_interval():
     inside = []
     for name in COSTS:
-        exact = switch.switch({name: times(name, 0.0, 0)}, COSTS)
+        exact = switch.fit_line({name: times(name, 0.0, 0)}, COSTS)
         np.testing.assert_allclose(exact.alpha, LATENCY, rtol=1e-3)
         np.testing.assert_allclose(exact.beta, 8 / BANDWIDTH, rtol=1e-3)
         for seed in range(2):
-            fit = switch.switch({name: times(name, 0.1, seed)}, COSTS, seed)
+            fit = switch.fit_line({name: times(name, 0.1, seed)}, COSTS, seed)
             inside += [
                 fit.alpha.low <= LATENCY <= fit.alpha.high,
                 fit.beta.low <= 8 / BANDWIDTH <= fit.beta.high,
@@ -51,9 +51,9 @@ def test_predictions_are_gradient_and_codec_and_messages():
     d = 1000
     parts = measuring.Parts(d, 0.25, 0.5, 2 * (N - 1) / N * 32 * d, 3, np.ones(3))
     messages = 2 * (N - 1) * (3 * LATENCY + 32 * d / N / BANDWIDTH)
-    assert switch.predicted("minibatch_sgd", parts, N, link) == pytest.approx(0.75 + messages)
-    assert switch.predicted("compressed_sgd", parts, N, link) == pytest.approx(0.75 + messages)
-    assert switch.predicted(
+    assert switch.predict_round("minibatch_sgd", parts, N, link) == pytest.approx(0.75 + messages)
+    assert switch.predict_round("compressed_sgd", parts, N, link) == pytest.approx(0.75 + messages)
+    assert switch.predict_round(
         "decentralized_sgd", parts._replace(bits=2 * 32 * d), N, link
     ) == pytest.approx(0.75 + 2 * (3 * LATENCY + 32 * d / BANDWIDTH))
 
