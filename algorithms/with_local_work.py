@@ -50,7 +50,7 @@ def with_local_work(
 
     def query(state, round):
         own, problem = current_work(state, round), round.problem
-        sizes = () if problem is None else (problem.batch_size, problem.batch_sizes)
+        sizes = () if problem is None else (problem.batch_size, problem.sampler.batch_sizes)
         # A method with its own clock asks the cluster how long this work takes.
         asked = method.query(state, round._replace(work=in_samples(own, *sizes)))
 

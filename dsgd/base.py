@@ -14,13 +14,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dsgd import sameness
+
+if TYPE_CHECKING:  # communication is built on this module
+    from dsgd.communication import Communicator
 
 PyTree = Any
 Params = PyTree
@@ -71,7 +74,7 @@ class LocalWork(NamedTuple):
             micro-batch, from 0 (it is not computed) to `Problem.batch_size`. For problems without a
             batch size, use 0 (skip) or 1 (one full draw). Alternatively bool `[N, M]`, for any
             problem: whether the whole micro-batch is computed; `Round.work` then contains the
-            corresponding numbers of samples. A worker with smaller batches (`Problem.batch_sizes`)
+            corresponding numbers of samples. A worker with smaller batches (`Sampler.batch_sizes`)
             computes at most its own batch size.
         weights: w, float `[N, M]`, equal on every device, at least 0. Weights of micro-batches that
             are not computed have no effect. A method that takes the mean over workers estimates the
@@ -258,6 +261,33 @@ class Pattern(NamedTuple):
         return _short_repr(self)
 
 
+@runtime_checkable
+class Init(Protocol):
+    """`Algorithm.init`."""
+
+    def __call__(self, params: Params, N: int, /) -> State:
+        """Returns the state at the start."""
+        ...
+
+
+@runtime_checkable
+class Ask(Protocol):
+    """`Algorithm.query`."""
+
+    def __call__(self, state: State, round: Round, /) -> Any:
+        """Returns a `Query`, or a tuple of them."""
+        ...
+
+
+@runtime_checkable
+class Update(Protocol):
+    """`Algorithm.update`."""
+
+    def __call__(self, state: State, answer: Any, round: Communicator, /) -> State:
+        """Returns the state after the round."""
+        ...
+
+
 class Algorithm(NamedTuple):
     """A distributed first-order method: it queries gradients, communicates, and updates its state.
 
@@ -281,11 +311,11 @@ class Algorithm(NamedTuple):
     """
 
     name: str
-    init: Callable
-    query: Callable
-    update: Callable
-    model: Callable
-    absent: Callable | None = None
+    init: Init
+    query: Ask
+    update: Update
+    model: Callable[[State], PyTree]
+    absent: Callable[[PyTree, PyTree], PyTree] | None = None
 
     def __repr__(self) -> str:
         return _short_repr(self)
@@ -616,11 +646,6 @@ class Problem(NamedTuple):
         return self.loss.gradient if isinstance(self.loss, Loss) else None
 
     @property
-    def trainable(self) -> Any:
-        """`Parameters.trainable`."""
-        return self.parameters.trainable
-
-    @property
     def batch_size(self) -> int | None:
         """`Sampler.batch_size`."""
         return self.sampler.batch_size
@@ -634,46 +659,6 @@ class Problem(NamedTuple):
     def max_local_samples(self) -> int | None:
         """The largest number of samples of any worker, or None."""
         return max(self.local_samples) if self.local_samples else None
-
-    @property
-    def truncate(self) -> Callable | None:
-        """`Sampler.truncate`."""
-        return self.sampler.truncate
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...] | None:
-        """`Sampler.batch_sizes`."""
-        return self.sampler.batch_sizes
-
-    @property
-    def numbered(self) -> bool:
-        """`Sampler.numbered`."""
-        return self.sampler.numbered
-
-    @property
-    def keyed(self) -> Callable | None:
-        """`Sampler.keyed`."""
-        return self.sampler.keyed
-
-    @property
-    def batch_error(self) -> Callable | None:
-        """`Sampler.batch_error`."""
-        return self.sampler.batch_error
-
-    @property
-    def choose(self) -> Callable | None:
-        """`Sampler.choose`."""
-        return self.sampler.choose
-
-    @property
-    def replicated(self) -> PyTree:
-        """`Evaluation.replicated`."""
-        return self.evaluation.replicated
-
-    @property
-    def statistics(self) -> Callable | None:
-        """`Evaluation.statistics`."""
-        return self.evaluation.statistics
 
 
 class Result(NamedTuple):

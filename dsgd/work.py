@@ -194,12 +194,16 @@ def need(where: str, work: Any, N: int, problem: Problem) -> None:
     """
     require_arrays(where, work, N)
     samples = _array(work.samples)
-    most, cut = problem.batch_size or 1, problem.truncate is not None
+    most, cut = problem.batch_size or 1, problem.sampler.truncate is not None
     whole = (
         f"{where} in samples, but {problem.name} cannot truncate its batches (it has no "
         "`truncate`); expected"
     )
-    sizes = np.full(N, most) if problem.batch_sizes is None else np.asarray(problem.batch_sizes)
+    sizes = (
+        np.full(N, most)
+        if problem.sampler.batch_sizes is None
+        else np.asarray(problem.sampler.batch_sizes)
+    )
     if isinstance(samples, Tracer):
         if samples.dtype != bool and most > 1 and not cut:
             raise ValueError(f"{whole} bool samples, for whole micro-batches")

@@ -77,5 +77,5 @@ def _traced(
     carry, number = loop.shapes(plan, points, keys), jax.ShapeDtypeStruct((), jnp.int32)
     advance = programs.traceable(loop.advance, plan, (0,))
     return advance.trace(
-        carry, points, keys, problem.data, problem.replicated, None, Chunk(*[number] * 4)
+        carry, points, keys, problem.data, problem.evaluation.replicated, None, Chunk(*[number] * 4)
     )

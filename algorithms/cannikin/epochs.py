@@ -261,13 +261,13 @@ def _require_batches(plan: Plan, decided: Any, ids: np.ndarray) -> np.ndarray:
 
 
 def _require_cut(name: str, problem: Problem) -> int:
-    if problem.batch_size is None or problem.truncate is None:
+    if problem.batch_size is None or problem.sampler.truncate is None:
         raise ValueError(
             f"{name}: {problem.name} cannot truncate its batches; expected a problem with "
             "batch_size and truncate"
         )
-    if problem.batch_sizes is not None:
-        smallest = min(problem.batch_sizes)
+    if problem.sampler.batch_sizes is not None:
+        smallest = min(problem.sampler.batch_sizes)
         given = (
             f"{problem.name} draws without replacement, and some workers have {smallest} samples "
             f"for a batch of {problem.batch_size}"

@@ -190,8 +190,8 @@ def _forward(
     function 1 -> (its gradient,).
     """
     assert problem.batch_size is not None
-    assert problem.truncate is not None
-    size, take = problem.batch_size, problem.truncate
+    assert problem.sampler.truncate is not None
+    size, take = problem.batch_size, problem.sampler.truncate
     drawn = jax.vmap(lambda m: oracle.draw_batch(problem, key, step, n, data, M, m))(
         jnp.arange(pieces)
     )

@@ -249,7 +249,7 @@ class Cluster:
             batch_size, batch_sizes = (
                 (None, None)
                 if round.problem is None
-                else (round.problem.batch_size, round.problem.batch_sizes)
+                else (round.problem.batch_size, round.problem.sampler.batch_sizes)
             )
             batch = (
                 (batch_size or 1)

@@ -375,7 +375,7 @@ def _each_on_its_own(case: Case, key: jax.Array, steps: int, alone: Result) -> l
     """
     rounds, N = _rounds(case, key, steps), case.problem.workers
     bits = np.cumsum([0, *(rounds.up + rounds.down).sum(axis=1)]) / N
-    data = case.problem.data if case.problem.statistics else ()
+    data = case.problem.data if case.problem.evaluation.statistics else ()
     spread = Result(
         rounds.state,
         {"bits": bits},

@@ -277,7 +277,7 @@ def _finish(
 
 def _of_all_samples(problem: Problem, round: Round) -> Round:
     work, batch_size = round.work, problem.batch_size or 1
-    if work is None and problem.batch_sizes is not None:
+    if work is None and problem.sampler.batch_sizes is not None:
         shape = round.workers, round.cluster.micro_batches
         work = LocalWork(jnp.full(shape, batch_size, jnp.int32), jnp.ones(shape))
     return round._replace(work=work and _whole(work, batch_size))

@@ -90,7 +90,7 @@ def flags(problem: Problem) -> tuple[bool, ...]:
         ValueError: if no leaf is trained, a leaf is complex, or `Parameters.trainable` does not
             give bools for a prefix of the parameters.
     """
-    return of(problem.name, shapes(problem), problem.trainable)
+    return of(problem.name, shapes(problem), problem.parameters.trainable)
 
 
 def of(name: str, params: Params, trainable: Any) -> tuple[bool, ...]:

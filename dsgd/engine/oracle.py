@@ -149,7 +149,7 @@ class Oracle(NamedTuple):
                 "given; expected batches that the problem draws, batches=None"
             )
         draws = batches is None and query.samples is None and not query.exact
-        if problem.numbered and query.first_batch is None and draws:
+        if problem.sampler.numbered and query.first_batch is None and draws:
             raise ValueError(
                 f"{problem.name}: its batches are numbered, but the query has no draws; expected "
                 "Asked(first_batch=int32 [N])"
@@ -242,9 +242,9 @@ class _Block:
             samples: number of samples of each micro-batch, int32 `[g]`; None: whole batches.
         """
         batch = self._batch(rows, m)
-        if samples is not None and self.oracle.problem.truncate is not None:
+        if samples is not None and self.oracle.problem.sampler.truncate is not None:
             with protocol.error_context(f"take of {self.oracle.problem.name}"):
-                batch = jax.vmap(self.oracle.problem.truncate)(batch, samples)
+                batch = jax.vmap(self.oracle.problem.sampler.truncate)(batch, samples)
         return self._at_models(rows, batch)
 
     def exact(self, active: jax.Array | None = None) -> PyTree:
@@ -288,13 +288,17 @@ class _Block:
             return self._given(rows, m)
         data, problem = self._rows(self.oracle.data, rows), self.oracle.problem
         if self.query.samples is not None:
-            assert problem.choose is not None
+            assert problem.sampler.choose is not None
             with protocol.error_context(f"choose of {problem.name}"):
-                batch = jax.vmap(problem.choose, (pooled.axes(self.oracle.data), 0))(
+                batch = jax.vmap(problem.sampler.choose, (pooled.axes(self.oracle.data), 0))(
                     data, jnp.asarray(self.query.samples)[self._ids(rows)]
                 )
-            return jax.vmap(problem.keyed)(self._keys(rows, m), batch) if problem.keyed else batch
-        if not problem.numbered:
+            return (
+                jax.vmap(problem.sampler.keyed)(self._keys(rows, m), batch)
+                if problem.sampler.keyed
+                else batch
+            )
+        if not problem.sampler.numbered:
             with protocol.error_context(f"sample of {problem.name}"):
                 draw = jax.vmap(problem.sample, (0, pooled.axes(self.oracle.data)))
                 return protocol.drawn(problem, draw(self._keys(rows, m), data))
@@ -316,8 +320,8 @@ class _Block:
                 lambda leaf: leaf[jnp.arange(len(m)), m], self._rows(self.parts, rows)
             )
         return (
-            jax.vmap(self.oracle.problem.keyed)(self._keys(rows, m), batch)
-            if self.oracle.problem.keyed
+            jax.vmap(self.oracle.problem.sampler.keyed)(self._keys(rows, m), batch)
+            if self.oracle.problem.sampler.keyed
             else batch
         )
 
@@ -361,7 +365,7 @@ def draw_batch(
         M, m: number of micro-batches of a round, and index of this one. If batches are numbered,
             every round counts M of them.
     """
-    if problem.numbered:
+    if problem.sampler.numbered:
         return problem.sample(
             jax.random.fold_in(run_keys.stream(key), n), data, jnp.int32(step * M + m)
         )
@@ -374,7 +378,9 @@ def _split(oracle: Oracle, M: int) -> PyTree:
     """Splits supplied batches, leaves `[n, m, ...]`, into M micro-batches, `[n, M, m / M, ...]`."""
     problem = oracle.problem
     whole = (
-        None if problem.truncate is None or problem.batch_size is None else M * problem.batch_size
+        None
+        if problem.sampler.truncate is None or problem.batch_size is None
+        else M * problem.batch_size
     )
 
     def split(leaf):
@@ -505,9 +511,9 @@ def evaluate(
 
 def with_statistics(problem: Problem, params: Params, data: PyTree) -> Params:
     """Returns all parameters, including the leaves that are estimated from the data."""
-    if problem.statistics is None:
+    if problem.evaluation.statistics is None:
         return params
-    return _weighted(problem, "statistics", problem.statistics, params, data)
+    return _weighted(problem, "statistics", problem.evaluation.statistics, params, data)
 
 
 def _loss_and_slope(

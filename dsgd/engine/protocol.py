@@ -172,7 +172,7 @@ def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
         )
     if given is not None:
         work.need(f"{name}: query returns work", given, N, problem)
-        given = work.in_samples(given, problem.batch_size, problem.batch_sizes)
+        given = work.in_samples(given, problem.batch_size, problem.sampler.batch_sizes)
         if given.first_batch is not None and exact:
             raise ValueError(
                 f"{name}: query returns work with draws and exact = True; expected draws only for "
@@ -219,7 +219,7 @@ def _samples(name: str, query: Query, problem: Problem, N: int) -> jax.Array | N
             f"{name}: query returns samples = {checks.kind(samples)}; expected None, integers "
             f"[{N}], or integers [{N}, b] with b >= 1"
         )
-    if problem.choose is None or problem.local_samples is None:
+    if problem.sampler.choose is None or problem.local_samples is None:
         raise ValueError(
             f"{name}: query returns samples, but samples of {problem.name} cannot be chosen; "
             "expected a problem with a finite number of samples, such as problems.finite_sum, or a "

@@ -107,7 +107,7 @@ def query_and_update(
         oracle_values[columns.SAMPLES] = oracle.count_samples(asked)
 
     def answer(query):
-        if problem.numbered and query.first_batch is None and batches is None:
+        if problem.sampler.numbered and query.first_batch is None and batches is None:
             query = query._replace(first_batch=carry.drawn)
         numbered = query.first_batch is not None
         sample_key = run_keys.stream(key) if numbered else run_keys.round_keys(key, step)[1]
@@ -184,7 +184,7 @@ def update(
 
 def first_draws(plan: Plan) -> Any:
     """Returns `Carry.drawn` before the first round."""
-    return jnp.zeros(plan.N, jnp.int32) if plan.problem.numbered else ()
+    return jnp.zeros(plan.N, jnp.int32) if plan.problem.sampler.numbered else ()
 
 
 def as_float(leaf: jax.Array) -> jax.Array:

@@ -92,7 +92,7 @@ def per_sample(
             f"per_sample: {problem.name} has a custom gradient; expected a problem whose "
             "gradient is that of its loss"
         )
-    if problem.statistics is not None:
+    if problem.evaluation.statistics is not None:
         raise ValueError(
             f"per_sample: {problem.name} has batch norm, whose losses are not those of single "
             "samples; expected a model without it"
@@ -122,7 +122,7 @@ def _batch(problem: Problem) -> Any:
         first = pooled.of_rows(
             pooled.flat(data) if isinstance(data, Pooled) else data, jnp.int32(0)
         )
-        return problem.sample(jax.random.key(0), first, *[jnp.int32(0)] * problem.numbered)
+        return problem.sample(jax.random.key(0), first, *[jnp.int32(0)] * problem.sampler.numbered)
 
     return jax.eval_shape(draw, problem.data)
 

@@ -133,7 +133,7 @@ def _placed(job: RunSpec) -> _Inputs:
     everywhere, by_worker = (NamedSharding(mesh, spec) for spec in (P(), P(workers.AXIS)))
     data = arrays.place(pooled.laid_out(arrays.copy_arrays(problem.data), mesh.size), by_worker)
     points, keys, shared = arrays.place(
-        (job.points, job.keys, arrays.copy_arrays(problem.replicated)), everywhere
+        (job.points, job.keys, arrays.copy_arrays(problem.evaluation.replicated)), everywhere
     )
     return _Inputs(points, keys, data, shared)
 
@@ -159,7 +159,7 @@ def _first_carry(job: RunSpec, inputs: _Inputs, checkpoint: Checkpoint | None, l
     if not job.start:
         return programs.call(loop.first_carry, plan, points, keys)
     # Numbered draws continue as if all micro-batches of the previous rounds had been drawn.
-    drawn = job.before * probe(plan, job.methods[0]).draws if plan.problem.numbered else 0
+    drawn = job.before * probe(plan, job.methods[0]).draws if plan.problem.sampler.numbered else 0
     return starts.restore(job.start, loop.shapes(plan, points, keys), drawn)
 
 
@@ -309,7 +309,11 @@ def _models(job: RunSpec, state: State, inputs: _Inputs) -> PyTree:
     part of the program.
     """
     return programs.call(
-        loop.models, job.plan, state, inputs.points, inputs.data if job.problem.statistics else ()
+        loop.models,
+        job.plan,
+        state,
+        inputs.points,
+        inputs.data if job.problem.evaluation.statistics else (),
     )
 
 

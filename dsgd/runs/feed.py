@@ -104,8 +104,8 @@ class Feed:
             rows[rounds:] = rows[rounds - 1]
         self._taken += rounds
         problem = self._plan.problem
-        if problem.batch_error and (
-            why := problem.batch_error(jax.tree.map(lambda leaf: leaf[:rounds], stacked))
+        if problem.sampler.batch_error and (
+            why := problem.sampler.batch_error(jax.tree.map(lambda leaf: leaf[:rounds], stacked))
         ):
             raise ValueError(
                 f"batches of rounds {self._taken - rounds} to {self._taken - 1}: {problem.name}: "

@@ -68,7 +68,8 @@ def of(job: RunSpec, kept: bool) -> dict[str, str]:
         "workers": str(plan.N),
         "batch_size": str(job.problem.batch_size),
         "data": digest(
-            job.problem.replicated, _rows_digest(job.problem.data) + of_weights(job.problem)
+            job.problem.evaluation.replicated,
+            _rows_digest(job.problem.data) + of_weights(job.problem),
         ),
         "batches": _batches(job, kept),
         "seeds": str(job.keys.shape[0] if plan.runs else None),

@@ -36,7 +36,7 @@ def report(job: RunSpec, history: dict[str, np.ndarray], before: int, run: int) 
     """
     named = [
         *_named(f"{job.problem.name}: data", job.problem.data),
-        *_named(f"{job.problem.name}: replicated", job.problem.replicated),
+        *_named(f"{job.problem.name}: replicated", job.problem.evaluation.replicated),
     ]
     if job.feed and job.feed.not_finite is not None:
         named += [f"batch {job.feed.not_finite} is not finite"]

@@ -280,7 +280,7 @@ def _require_kept(problem: Problem) -> None:
     or does not accept them.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(
-        {"data": problem.data, "replicated": problem.replicated}
+        {"data": problem.data, "replicated": problem.evaluation.replicated}
     ):
         where = f"{problem.name}: {path[0].key}{jax.tree_util.keystr(path[1:])}"
         if isinstance(leaf, jax.Array):

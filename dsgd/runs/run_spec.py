@@ -68,7 +68,7 @@ class RunSpec(NamedTuple):
             self.points,
             self.keys,
             self.problem.data,
-            self.problem.replicated,
+            self.problem.evaluation.replicated,
             batches,
             chunk,
         )

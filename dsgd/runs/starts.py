@@ -13,7 +13,7 @@ from dsgd.machines import arrays
 
 FROM_MODEL = (
     "to continue from its model only, pass problem._replace(init=dsgd.Parameters("
-    "lambda key: result.params, problem.trainable)) and no start"
+    "lambda key: result.params, problem.parameters.trainable)) and no start"
 )
 
 

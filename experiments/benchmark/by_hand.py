@@ -82,7 +82,7 @@ def scan(name: str, problem: dsgd.Problem, mean: Mean = reduce_mean) -> Run:
         return lax.scan(lambda state, key: one_round(state, key, data, average), state, keys)
 
     return lambda rounds: jax.block_until_ready(
-        run(first, problem.data, problem.replicated, rounds)
+        run(first, problem.data, problem.evaluation.replicated, rounds)
     )
 
 
@@ -243,7 +243,7 @@ def loop(name: str, problem: dsgd.Problem) -> Run | None:
     if name not in ("minibatch_sgd", "decentralized_sgd"):
         return None
     A, b = np.asarray(problem.data.A), np.asarray(problem.data.b)
-    average = jax.tree.map(np.asarray, problem.replicated)
+    average = jax.tree.map(np.asarray, problem.evaluation.replicated)
     rate = np.float32(LEARNING_RATE)
 
     def step(x):

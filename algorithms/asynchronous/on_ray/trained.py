@@ -133,7 +133,7 @@ def evaluate(
         Diverged: if the loss became infinite or NaN.
     """
     measure = jax.jit(partial(_measure, drop_arrays(problem)))
-    rows = [measure(model, problem.data, problem.replicated) for model in models]
+    rows = [measure(model, problem.data, problem.evaluation.replicated) for model in models]
     scalars = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     finite = np.isfinite(scalars["loss"])
     whole = {"step": history["step"], "bits": history["bits"], **scalars, **history}

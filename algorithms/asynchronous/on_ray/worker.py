@@ -81,7 +81,7 @@ def _gradient(
     k: jax.Array,
 ) -> Params:
     key = jax.random.wrap_key_data(stream, impl=kind)
-    if problem.numbered:
+    if problem.sampler.numbered:
         batch = problem.sample(jax.random.fold_in(key, worker), data, k)
     else:
         batch = problem.sample(jax.random.fold_in(jax.random.fold_in(key, k), worker), data)

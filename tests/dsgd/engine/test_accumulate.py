@@ -78,7 +78,7 @@ def evaluation(problem: dsgd.Problem, mesh):
         jax.shard_map(evaluate, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
     )
     return sharded.lower(
-        problem.init(jax.random.key(0)), problem.data, problem.replicated
+        problem.init(jax.random.key(0)), problem.data, problem.evaluation.replicated
     ).compile()
 
 

@@ -65,7 +65,7 @@ def sized_problem(batch_size: int, name: str) -> dsgd.Problem:
 
 def some_work(problem: dsgd.Problem) -> LocalWork:
     """Returns work of unequal sizes; for problems that cannot truncate batches, whole ones."""
-    if problem.truncate is None:
+    if problem.sampler.truncate is None:
         return work.weighted(
             np.linspace(0.5, 2, N * M).reshape(N, M)
             * (np.array(SIZES)[:, None] > B * np.arange(M)[None])

@@ -64,7 +64,7 @@ def regression(inputs, targets) -> dsgd.Problem:
 
 
 def data(problem: dsgd.Problem):
-    return problem.data, problem.replicated
+    return problem.data, problem.evaluation.replicated
 
 
 def sample(quantity: clusters.Quantity) -> jax.Array:

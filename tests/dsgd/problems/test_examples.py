@@ -70,9 +70,11 @@ def test_workers_draw_their_own_samples_without_replacement(replacement):
         np.testing.assert_array_equal(batches.inputs, batches.targets)
         each = [len(set(row[of])) for row, of in zip(np.asarray(batches.inputs), counted)]  # noqa: B905
         assert (min(each) == min(4, size)) == (not replacement or size == 1)
-        assert problem.truncate is not None
+        assert problem.sampler.truncate is not None
         for count in (1, 3):
-            cut = problem.truncate(jax.tree.map(lambda leaf: leaf[0], batches), jnp.int32(count))
+            cut = problem.sampler.truncate(
+                jax.tree.map(lambda leaf: leaf[0], batches), jnp.int32(count)
+            )
             np.testing.assert_array_equal(cut.weights, counted[0] & (np.arange(4) < count))
 
 

@@ -73,7 +73,7 @@ def test_regression_is_that_of_numpy(chunk, devices):
             metrics={"test_loss": optax.squared_error},
         )
         run = compile_on(dsgd.workers.mesh(devices), problem, both, (P(), P(), P("workers")))
-        scalars, slope, each = run(jnp.asarray(X), problem.data, problem.replicated)
+        scalars, slope, each = run(jnp.asarray(X), problem.data, problem.evaluation.replicated)
     assert set(scalars) == {"loss", "test_loss"}
     np.testing.assert_allclose(scalars["loss"], value, rtol=1e-12)
     np.testing.assert_allclose(scalars["test_loss"], np.mean(errors[:11] ** 2), rtol=1e-12)
@@ -92,7 +92,7 @@ def test_a_text_of_14_megabytes_is_evaluated_in_a_few(what, mesh, optimised):
             return oracle.evaluate(problem, params, data, shared)
         return Oracle(problem, 16, data).gradients(Asked(params, exact=True), jax.random.key(0))
 
-    given = problem.init(jax.random.key(0)), problem.data, problem.replicated
+    given = problem.init(jax.random.key(0)), problem.data, problem.evaluation.replicated
     analysis = compile_on(mesh, problem, run, P()).lower(*given).compile().memory_analysis()
     assert analysis.temp_size_in_bytes < accumulate.BUDGET
 

@@ -90,7 +90,7 @@ def test_windows_of_the_workers_and_of_the_test_are_those_of_loops(folder, deal)
     own = [real_windows(jax.tree.map(lambda leaf: leaf[n], problem.data)) for n in range(WORKERS)]  # noqa: B023
     assert own == deal([windows(text[:cut]) for text, cut in zip(read, cuts, strict=True)])
     tails = (windows(text[cut:]) for text, cut in zip(read, cuts, strict=True))
-    assert real_windows(problem.replicated) == list(chain(*tails))
+    assert real_windows(problem.evaluation.replicated) == list(chain(*tails))
     assert problem.data.inputs.dtype == problem.data.targets.dtype == np.uint8
 
 

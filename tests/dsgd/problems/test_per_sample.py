@@ -51,9 +51,9 @@ def test_clipping_in_pieces_equals_clipping_of_the_whole_batch(monkeypatch, budg
     slope: Any = problem.gradient
     assert (slope.chunk_size < 8) == (budget == 200)
     batch: Any = jax.tree.map(lambda leaf: leaf[0], problem.data)
-    few = jax.jit(slope)(problem.init(jax.random.key(0)), problem.truncate(batch, jnp.int32(3)))[
-        "w"
-    ]
+    few = jax.jit(slope)(
+        problem.init(jax.random.key(0)), problem.sampler.truncate(batch, jnp.int32(3))
+    )["w"]
     np.testing.assert_allclose(few, clipped_mean(batch.inputs[:3], batch.targets[:3]), rtol=1e-5)
 
 

@@ -80,7 +80,9 @@ def test_objective_and_gradients_are_those_of_numpy(hessians, mesh, key):
         specs = (P(), P("workers"), P())
         measure = jax.shard_map(partial(oracle.evaluate, problem), in_specs=specs, **over)
         for x in np.random.default_rng(2).normal(size=(3, D)):
-            scalars, slope = jax.jit(measure)(jnp.asarray(x), problem.data, problem.replicated)
+            scalars, slope = jax.jit(measure)(
+                jnp.asarray(x), problem.data, problem.evaluation.replicated
+            )
             np.testing.assert_allclose(scalars["loss"], value(hessians, x), rtol=1e-12)
             np.testing.assert_allclose(slope, slopes(hessians, x).mean(axis=0), rtol=1e-12)
             for n in (0, N - 1):

@@ -65,7 +65,7 @@ def test_runs_with_frozen_leaves_continue_from_results_checkpoints_and_models(tm
             np.testing.assert_array_equal(other.params[leaf], whole.params[leaf])
     model = jax.tree.map(lambda leaf: leaf[0], first.params)
     options = {"key": key, "mesh": mesh, "record_every": 2, "steps": 2}
-    start = dsgd.Parameters(lambda key: model, problem.trainable)
+    start = dsgd.Parameters(lambda key: model, problem.parameters.trainable)
     third = dsgd.run(SGD, problem._replace(init=start), **options)
     np.testing.assert_allclose(third.history["loss"][0], first.history["loss"][0, -1], rtol=1e-6)
     assert not np.array_equal(third.params["w"], model["w"])
