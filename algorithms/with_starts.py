@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,10 +47,12 @@ def with_starts(method: Algorithm, models: Any) -> Algorithm:
         else copy_arrays(array_likes.tree("with_starts: models", models, checks.copy_array))
     )
 
+    start: Callable = method.init  # with a third argument
+
     def init(params, N):
         given = kept(params) if callable(kept) else kept
         checks.require_same(f"with_starts: {method.name} gets models", given, params, (N,))
         rows = jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), given, params)
-        return method.init(params, N, rows)
+        return start(params, N, rows)
 
     return method._replace(name=f"with_starts({method.name})", init=init)

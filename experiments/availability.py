@@ -158,7 +158,7 @@ def draw(found: Outcomes, methods: Sequence[str], shares: Sequence[float]) -> Fi
         keys = {f"{share:.0%}": (name, label(kind, share)) for share in shares}
         one = {share: found[key] for share, key in keys.items() if key in found}
         title = f"{name}\n{words}"
-        labels = {"xlabel": "rounds", "ylabel": "loss f(mean x)", "title": title}
+        labels: dict[str, Any] = {"xlabel": "rounds", "ylabel": "loss f(mean x)", "title": title}
         panels.append(figures.curves(studies.lines(one, "rounds"), **labels))
     return figures.sheet(panels, min(3, len(methods)), legend_columns=len(shares), height=2.4)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -159,7 +159,7 @@ def main(args: Args) -> None:
             f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds", settings, slopes, alphas
         ),
     }
-    alpha = {"xscale": "log", "xlabel": "Dirichlet alpha (left: heterogeneous)"}
+    alpha: dict[str, Any] = {"xscale": "log", "xlabel": "Dirichlet alpha (left: heterogeneous)"}
     course = {name: one for (name, label), one in found_exact.items() if label == worst}
     panels = [
         figures.curves(

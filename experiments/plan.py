@@ -210,11 +210,11 @@ def choose_candidates(
     if args.compressors is not None:
         commands.require_known("--compressors", args.compressors, COMPRESSORS)
         others = [compressors.whole_model(COMPRESSORS[name]) for name in args.compressors]
-        found = [each.replaced(compressor=other) for each in found for other in others]
+        found = [each.substitute(compressor=other) for each in found for other in others]
     if args.topologies is not None:
         commands.require_known("--topologies", args.topologies, TOPOLOGIES)
         makers = [TOPOLOGIES[name] for name in args.topologies]
-        found = [each.replaced(topology=maker) for each in found for maker in makers]
+        found = [each.substitute(topology=maker) for each in found for maker in makers]
     return select_accepted(list({str(each): each for each in found}.values()), problem)
 
 

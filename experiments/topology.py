@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -268,7 +269,11 @@ def draw(
             for name, (x, y) in studies.lines(shown, "rounds", "consensus").items()
             if y.max() > 1e-9
         }
-        look = {"xlabel": "rounds", "ylabel": "consensus distance", "title": partition}
+        look: dict[str, Any] = {
+            "xlabel": "rounds",
+            "ylabel": "consensus distance",
+            "title": partition,
+        }
         panels.append(figures.curves(apart, **look))
     bands = statistics.errors("bands", args.seeds)
     return figures.sheet(

@@ -94,8 +94,9 @@ def measured_effect(
     measured = _sort_events(where, latencies, communication, stop, thresholds)
     require_seconds(f"dropcompute.{where}", "thresholds", thresholds, finite=False)
     tau = measured.xp.asarray(thresholds, measured.whole.dtype)
-    means = _mean(lambda one: (speedup(one), 1 - one.share, one.step), measured, tau)
-    return Effect(tau, *means, measured.xp.broadcast_to(measured.whole.mean(), tau.shape))
+    gain, rate, step = _mean(lambda one: (speedup(one), 1 - one.share, one.step), measured, tau)
+    whole = measured.xp.broadcast_to(measured.whole.mean(), tau.shape)
+    return Effect(tau, gain, rate, step, whole)
 
 
 @checks.arguments

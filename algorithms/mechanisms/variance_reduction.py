@@ -360,9 +360,10 @@ def _method(
 
     def init_from(params: Params, N: int, models: Params | None = None) -> State:
         x = workers.replicate(params, N) if models is None else models
-        return start(inner.init(params, N, models), x, N)
+        return start(inner_init(params, N, models), x, N)
 
-    common = "models" not in inspect.signature(inner.init).parameters
+    inner_init: Callable = inner.init  # may have a third argument, the models
+    common = "models" not in inspect.signature(inner_init).parameters
     return Algorithm(
         name,
         init if common else init_from,

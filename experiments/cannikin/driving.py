@@ -143,7 +143,7 @@ class Settled(NamedTuple):
     cannikin: np.ndarray
     ddp: np.ndarray
     lb_bsp: np.ndarray
-    adapt_batches: np.ndarray
+    adapted: np.ndarray
     together: np.ndarray
 
     def gain(self, system: str) -> np.ndarray:

@@ -21,7 +21,7 @@ from experiments.shared import statistics
 WIDTH = 9.0
 FEW_DECADES = 1e4  # up to this ratio, a logarithmic axis has plain numbers
 
-Panel = Callable[[Axes], None]
+Panel = Callable[[Axes], Any]
 
 
 def save_figure(sheet: Figure, path: Path) -> None:
@@ -73,7 +73,7 @@ def describe(
 def curves(
     lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
     target: float | None = None,
-    legend: str = "",
+    legend: Any = "",
     **look: Any,
 ) -> Panel:
     """Returns the function that draws lines with error bands over seeds, by default on a
@@ -122,8 +122,10 @@ def sheet(
     """
     rows = -(-len(panels) // columns)
     made, places = plots.figure(columns, rows, width=WIDTH / columns, height=height, sharey=sharey)
-    for draw, axes in itertools.zip_longest(panels, places, fillvalue=Axes.set_axis_off):
+    for draw, axes in zip(panels, places, strict=False):
         draw(axes)
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
     if sharey:  # only the first panel of a row names the axis
         for axes in places.reshape(rows, columns)[:, 1:].flat:
             axes.set_ylabel("")

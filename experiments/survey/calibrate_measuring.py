@@ -296,13 +296,13 @@ def time_repeats(
     """
     jax.block_until_ready(run())
     _, one = _time_calls(run, 1)
-    alike = float(nodes.gathered([[one[0]]]).max())
+    alike = float(nodes.gather([[one[0]]]).max())
     if at_most is not None and FEWEST * alike > at_most:
         return None
     count = int(np.clip(longest / alike, FEWEST, max(FEWEST, repeats)))
     result, seconds = _time_calls(run, count)
     del result
-    return nodes.gathered([list(seconds)]).mean(axis=(0, 1))
+    return nodes.gather([list(seconds)]).mean(axis=(0, 1))
 
 
 def _time_calls(run: Callable[[], Any], count: int) -> tuple[Any, list[float]]:
@@ -335,7 +335,7 @@ def measure_rounds(work: Tasks, repeats: int, longest: float) -> Rounds:
             if method.compressor is not None:
                 arrays = _count_arrays(method.compressor, d)
                 mine = break_even.codec_seconds(method.compressor, N, d, max(FEWEST, repeats // 3))
-                codec = max(0.0, float(nodes.gathered([[mine]]).mean()))
+                codec = max(0.0, float(nodes.gather([[mine]]).mean()))
             bits, seconds = _measure_round(method, whole, mesh, repeats, longest)
             found[name, width] = Parts(d, one, codec, bits, arrays, seconds)
     return found
