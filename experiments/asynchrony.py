@@ -87,10 +87,7 @@ class Saturation(NamedTuple):
 
 
 def main(args: Args) -> None:
-    if not 0 <= args.slow < args.workers:
-        raise ValueError(
-            f"--slow {args.slow} of {args.workers} workers: expected at least 0, and fewer than all"
-        )
+    commands.require_slow(args.slow, args.workers)
     problem = tuning.logistic_regression(args, args.workers, args.partition)
     methods = make_methods(args)
     compute = {where: make_compute(args, where) for where in CLUSTERS}

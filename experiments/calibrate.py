@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import dsgd
 from dsgd import clusters, records
@@ -49,9 +49,17 @@ class Args(commands.Flags):
     """Seconds that a packet takes from one process to another over the links of --shape."""
     period: commands.Positive = 5.0
     """Seconds in which each of several rates is used once."""
-    sizes: tuple[commands.Count, ...] = tuple(4**k for k in range(5, 14))
+    sizes: Annotated[tuple[commands.Count, ...], commands.increasing(2)] = tuple(
+        4**k for k in range(5, 14)
+    )
     """Sizes of the vectors in bytes, increasing, at least two."""
-    widths: tuple[commands.Count, ...] = (16, 128, 1024, 8192, 65536)
+    widths: Annotated[tuple[commands.Count, ...], commands.increasing(1)] = (
+        16,
+        128,
+        1024,
+        8192,
+        65536,
+    )
     """Widths of the hidden layer of the networks whose rounds are measured, increasing; 75 float32
     per unit.
     """
@@ -92,21 +100,14 @@ def main(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    """Raises a ValueError if there is a latency of links that are not emulated, or sizes or widths
-    are too few or not increasing.
+    """Raises a ValueError if there is a latency of links that are not emulated, or all sizes round
+    to the same one.
     """
     if args.shape_latency and args.shape is None:
         raise ValueError(
             f"--shape-latency {args.shape_latency:g} without --shape: expected emulated links; "
             "pass their rate as well, for example --shape 30mbit"
         )
-    for name, least in (("sizes", 2), ("widths", 1)):
-        given = getattr(args, name)
-        if len(given) < least or sorted(set(given)) != list(given):
-            raise ValueError(
-                f"--{name} {' '.join(map(str, given))}: expected at least {least} whole "
-                f"number{'s' * (least > 1)}, increasing"
-            )
     for name, collective in measuring.COLLECTIVES.items():
         if len({collective.columns(size, args.processes) for size in args.sizes}) < 2:
             least = measuring.ELEMENT * args.processes / collective.own(args.processes)
@@ -155,13 +156,14 @@ def calibrate(args: Args, rate: links.Rate | None) -> None:
     with commands.waiting(args, what):
         found = run_processes(args, rate, args.processes, function)[0]
     result = switch.make_calibration(found, args.processes, args.seed)
-    write(args, result)
+    words = where(args)
+    write(args.out, result, words, args.batch_size)
     shown = {
-        "switch": results.tabulate_collectives(result, where(args)),
-        "predicted": results.tabulate_rounds(result, where(args)),
+        "switch": results.tabulate_collectives(result, words),
+        "predicted": results.tabulate_rounds(result, words),
         "crossovers": results.tabulate_crossovers(result),
     }
-    commands.finish(args, {"figure": results.draw(result, where(args))}, shown)
+    commands.finish(args, {"figure": results.draw(result, words)}, shown)
 
 
 def where(args: Args) -> str:
@@ -177,26 +179,24 @@ def links_of(args: Args) -> str:
     return f"links of {args.shape}{latency}"
 
 
-def write(args: Args, result: switch.Calibration) -> None:
-    """Writes the cluster and all measured times."""
+def write(out: Path, result: switch.Calibration, words: str, batch_size: int) -> None:
+    """Writes the cluster and all measured times; `words` describe the connection."""
     link = result.switch
     about = {
-        "what": where(args),
+        "what": words,
         "latency, 95 %": link.alpha[1:],
         "bandwidth, 95 %": link.beta.inverse(switch.BITS)[1:],
         "compute": "a gradient of logistic regression on digits; seconds = compute + samples x "
-        f"per_sample, batches of {args.batch_size}",
+        f"per_sample, batches of {batch_size}",
     }
-    clusters.save(args.out / "cluster.json", result.cluster, about)
+    clusters.save(out / "cluster.json", result.cluster, about)
     rows = [
         (name, f"{size:.0f}", i, f"{seconds:.6g}")
         for name, by_size in result.found.collectives.items()
         for size, repeats in by_size.items()
         for i, seconds in enumerate(repeats)
     ]
-    records.write_rows(
-        args.out / "collectives.csv", ("collective", "bytes", "repeat", "seconds"), rows
-    )
+    records.write_rows(out / "collectives.csv", ("collective", "bytes", "repeat", "seconds"), rows)
     names = ("compute", "codec", "bits", "arrays")
     heading = ("method", "bytes", *names, "predicted", "measured", "low", "high")
     lines = []
@@ -209,7 +209,7 @@ def write(args: Args, result: switch.Calibration) -> None:
         )
         size = measuring.ELEMENT * parts.elements
         lines.append((name, size, *(f"{number:.6g}" for number in numbers)))
-    records.write_rows(args.out / "rounds.csv", heading, lines)
+    records.write_rows(out / "rounds.csv", heading, lines)
 
 
 def train(args: Args, rate: links.Rate) -> None:

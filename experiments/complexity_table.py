@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -33,12 +33,24 @@ from experiments.survey import complexity_communication as communication
 from experiments.survey import theorems
 from experiments.survey.theorems import Method
 
+Decreasing = Annotated[
+    tuple[float, ...],
+    commands.Bound(
+        "at least 2 decreasing positive numbers",
+        lambda numbers: (
+            len(numbers) > 1
+            and all(a > b for a, b in itertools.pairwise((math.inf, *numbers, 0.0)))
+        ),
+        together=True,
+    ),
+]
+
 
 @dataclass(frozen=True)
 class Args(commands.Switch):
     """Reproduces the survey's iterations and communication."""
 
-    epsilons: tuple[float, ...] = (0.3, 0.1, 0.03, 0.01)
+    epsilons: Decreasing = (0.3, 0.1, 0.03, 0.01)
     """Target averages of |f'(x_t)|^2, decreasing; |f'(x_1)|^2 = 1."""
     dimension: commands.Count = 2**16
     """Number of elements of the model whose messages are counted."""
@@ -72,6 +84,7 @@ class Entry(NamedTuple):
     misprint: str = ""
 
 
+Steps = dict[str, list[int]]  # iterations by method, one number for each epsilon
 SURVEY = {
     "GD": Entry("1/ε"),
     "SGD": Entry("1/ε + σ²/ε²"),
@@ -84,7 +97,6 @@ SURVEY = {
 
 
 def main(args: Args) -> None:
-    check(args)
     commands.begin(args)
     methods = make_methods()
     predicted = {
@@ -98,7 +110,9 @@ def main(args: Args) -> None:
         "iterations",
         by_name,
         lambda name: least_steps(by_name[name], args.epsilons),
-        lambda path, found: records.write_rows(path, columns, rows(args, predicted, found)),
+        lambda path, found: records.write_rows(
+            path, columns, rows(args.epsilons, predicted, found)
+        ),
         args.out / "iterations.csv",
     )
     link = communication.Link(args.latency, args.bandwidth)
@@ -113,19 +127,11 @@ def main(args: Args) -> None:
         [[name, *cost] for name, cost in costs.items()],
     )
     shown = {
-        "orders": orders(args, predicted, measured),
-        "steps": iterations(args, predicted, measured),
+        "orders": orders(args.epsilons, predicted, measured),
+        "steps": iterations(args.epsilons, predicted, measured),
         "messages": communication.tabulate(costs, WORKERS, args.dimension, link),
     }
-    commands.finish(args, {"figure": draw(args, predicted, measured)}, shown)
-
-
-def check(args: Args) -> None:
-    falling = all(a > b for a, b in itertools.pairwise((math.inf, *args.epsilons, 0.0)))
-    if len(args.epsilons) < 2 or not falling:
-        raise ValueError(
-            f"epsilons = {args.epsilons}: expected at least 2 decreasing positive numbers"
-        )
+    commands.finish(args, {"figure": draw(args.epsilons, predicted, measured)}, shown)
 
 
 def make_methods() -> list[Method]:
@@ -172,12 +178,12 @@ def _least(average: Callable[[int], float], epsilon: float, enough: int) -> int:
     return high
 
 
-def rows(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> list[list]:
-    """Yields one row per method and epsilon."""
+def rows(epsilons: Sequence[float], predicted: Steps, measured: Steps) -> list[list]:
+    """Returns one row per method and epsilon."""
     return [
         [name, epsilon, most, least, most / least]
         for name in measured
-        for epsilon, most, least in zip(args.epsilons, predicted[name], measured[name], strict=True)
+        for epsilon, most, least in zip(epsilons, predicted[name], measured[name], strict=True)
     ]
 
 
@@ -186,24 +192,22 @@ def order(epsilons: Sequence[float], steps: Sequence[int]) -> float:
     return math.log(steps[-1] / steps[-2]) / math.log(epsilons[-2] / epsilons[-1])
 
 
-def orders(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Table:
+def orders(epsilons: Sequence[float], predicted: Steps, measured: Steps) -> Table:
     """Tabulates the survey's iterations, corrected, next to the measured powers of 1 / epsilon."""
     table = tables.table(
         "iterations to reach ε, up to constants",
         ("method", "order", "misprint", "predicted", "measured"),
         "misprint: the last term as printed in the survey.\npredicted, measured: power of 1/ε "
-        f"from ε = {args.epsilons[-2]:g} to {args.epsilons[-1]:g}.",
+        f"from ε = {epsilons[-2]:g} to {epsilons[-1]:g}.",
         left=3,
     )
     for name, entry in SURVEY.items():
-        powers = (f"{order(args.epsilons, steps[name]):.2f}" for steps in (predicted, measured))
+        powers = (f"{order(epsilons, steps[name]):.2f}" for steps in (predicted, measured))
         table.add_row(name, entry.order, entry.misprint, *powers)
     return table
 
 
-def iterations(
-    args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]
-) -> Table:
+def iterations(epsilons: Sequence[float], predicted: Steps, measured: Steps) -> Table:
     """Tabulates predicted and measured iterations, and their ratio."""
     caption = (
         f"N = {WORKERS}, L = 1, D = 1/2, σ = {NOISE:g}, ς = {HETEROGENEITY:g}, σ' = "
@@ -215,17 +219,19 @@ def iterations(
         ("method", "ε", "predicted", "measured", "predicted / measured"),
         caption,
     )
-    for name, group in itertools.groupby(rows(args, predicted, measured), key=lambda row: row[0]):
+    for name, group in itertools.groupby(
+        rows(epsilons, predicted, measured), key=lambda row: row[0]
+    ):
         table.add_section()
         for _, epsilon, most, least, ratio in group:
             table.add_row(name, f"{epsilon:g}", f"{most:,}", f"{least:,}", f"{ratio:.2f}")
     return table
 
 
-def draw(args: Args, predicted: dict[str, list[int]], measured: dict[str, list[int]]) -> Figure:
+def draw(epsilons: Sequence[float], predicted: Steps, measured: Steps) -> Figure:
     """Draws iterations against 1 / epsilon: measured solid, predicted dashed."""
     sheet, (axes,) = plots.figure(1, width=9.6, height=5.8)
-    x = 1 / np.array(args.epsilons)
+    x = 1 / np.array(epsilons)
     axes.set(xscale="log", yscale="log", xlabel="1/ε", ylabel="iterations T")
     for name, colour, marker in zip(measured, plots.COLOURS, theorems.MARKERS, strict=False):
         look = {"color": colour, "marker": marker, "markersize": 6, "linewidth": 1.8}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,7 +28,8 @@ from experiments.shared import commands, tables
 from experiments.survey.convergence_terms import Budget, Term, list_measures
 from experiments.survey.theorems import MARKERS, METHODS
 
-RESAMPLED = 2_000
+RESAMPLED = 2_000  # bootstrap samples of an interval
+Counts = tuple[commands.Count, ...]
 
 
 class Panel(NamedTuple):
@@ -69,15 +70,15 @@ PANELS = {
 class Args(commands.Common):
     """Measures the slopes of convergence rates."""
 
-    steps: tuple[commands.Count, ...] = tuple(2**k for k in range(5, 15))
+    steps: Annotated[Counts, commands.increasing(4)] = tuple(2**k for k in range(5, 15))
     """T, increasing; slopes are fitted to the second half."""
     longest_run: commands.Count = 2**12
     """Largest T of runs over seeds."""
-    workers: tuple[commands.Count, ...] = (1, 2, 4, 8)
+    workers: Annotated[Counts, commands.increasing(2)] = (1, 2, 4, 8)
     """N of the speedup, exact; slopes are fitted to all values."""
-    run_workers: tuple[commands.Count, ...] = (4, 16)
+    run_workers: Annotated[Counts, commands.increasing(2)] = (4, 16)
     """N of the speedup, for runs."""
-    staleness: tuple[int, ...] = (0, 3, 15, 63, 255)
+    staleness: Annotated[tuple[commands.Natural, ...], commands.increasing(4)] = (0, 3, 15, 63, 255)
     """tau of asynchronous SGD; the slope is fitted to the second half."""
     fixed_steps: commands.Count = 2**12
     """T of the panels in which N or tau varies."""
@@ -103,20 +104,7 @@ def main(args: Args) -> None:
 
 
 def check(args: Args) -> None:
-    for name, values, least in (
-        ("steps", args.steps, 4),
-        ("workers", args.workers, 2),
-        ("run-workers", args.run_workers, 2),
-        ("staleness", args.staleness, 4),
-    ):
-        lowest = 0 if name == "staleness" else 1
-        if len(values) < least or any(
-            b <= a for a, b in zip((lowest - 1, *values), values, strict=False)
-        ):
-            raise ValueError(
-                f"{name} = {values}: expected at least {least} increasing numbers, at least "
-                f"{lowest}"
-            )
+    """Raises a ValueError if the staleness is too large for the number of steps."""
     if args.fixed_steps <= 2 * max(args.staleness):
         raise ValueError(
             f"fixed-steps = {args.fixed_steps} with a staleness of {max(args.staleness)}: expected "
@@ -235,7 +223,7 @@ def draw(args: Args, terms: Sequence[Term]) -> Figure:
         ticks = np.union1d(shown[0].x, shown[0].sampled_x)[:: 2 if panel.label == "steps T" else 1]
         axes.set_xticks(ticks, [f"{x:,g}" for x in ticks])
         axes.xaxis.set_minor_locator(NullLocator())
-    draw_legend(panels[-1], args)
+    draw_legend(panels[-1], args.seeds)
     return sheet
 
 
@@ -279,7 +267,8 @@ def draw_guide(axes: Axes, panel: Panel, shown: Sequence[Term]) -> None:
     )
 
 
-def draw_legend(axes: Axes, args: Args) -> None:
+def draw_legend(axes: Axes, seeds: int) -> None:
+    """Draws the legend of all panels."""
     axes.set_axis_off()
     handles = [
         Line2D([], [], color=c, marker=m, label=name)
@@ -292,7 +281,7 @@ def draw_legend(axes: Axes, args: Args) -> None:
     ]
     axes.legend(handles=handles, loc="upper center", ncols=2, frameon=False, fontsize=11)
     note = (
-        f"Bars: runs over {args.seeds} seeds, two standard errors.\nStep size: the theorem's, for "
+        f"Bars: runs over {seeds} seeds, two standard errors.\nStep size: the theorem's, for "
         "each T.\n"
         "With exact gradients, GD, SGD and mb-SGD\nare one method. N = 16: runs only."
     )

@@ -105,10 +105,7 @@ class Measured(NamedTuple):
 
 
 def main(args: Args) -> None:
-    if not 0 <= args.slow < args.workers:
-        raise ValueError(
-            f"--slow {args.slow} of {args.workers} workers: expected at least 0, and fewer than all"
-        )
+    commands.require_slow(args.slow, args.workers)
     chosen = methods(args)
     problem = problems.logistic_regression(
         args.data, args.workers, "iid", batch_size=args.batch_size, seed=args.seed

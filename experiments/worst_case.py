@@ -49,7 +49,9 @@ class Args(commands.Common):
     """mu; L = 1."""
     heterogeneity: commands.NotNegative = 1.0
     """varsigma: at the minimizer (left), on average along the path (right)."""
-    rates: tuple[commands.Positive, ...] = tuple(np.geomspace(0.02, 1.8, 12).round(4).tolist())
+    rates: Annotated[tuple[commands.Positive, ...], commands.increasing(2)] = tuple(
+        np.geomspace(0.02, 1.8, 12).round(4).tolist()
+    )
     """Step sizes of the left panel; the best one is searched between the first and the last."""
     rounds: tuple[commands.Count, ...] = (1, 2, 4, 8)
     """T of the right panel."""
@@ -99,8 +101,6 @@ class Curve(NamedTuple):
 
 
 def main(args: Args) -> None:
-    if len(args.rates) < 2 or sorted(args.rates) != list(args.rates):
-        raise ValueError(f"rates = {args.rates}: expected at least 2 increasing numbers")
     commands.begin(args)
     curves = commands.collect(
         args,
@@ -122,7 +122,7 @@ def main(args: Args) -> None:
         args,
         "rounds",
         args.rounds,
-        lambda steps: compare_with_bound(args, steps),
+        lambda steps: compare_with_bound(args.workers, args.heterogeneity, steps),
         lambda path, found: records.write_rows(
             path, ("rounds", "worst", "bound"), [(T, *pair) for T, pair in found.items()]
         ),
@@ -167,28 +167,28 @@ def curve(args: Args, method: Method) -> Curve:
     )
 
 
-def compare_with_bound(args: Args, steps: int) -> tuple[float, float]:
+def compare_with_bound(workers: int, heterogeneity: float, steps: int) -> tuple[float, float]:
     """Returns the worst case of decentralized SGD at the step size that Theorem 5.2.11 recommends,
     and the theorem's bound.
     """
-    ring, spread = topologies.ring(args.workers), args.heterogeneity
+    ring = topologies.ring(workers)
     given = {
         "gap": 1.0,
         "smoothness": 1.0,
         "noise": 0.0,
-        "heterogeneity": spread,
+        "heterogeneity": heterogeneity,
         "steps": steps,
-        "workers": ring.n,
+        "workers": workers,
         "rho": ring.rho,
     }
     gamma = decentralized_sgd.step_size(**given)
     worst = worst_case(
         algorithms.decentralized_sgd(optax.sgd(gamma), ring),
-        Smooth(L=1.0, mu=-1.0, gap=1.0, heterogeneity=spread, where="average"),
+        Smooth(L=1.0, mu=-1.0, gap=1.0, heterogeneity=heterogeneity, where="average"),
         steps=steps,
         measure="gradient",
         over="mean",
-        workers=ring.n,
+        workers=workers,
     )
     return worst.value, bounds.decentralized_sgd(learning_rate=gamma, **given)
 

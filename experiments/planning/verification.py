@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -102,7 +102,7 @@ class Args(commands.Common):
     """Maximal number of rounds; methods that reach the target in none of them are left out."""
     learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0)
     """Candidate step sizes."""
-    sizes: tuple[commands.Count, ...] = (1024, 8192, 65536)
+    sizes: Annotated[tuple[commands.Count, ...], commands.increasing(2)] = (1024, 8192, 65536)
     """Sizes of the vectors of the measured collectives in bytes, increasing, at least two."""
     longest: commands.Positive = 2.0
     """Seconds of a measured run: shorter ones go on after the target. Runs of less than three times

@@ -77,10 +77,25 @@ OF_SAMPLE = "seconds of a sample"  # marks a number in its annotation as seconds
 class Bound(NamedTuple):
     """A condition on the numbers of a flag, in the annotation of its field. Commands check
     conditions that depend on several flags.
+
+    Args:
+        words: the numbers that are accepted, for the error.
+        holds: whether a number is accepted; or whether all are, if it takes all together.
+        together: whether `holds` takes the tuple of all numbers.
     """
 
     words: str
-    holds: Callable[[float], bool]
+    holds: Callable[[Any], bool]
+    together: bool = False
+
+
+def increasing(least: int) -> Bound:
+    """Returns the condition that the numbers of a flag increase, and that there are enough."""
+    return Bound(
+        f"increasing numbers, {least} or more",
+        lambda numbers: len(numbers) >= least and sorted(set(numbers)) == list(numbers),
+        together=True,
+    )
 
 
 ABOVE_ZERO = Bound("finite numbers above 0", lambda number: 0 < number < math.inf)
@@ -353,7 +368,7 @@ def check_flags(args: Any) -> None:
             if number is not None
         ]
         for bound in bounds(annotation):
-            if not all(map(bound.holds, numbers)):
+            if not (bound.holds(value) if bound.together else all(map(bound.holds, numbers))):
                 raise ValueError(f"{flag} {value}: expected {bound.words}")
 
 
@@ -489,6 +504,14 @@ def collect(
 def waiting(args: Any, what: str) -> AbstractContextManager[Any]:
     """Shows in the terminal that the block is running, unless --no-progress is given."""
     return tables.console().status(what) if args.progress else nullcontext()
+
+
+def require_slow(slow: int, workers: int) -> None:
+    """Raises a ValueError if `--slow` is not a number of workers, or all of them."""
+    if not 0 <= slow < workers:
+        raise ValueError(
+            f"--slow {slow} of {workers} workers: expected at least 0, and fewer than all"
+        )
 
 
 def require_known(flag: str, given: Iterable[str], known: Iterable[str]) -> None:
