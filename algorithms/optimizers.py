@@ -59,7 +59,7 @@ def initial_model(
     """Returns the initial model of all workers of a run with this key. The function is compiled
     once for the same `init` and optimizer.
     """
-    return randomness.of_owner(init(optimizer, problem_init(key)), key)
+    return randomness.fold_owner(init(optimizer, problem_init(key)), key)
 
 
 def step(optimizer: optax.GradientTransformation, model: Model, gradient: Params) -> Model:
@@ -95,7 +95,7 @@ def update(
         )
         if keyed:
             after = jax.tree.map(
-                lambda old, new: old.replaced(new) if is_state_key(old) else new,
+                lambda old, new: old.with_key(new) if is_state_key(old) else new,
                 memory,
                 after,
                 is_leaf=is_state_key,
@@ -126,7 +126,7 @@ def update_frozen(
         return jax.vmap(lambda g, x: update(optimizer, g, memory, x)[0])(gradients, params)
 
     def step_worker(key, g, x):
-        return update(optimizer, g, randomness.of_owner(memory, key), x)[0]
+        return update(optimizer, g, randomness.fold_owner(memory, key), x)[0]
 
     keys = workers.keys(round.next_key(), round.workers)
     return jax.vmap(step_worker)(keys, gradients, params)
@@ -441,7 +441,8 @@ def _wrap_keys(optimizer: optax.GradientTransformation, params: Params, memory: 
     leaves, treedef = jax.tree.flatten(memory)
     keys = used.keys[: len(leaves)]
     return treedef.unflatten(
-        StateKey.of(leaf) if is_key else leaf for leaf, is_key in zip(leaves, keys, strict=True)
+        StateKey.from_key(leaf) if is_key else leaf
+        for leaf, is_key in zip(leaves, keys, strict=True)
     )
 
 

@@ -56,7 +56,7 @@ class RealWorker:
         self.N: int = problem.workers
         self.step: int = 0
         here = self.mesh.local_devices[0]
-        self.problem: Problem = oracle.of_worker(problem, self.n)
+        self.problem: Problem = oracle.worker_problem(problem, self.n)
         self.optimizer: optax.GradientTransformation = optimizer
         first, own = run_keys.split(key)
         self.key: Key = own

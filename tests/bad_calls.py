@@ -831,7 +831,7 @@ def main(every: int) -> None:
 
     chunks.execute = execute
     driver.programs = mock.MagicMock()
-    planner._ranked = lambda *args: None
+    planner._rank_candidates = lambda *args: None
     local_processes._results = processes._run = lambda *args: []
     gossip._train = with_servers._train = lambda *args: []
     nodes._Node.epoch = lambda *args: epochs.EpochMeasurements(

@@ -54,7 +54,7 @@ def one(
     N = round.workers
     method = Method(algorithm, problem, N)
     asked = method.query(state, round)
-    answer = queries.mapped(lambda query: Oracle(problem, N, data).gradients(query, draw), asked)
-    work = queries.of_round(asked, problem, N)
+    answer = queries.map_each(lambda query: Oracle(problem, N, data).gradients(query, draw), asked)
+    work = queries.local_work(asked, problem, N)
     after, record = method.update(state, answer, round._replace(work=work), key)
     return after, answer, record.statistics(N)

@@ -207,7 +207,7 @@ def _loss_and_gradient(
     m: jax.Array,
 ) -> tuple[jax.Array, Params]:
     batch = oracle.draw_batch(problem, key, step, n, data, M, m)
-    return jax.tree.map(lambda leaf: leaf[None], oracle.with_loss(problem)(params, batch))
+    return jax.tree.map(lambda leaf: leaf[None], oracle.value_and_grad(problem)(params, batch))
 
 
 def _finish(

@@ -158,7 +158,7 @@ class _Worker:
         self.plan, self.n = plan, n
         self.model, self.known = flat, jnp.zeros_like(flat)
         data = jax.tree.map(lambda leaf: leaf[self.n], problem.data)
-        functions = oracle.of_worker(problem, self.n)
+        functions = oracle.worker_problem(problem, self.n)
         gradient = functions.gradient or jax.grad(functions.loss)
 
         def update(x, known, step, data):
@@ -211,7 +211,7 @@ class _Server:
     ) -> None:
         self.plan, self.problem, self.unravel = plan, problem, unravel
         self.model, self.total, self.estimate = (
-            randomness.of_owner(optimizers.init(optimizer, flat), key),
+            randomness.fold_owner(optimizers.init(optimizer, flat), key),
             jnp.zeros_like(flat),
             flat,
         )

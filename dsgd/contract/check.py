@@ -180,10 +180,10 @@ def _twice(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     """
     algorithm = case.algorithm
     first = case.run(steps=steps, key=key, seeds=2, mesh=1)
-    before = programs.compiled()
+    before = programs.count_compiled()
     rebuilt = algorithm._replace(update=partial(algorithm.update))  # a different object
     second = case._replace(algorithm=rebuilt).run(steps=steps, key=key, seeds=2, mesh=1)
-    compiled = programs.compiled() - before
+    compiled = programs.count_compiled() - before
     differ = _different(first, second, 0, 0)
     recompiled = (
         f"constructed again, it lowers to other programs: {compiled} programs compiled"
@@ -249,7 +249,7 @@ def _types(case: Case, key: jax.Array) -> Finding:
         lambda: protocol.Method(case.algorithm, problem, plan.N).init(problem.init(key))
     )
     with jax.enable_x64(True):
-        data = pooled.laid_out(problem.data, plan.mesh.size)
+        data = pooled.lay_out(problem.data, plan.mesh.size)
         jax.eval_shape(lambda state: loop.one_round(plan, state, key, data), state)
     return Finding("64 bits", True, "types stay the same when JAX has 64 bits enabled")
 
@@ -496,7 +496,7 @@ def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
     arguments = (
         run_keys.split(key)[1],
         arrays.place(
-            pooled.laid_out(case.problem.data, plan.mesh.size),
+            pooled.lay_out(case.problem.data, plan.mesh.size),
             NamedSharding(plan.mesh, P(workers.AXIS)),
         ),
     )

@@ -47,17 +47,17 @@ def total(
     size = -(-M // pieces)
 
     @jax.checkpoint
-    def of_piece(params, rows, i):
+    def sum_piece(params, rows, i):
         first = i * size
         begin = jnp.minimum(first, M - size)
         piece = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, begin, size), rows)
         return function(params, piece, begin + jnp.arange(size) >= first)
 
     def add(sums, i):
-        return jax.tree.map(jnp.add, sums, of_piece(params, rows, i)), None
+        return jax.tree.map(jnp.add, sums, sum_piece(params, rows, i)), None
 
     zeros = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(of_piece, params, rows, 0)
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(sum_piece, params, rows, 0)
     )
     return lax.scan(add, zeros, jnp.arange(pieces))[0]
 
@@ -71,7 +71,7 @@ def skip_zero_weights(function: Callable, weights: Callable[[PyTree], jax.Array]
         weights: piece of the rows -> weights `[its rows]`.
     """
 
-    def of_others(params, rows, counted):
+    def sum_others(params, rows, counted):
         counted = counted & (weights(rows) > 0)
         other = jnp.argmax(counted)
 
@@ -82,10 +82,10 @@ def skip_zero_weights(function: Callable, weights: Callable[[PyTree], jax.Array]
         sums = function(params, jax.tree.map(select, rows), counted)
         return jax.tree.map(lambda leaf: jnp.where(jnp.any(counted), leaf, 0), sums)
 
-    return of_others
+    return sum_others
 
 
-def fitting(
+def chunk_size(
     function: Callable[[Params, PyTree, jax.Array], PyTree], params: Params, rows: PyTree
 ) -> int:
     """Returns how many rows a piece may have so that its values fit into `BUDGET`; at least one.
@@ -95,25 +95,25 @@ def fitting(
     """
     M = _length(rows)
 
-    def needed(count: int) -> int:
+    def value_bytes(count: int) -> int:
         return _bytes(
             jax.make_jaxpr(function)(
-                params, of_length(rows, count), jax.ShapeDtypeStruct((count,), bool)
+                params, row_shapes(rows, count), jax.ShapeDtypeStruct((count,), bool)
             ).jaxpr
         )
 
-    total_bytes = needed(M)
+    total_bytes = value_bytes(M)
     if total_bytes <= BUDGET or M == 1:
         return M
     # The memory that parameters need does not depend on the number of rows; the difference of two
     # pieces excludes it.
-    row_bytes = (total_bytes - needed(M // 2)) / (M - M // 2)
+    row_bytes = (total_bytes - value_bytes(M // 2)) / (M - M // 2)
     if row_bytes * M <= BUDGET:
         return M
-    return max(1, int(BUDGET / (row_bytes + sum(map(_size, jax.tree.leaves(of_length(rows, 1)))))))
+    return max(1, int(BUDGET / (row_bytes + sum(map(_size, jax.tree.leaves(row_shapes(rows, 1)))))))
 
 
-def of_length(rows: PyTree, count: int) -> PyTree:
+def row_shapes(rows: PyTree, count: int) -> PyTree:
     """Returns the shapes and types of the first `count` rows."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), rows

@@ -75,16 +75,17 @@ class Clock(NamedTuple):
     pending: Pending | tuple[()] = ()
 
 
-def at_zero(N: int, timings: Timings | tuple[()] = (), delayed: int = 0) -> Clock:
+def start(N: int, timings: Timings | tuple[()] = (), delayed_exchanges: int = 0) -> Clock:
     """Returns the clock of the start: all workers are ready at 0.
 
     Args:
         N: number of workers.
         timings: timings before the first round; () if they are not carried.
-        delayed: number of exchanges whose messages are delayed.
+        delayed_exchanges: number of exchanges whose messages are delayed.
     """
-    zero, never = jnp.zeros((), jnp.float32), jnp.full(delayed, -1, jnp.int32)
-    pending = Pending(jnp.zeros((delayed, N), jnp.float32), never) if delayed else ()
+    zero, E, pending = jnp.zeros((), jnp.float32), delayed_exchanges, ()
+    if E:
+        pending = Pending(jnp.zeros((E, N), jnp.float32), jnp.full(E, -1, jnp.int32))
     return Clock(zero, zero, jnp.zeros(N, jnp.float32), timings, pending)
 
 
@@ -120,7 +121,7 @@ def tick(
                 f"{name} keeps its own time, but the cluster has an overlap, "
                 f"{cluster.overlap.name}; expected a cluster with overlap=None"
             )
-        return _moved(clock, statistics.elapsed, clock.lead, timings)
+        return _add_seconds(clock, statistics.elapsed, clock.lead, timings)
     compute = statistics and statistics.compute
     computations = _computations(problem, round, asked)
     finish = _finish(clock, problem, computations, compute)
@@ -129,18 +130,18 @@ def tick(
         arrived = jnp.max(jnp.where(needed, clock.pending.done, -jnp.inf), axis=0)
         finish = jnp.maximum(finish, arrived)
     awaited = [each for each in exchanges if each.waits]
-    timing = _in_turn(
+    timing = _exchange_all(
         round,
         awaited,
         finish if cluster.overlap is None else _first_buckets(round, computations, finish, compute),
     )
     done = timing.done
     if cluster.overlap is not None:
-        done = jnp.maximum(done, _in_turn(round, awaited, finish, cluster.overlap.last).done)
+        done = jnp.maximum(done, _exchange_all(round, awaited, finish, cluster.overlap.last).done)
     pending = clock.pending
     if isinstance(pending, Pending):
         later = [each for each in exchanges if not each.waits]
-        pending, timing = _sent_later(round, later, done, pending, timing)
+        pending, timing = _send_later(round, later, done, pending, timing)
     if isinstance(timings, Timings):
         assert statistics is not None
         bits = workers.gather(
@@ -148,7 +149,7 @@ def tick(
         )
         latencies = [_latencies(problem, *each, compute) for each in computations]
         times = jnp.concatenate(latencies, axis=1), _backward(round, computations, compute)
-        timings = measurements.of_round(round, *times, timing, *bits)
+        timings = measurements.timings(round, *times, timing, *bits)
     seconds = jnp.max(done)
     if round.present is not None:
         # The worker that determined the previous `now` may not participate. If no worker
@@ -160,15 +161,15 @@ def tick(
         done = jnp.where(round.present, done, seconds)
     if isinstance(pending, Pending):
         pending = pending._replace(done=pending.done - seconds)
-    return _moved(clock, seconds, seconds - done, timings)._replace(pending=pending)
+    return _add_seconds(clock, seconds, seconds - done, timings)._replace(pending=pending)
 
 
-def _in_turn(
+def _exchange_all(
     round: Round, exchanges: list[Transfer], begin: jax.Array, share: float = 1.0
 ) -> Timing:
-    """Times of a round's exchanges, one after the other, with the given share of their bits."""
+    """Returns the times of exchanges, one after the other, with the given share of their bits."""
     no_bits = jnp.zeros_like(begin)
-    total = Timing(begin, no_bits, no_bits) if exchanges else _silent(round, begin)
+    total = Timing(begin, no_bits, no_bits) if exchanges else _exchange_nothing(round, begin)
     for each in exchanges:
         part = each if share == 1 else each._replace(up=share * each.up, down=share * each.down)
         timing = _exchange(round, part, total.done)
@@ -183,7 +184,7 @@ def _in_turn(
 def _exchange(round: Round, transfer: Transfer, begin: jax.Array) -> Timing:
     """Returns the times of an exchange that may be omitted in this round."""
 
-    def sent(begin):
+    def exchange(begin):
         return network.exchange(
             transfer.pattern,
             begin,
@@ -193,12 +194,12 @@ def _exchange(round: Round, transfer: Transfer, begin: jax.Array) -> Timing:
         )
 
     if transfer.now is None:
-        return sent(begin)
-    return lax.cond(transfer.now, sent, partial(_silent, round), begin)
+        return exchange(begin)
+    return lax.cond(transfer.now, exchange, partial(_exchange_nothing, round), begin)
 
 
-def _silent(round: Round, begin: jax.Array) -> Timing:
-    """Times of a round without messages."""
+def _exchange_nothing(round: Round, begin: jax.Array) -> Timing:
+    """Returns the times of a round without messages."""
     no_bits = jnp.zeros_like(begin)
     return network.exchange(
         network.local,
@@ -209,15 +210,15 @@ def _silent(round: Round, begin: jax.Array) -> Timing:
     )
 
 
-def _sent_later(
+def _send_later(
     round: Round,
     exchanges: list[Transfer],
     done: jax.Array,
     pending: Pending,
     timing: Timing,
 ) -> tuple[Pending, Timing]:
-    """Returns the pending messages after those of this round, and the busy times of the ports with
-    them.
+    """Adds the delayed messages of this round to the pending ones, and to the busy times of the
+    ports.
     """
     begin, ends, due = jnp.maximum(done, jnp.max(pending.done, axis=0)), [], []
     for i, each in enumerate(exchanges):
@@ -254,7 +255,7 @@ def _computations(problem: Problem, round: Round, asked: AllAsked) -> list[tuple
         if i > 0:
             now = now._replace(key=jax.random.fold_in(round.key, _QUERIES + i))
         # An exact gradient takes the time of all samples: that of the worker with the most.
-        computations.append((_of_all_samples(problem, now) if query.exact else now, query))
+        computations.append((_fill_batches(problem, now) if query.exact else now, query))
     return computations
 
 
@@ -275,12 +276,17 @@ def _finish(
     return (total if compute is None else compute) - clock.lead
 
 
-def _of_all_samples(problem: Problem, round: Round) -> Round:
+def _fill_batches(problem: Problem, round: Round) -> Round:
+    """Returns the round of an exact gradient: workers with any samples compute whole batches."""
     work, batch_size = round.work, problem.batch_size or 1
     if work is None and problem.sampler.batch_sizes is not None:
         shape = round.workers, round.cluster.micro_batches
         work = LocalWork(jnp.full(shape, batch_size, jnp.int32), jnp.ones(shape))
-    return round._replace(work=work and _whole(work, batch_size))
+    if work is None:
+        return round
+    has_samples = jnp.any(work.samples > 0, axis=1, keepdims=True)
+    samples = jnp.broadcast_to(jnp.where(has_samples, batch_size, 0), work.samples.shape)
+    return round._replace(work=work._replace(samples=samples))
 
 
 def _first_buckets(
@@ -293,17 +299,9 @@ def _first_buckets(
     return finish - (1 - round.cluster.overlap.first) * _backward(round, computations, compute)
 
 
-def _whole(work: LocalWork, batch_size: int) -> LocalWork:
-    """Returns the work of an exact gradient: workers with any samples compute whole batches."""
-    has_samples = jnp.any(work.samples > 0, axis=1, keepdims=True)
-    return work._replace(
-        samples=jnp.broadcast_to(jnp.where(has_samples, batch_size, 0), work.samples.shape)
-    )
-
-
 def _passes(problem: Problem, round: Round, query: Asked) -> float:
     """Returns the time of an exact gradient, which takes all samples once, as a multiple of the
-    time of all micro-batches.
+    time of all micro-batches; 1 for other gradients.
     """
     if not (query.exact and problem.max_local_samples and problem.batch_size):
         return 1.0
@@ -352,19 +350,19 @@ def _ports(
     """Returns the seconds that the workers' bits, `[N]`, take on their ports."""
     cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
 
-    def at(begin, ids):
+    def port_seconds(begin, ids):
         up = cluster.sending(round, ids, bits_up[ids], begin)
         return up, cluster.receiving(round, ids, bits_down[ids], begin + latency)
 
     return network.Ports(
         latency,
-        *at(finish, jnp.arange(round.workers)),
-        None if cluster.time_invariant else at,
+        *port_seconds(finish, jnp.arange(round.workers)),
+        None if cluster.time_invariant else port_seconds,
         round.present,
     )
 
 
-def _moved(
+def _add_seconds(
     clock: Clock, seconds: jax.Array, lead: jax.Array, timings: Timings | tuple[()]
 ) -> Clock:
     """Adds seconds to the clock by Kahan summation."""

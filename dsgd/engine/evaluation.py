@@ -38,24 +38,25 @@ def measure(
     """
     params, consensus = _model_and_consensus(plan, method, key, carry, step)
 
-    def evaluated():
-        all_params = leaves.joined(plan.problem, params, carry.state.fixed)
+    def evaluate():
+        all_params = leaves.join(plan.problem, params, carry.state.fixed)
         scalars, slope = oracle.evaluate(plan.problem, all_params, data, shared)
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
         sqnorm = unknown if slope is None else xla.sqnorm(slope)
         return jax.tree.map(
-            lambda scalar: rounds.as_float(jnp.asarray(scalar)), {**scalars, "grad_sqnorm": sqnorm}
+            lambda scalar: rounds.to_history_type(jnp.asarray(scalar)),
+            {**scalars, "grad_sqnorm": sqnorm},
         )
 
-    def not_evaluated():
+    def skip():
         return jax.tree.map(
-            lambda scalar: jnp.full((), np.nan, scalar.dtype), jax.eval_shape(evaluated)
+            lambda scalar: jnp.full((), np.nan, scalar.dtype), jax.eval_shape(evaluate)
         )
 
     scalars = (
-        evaluated()
+        evaluate()
         if plan.evaluate_every == 1
-        else {**lax.cond(due, evaluated, not_evaluated), columns.EVALUATED: due}
+        else {**lax.cond(due, evaluate, skip), columns.EVALUATED: due}
     )
     return {**scalars, "consensus": consensus.astype(scalars["loss"].dtype)}
 

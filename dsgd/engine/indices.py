@@ -49,7 +49,7 @@ def is_kept(name: str) -> bool:
     return name.startswith((REFUSED, WARNED))
 
 
-def found(records: Mapping[str, np.ndarray], kind: str) -> str:
+def first_message(records: Mapping[str, np.ndarray], kind: str) -> str:
     """Returns the message of the first error or warning in the records; "" if there is none.
 
     Args:
@@ -59,9 +59,9 @@ def found(records: Mapping[str, np.ndarray], kind: str) -> str:
     for name, values in records.items():
         if name.startswith(kind) and (wrong := np.asarray(values)[~np.isnan(values)]).size:
             number = float(wrong.flat[0])
-            return _FIELD.sub(partial(_shown, number), name.removeprefix(kind), count=1)
+            return _FIELD.sub(partial(_format_number, number), name.removeprefix(kind), count=1)
     return ""
 
 
-def _shown(number: float, field: re.Match[str]) -> str:
+def _format_number(number: float, field: re.Match[str]) -> str:
     return format(int(number) if number.is_integer() else number, (field[1] or ":")[1:])

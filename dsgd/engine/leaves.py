@@ -43,10 +43,10 @@ def shapes(problem: Problem) -> Params:
 
 @lru_cache(maxsize=64)
 def _shapes(init: sameness.Key, kind: np.dtype) -> Params:
-    return started("init of the problem", init.value)
+    return init_shapes("init of the problem", init.value)
 
 
-def started(where: str, init: Callable) -> Params:
+def init_shapes(where: str, init: Callable) -> Params:
     """Returns the shapes and types of the parameters that `init` makes from a key.
 
     Args:
@@ -90,10 +90,10 @@ def flags(problem: Problem) -> tuple[bool, ...]:
         ValueError: if no leaf is trained, a leaf is complex, or `Parameters.trainable` does not
             give bools for a prefix of the parameters.
     """
-    return of(problem.name, shapes(problem), problem.parameters.trainable)
+    return trained_flags(problem.name, shapes(problem), problem.parameters.trainable)
 
 
-def of(name: str, params: Params, trainable: Any) -> tuple[bool, ...]:
+def trained_flags(name: str, params: Params, trainable: Any) -> tuple[bool, ...]:
     """Returns which leaves are trained, as `flags`, for given parameters and `trainable`: a tree of
     bools that is a prefix of the parameters, a function from the parameters to such a tree, or
     None.
@@ -188,7 +188,7 @@ def split(chosen: tuple[bool, ...], params: Params) -> tuple[Params, Fixed]:
     )
 
 
-def merged(chosen: tuple[bool, ...], like: PyTree, trained: Params, fixed: Fixed) -> Params:
+def merge(chosen: tuple[bool, ...], like: PyTree, trained: Params, fixed: Fixed) -> Params:
     """Returns all parameters, the inverse of `split`; `like` has their structure."""
     if not fixed:
         return trained
@@ -199,12 +199,12 @@ def merged(chosen: tuple[bool, ...], like: PyTree, trained: Params, fixed: Fixed
     )
 
 
-def joined(problem: Problem, trained: Params, fixed: Fixed) -> Params:
+def join(problem: Problem, trained: Params, fixed: Fixed) -> Params:
     """Returns all parameters of the problem from the trained and the fixed leaves."""
-    return merged(flags(problem), shapes(problem), trained, fixed) if fixed else trained
+    return merge(flags(problem), shapes(problem), trained, fixed) if fixed else trained
 
 
-def bound(problem: Problem, fixed: Fixed) -> Problem:
+def bind(problem: Problem, fixed: Fixed) -> Problem:
     """Returns the problem whose loss and gradient are functions of the trained leaves alone."""
     if not fixed:
         return problem
@@ -216,12 +216,12 @@ def bound(problem: Problem, fixed: Fixed) -> Problem:
 
 
 def _loss(problem: Problem, fixed: Fixed, trained: Params, batch: PyTree) -> jax.Array:
-    return problem.loss(joined(problem, trained, fixed), batch)
+    return problem.loss(join(problem, trained, fixed), batch)
 
 
 def _gradient(problem: Problem, fixed: Fixed, trained: Params, batch: PyTree) -> Params:
     assert problem.gradient is not None
-    return trained_part(problem, problem.gradient(joined(problem, trained, fixed), batch))
+    return trained_part(problem, problem.gradient(join(problem, trained, fixed), batch))
 
 
 def trained_part(problem: Problem, slope: PyTree) -> PyTree:

@@ -53,10 +53,10 @@ def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
 
     def init(point, key):
         first, method = run_keys.split(key)[0], plan.method(point)
-        state = randomness.of_run(method.init(plan.problem.init(first)), first, plan.N)
+        state = randomness.fold_run(method.init(plan.problem.init(first)), first, plan.N)
         return Carry(state, _first_clock(plan), rounds.first_draws(plan))
 
-    return _placed(
+    return _place_carry(
         plan,
         plan.map_runs(init, (0, None), (None, 0))(points, keys),
         lax.with_sharding_constraint,
@@ -67,20 +67,20 @@ def _first_clock(plan: Plan) -> Clock | tuple[()]:
     if plan.cluster is None:
         return ()
     nothing = measurements.nothing(plan.N, plan.timings, plan.cluster) if plan.timings else ()
-    return clock.at_zero(plan.N, nothing, plan.delayed)
+    return clock.start(plan.N, nothing, plan.delayed_exchanges)
 
 
 def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     """Returns the shapes, types and shardings of the result of `first_carry`, without compiling."""
     carry = jax.eval_shape(partial(first_carry, plan), points, keys)
-    return _placed(
+    return _place_carry(
         plan,
         carry,
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
     )
 
 
-def _placed(plan: Plan, carry: Carry, place: Callable[[Any, NamedSharding], Any]) -> Carry:
+def _place_carry(plan: Plan, carry: Carry, place: Callable[[Any, NamedSharding], Any]) -> Carry:
     """Returns `place(leaf, sharding)` for each leaf."""
 
     def part(tree, spec):
@@ -138,16 +138,16 @@ def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
     from the data, leaves `[grid?, seeds?, ...]`.
     """
 
-    def take_home(points, state, data):
+    def all_models(points, state, data):
         def one_run(point, state):
-            params = leaves.joined(
+            params = leaves.join(
                 plan.problem, evaluation.final_model(plan, plan.method(point), state), state.fixed
             )
-            return oracle.with_statistics(plan.problem, params, data)
+            return oracle.add_statistics(plan.problem, params, data)
 
         return plan.map_runs(one_run, (0, 0), (None, 0))(points, state)
 
-    return plan.shard(take_home, (P(), plan.state_spec, P(workers.AXIS)), P())(points, state, data)
+    return plan.shard(all_models, (P(), plan.state_spec, P(workers.AXIS)), P())(points, state, data)
 
 
 def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[State, Statistics]:
@@ -234,7 +234,7 @@ def _advance_one(
                 f"{method.name} logs metrics {sorted(values)}; expected names other than step, "
                 f"{', '.join(evaluated)}"
             )
-        return carry, jax.tree.map(rounds.as_float, {**evaluated, **values})
+        return carry, jax.tree.map(rounds.to_history_type, {**evaluated, **values})
 
     # Before the first round nothing is sent, no time has passed, and logged metrics are unknown.
     _, values = jax.eval_shape(run_round, key, carry, data, _first(batches), chunk.done)

@@ -23,7 +23,7 @@ def nothing(N: int, M: int, cluster: Cluster) -> Timings:
     return Timings(jnp.full((N, M), jnp.nan, jnp.float32), each, each, each, each, *overlapping)
 
 
-def of_round(
+def timings(
     round: Round,
     latencies: jax.Array,
     backward: jax.Array,

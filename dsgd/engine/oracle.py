@@ -49,7 +49,7 @@ class Oracle(NamedTuple):
         gradients), in which the losses are multiplied by the same weights.
 
         Args:
-            query: from `queries.asked`; its work is in samples.
+            query: from `queries.convert`; its work is in samples.
             key: key of this round; worker i draws with `fold_in(key, i)`, and micro-batch m > 0
                 with `fold_in(fold_in(key, 2^31 + m), i)`. If the query numbers its draws, the key
                 of the run: number k is drawn with `fold_in(fold_in(key, k), i)`.
@@ -64,11 +64,11 @@ class Oracle(NamedTuple):
         if query.loss:
             return self.loss_and_gradients(query, key)[1]
 
-        def unmeasured(params, batch):
+        def gradient_only(params, batch):
             return None, slope(params, batch)
 
         slope = _gradient(self.problem)
-        _, slopes = self._evaluate(unmeasured, query, key)
+        _, slopes = self._evaluate(gradient_only, query, key)
         return self._weigh_rows(query, slopes) if self.weigh else slopes
 
     def loss_and_gradients(
@@ -81,13 +81,17 @@ class Oracle(NamedTuple):
         query has local work, it is over the samples with a positive weight (NaN if there are none).
         Losses are multiplied by the workers' weights even if gradients are not.
         """
-        losses, slopes = self._evaluate(with_loss(self.problem), query, key)
+        losses, slopes = self._evaluate(value_and_grad(self.problem), query, key)
         work, all_workers = query.work, query.workers is None
         own, weighed = losses, self._weigh_rows(query, losses)
         if work is None:
             mean = _mean(weighed, present) if all_workers else jnp.mean(weighed)
         else:
-            counted = _counted(work) if all_workers else _counted(work)[query.workers]
+            counted = (
+                _samples_with_weight(work)
+                if all_workers
+                else _samples_with_weight(work)[query.workers]
+            )
             total = workers.widen(weighed)
             total = workers.sum(total) if all_workers else jnp.sum(total)
             mean = total / jnp.sum(counted).astype(total.dtype)
@@ -154,12 +158,12 @@ class Oracle(NamedTuple):
                 f"{problem.name}: its batches are numbered, but the query has no draws; expected "
                 "Asked(first_batch=int32 [N])"
             )
-        oracle = self._replace(data=pooled.of_block(self.data)) if batches is None else self
+        oracle = self._replace(data=pooled.block_data(self.data)) if batches is None else self
         ids = workers.ids(self.N) if query.workers is None else query.workers
         local, places = (None, None) if query.workers is None else workers.locate(ids, self.N)
         block = _Block(function, oracle, query, key, ids, places)
         if query.work is not None:
-            computed = _of_work(block, query.work)
+            computed = _compute_work(block, query.work)
         else:
             computed = block.exact() if query.exact else block.compute(None, None, None)
         return computed if local is None else workers.collect(local, computed)
@@ -173,34 +177,34 @@ def _mean(losses: jax.Array, present: jax.Array | None) -> jax.Array:
     return workers.sum(counted) / jnp.sum(present)
 
 
-def _counted(work: LocalWork) -> jax.Array:
-    """Returns the numbers of samples with a positive weight, `[N, M]`."""
+def _samples_with_weight(work: LocalWork) -> jax.Array:
+    """Returns the number of samples of each micro-batch, `[N, M]`; 0 if its weight is 0."""
     return jnp.where(work.weights > 0, work.samples, 0)
 
 
-def _of_work(block: _Block, work: LocalWork) -> tuple[Any, PyTree]:
+def _compute_work(block: _Block, work: LocalWork) -> tuple[Any, PyTree]:
     """Returns the result of `Oracle._evaluate` for all micro-batches of each worker."""
     # NumPy arrays cannot be indexed by traced integers.
-    factors = tuple(map(jnp.asarray, (work.samples, _counted(work), work.weights)))
+    factors = tuple(map(jnp.asarray, (work.samples, _samples_with_weight(work), work.weights)))
     samples, *factors = (
         workers.local_block(each, block.oracle.N) if block.places is None else each[block.ids]
         for each in factors
     )
     active = jnp.any(samples > 0, axis=1)
 
-    def exact():
+    def compute_exact():
         totals = tuple(jnp.sum(jnp.where(samples > 0, each, 0), axis=1) for each in factors)
         return jax.tree.map(units.scale_rows, totals, block.exact(active))
 
-    def drawn():
+    def compute_drawn():
         M = samples.shape[1]
         parts, keys = _split(block.oracle, M), microbatch_keys(block.key, M)
         turns = jnp.cumsum(work.samples > 0, axis=1, dtype=jnp.int32) - 1
-        return units.summed(
+        return units.weighted_sums(
             replace(block, parts=parts, keys=keys, turns=turns).compute, samples, tuple(factors)
         )
 
-    compute = exact if block.query.exact else drawn
+    compute = compute_exact if block.query.exact else compute_drawn
     return compute() if block.query.active is None else units.if_any(active, compute)
 
 
@@ -235,7 +239,7 @@ class _Block:
     def compute(
         self, rows: jax.Array | None, m: jax.Array | None, samples: jax.Array | None
     ) -> PyTree:
-        """Returns the results that `units.summed` sums.
+        """Returns the results that `units.weighted_sums` sums.
 
         Args:
             rows, m: see the class.
@@ -245,7 +249,7 @@ class _Block:
         if samples is not None and self.oracle.problem.sampler.truncate is not None:
             with protocol.error_context(f"take of {self.oracle.problem.name}"):
                 batch = jax.vmap(self.oracle.problem.sampler.truncate)(batch, samples)
-        return self._at_models(rows, batch)
+        return self._apply(rows, batch)
 
     def exact(self, active: jax.Array | None = None) -> PyTree:
         """Returns the results for all data of each worker. Pools are computed piece by piece, so
@@ -257,35 +261,39 @@ class _Block:
         if not isinstance(self.oracle.data, pooled.Pooled):
             return self.compute(None, None, None)
 
-        def of_piece(rows, m, samples):
+        def compute_piece(rows, m, samples):
             data = self._rows(self.oracle.data, rows)
             m = jnp.zeros_like(samples) if m is None else m
             piece = jax.vmap(pooled.piece_of, (pooled.axes(data), 0, 0))
-            return self._at_models(rows, piece(data, m, samples))
+            return self._apply(rows, piece(data, m, samples))
 
         data = self._rows(self.oracle.data, None)
         samples = pooled.pieces(data)
         if active is not None:
             samples = jnp.where(active[:, None], samples, 0)
         shares = samples / data.size[:, None].astype(jnp.result_type(float))
-        return units.summed(of_piece, samples, (shares, shares))
+        return units.weighted_sums(compute_piece, samples, (shares, shares))
 
     def _rows(self, tree: PyTree, rows: jax.Array | None) -> PyTree:
         """Returns the given workers' rows of the block's leaves."""
         at = self.places if rows is None else (rows if self.places is None else self.places[rows])
-        return pooled.of_rows(tree, at)
+        return pooled.row_data(tree, at)
 
-    def _at_models(self, rows: jax.Array | None, batch: PyTree) -> PyTree:
+    def _apply(self, rows: jax.Array | None, batch: PyTree) -> PyTree:
+        """Returns the results of `function` at the workers' models and batches."""
         params, axis = self.query.params, self.query.axis
         return jax.vmap(self.function, (axis, 0))(
             params if axis is None else self._rows(params, rows), batch
         )
 
     def _batch(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
+        """Returns one batch for each worker: all of its data for an exact gradient, or a batch
+        that the user supplies, the method chooses or the problem draws.
+        """
         if self.query.exact:
             return self._rows(self.oracle.data, rows)
         if self.oracle.batches is not None:
-            return self._given(rows, m)
+            return self._supplied_batch(rows, m)
         data, problem = self._rows(self.oracle.data, rows), self.oracle.problem
         if self.query.samples is not None:
             assert problem.sampler.choose is not None
@@ -301,7 +309,7 @@ class _Block:
         if not problem.sampler.numbered:
             with protocol.error_context(f"sample of {problem.name}"):
                 draw = jax.vmap(problem.sample, (0, pooled.axes(self.oracle.data)))
-                return protocol.drawn(problem, draw(self._keys(rows, m), data))
+                return protocol.require_batch(problem, draw(self._keys(rows, m), data))
         ids = self._ids(rows)
         numbers = jnp.asarray(self.query.first_batch)[ids] + (
             0 if m is None else self.turns[ids, m]
@@ -309,9 +317,9 @@ class _Block:
         streams = jax.vmap(partial(jax.random.fold_in, self.key))(ids)
         with protocol.error_context(f"sample of {problem.name}"):
             draw = jax.vmap(problem.sample, (0, pooled.axes(self.oracle.data), 0))
-            return protocol.drawn(problem, draw(streams, data, numbers))
+            return protocol.require_batch(problem, draw(streams, data, numbers))
 
-    def _given(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
+    def _supplied_batch(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
         """Returns micro-batches of the batches that the user supplies."""
         if m is None:
             batch = self._rows(self.oracle.batches, rows)
@@ -332,10 +340,10 @@ class _Block:
         """Returns the keys with which the workers draw, as described in `Oracle.gradients`."""
         ids = self._ids(rows)
         if self.query.first_batch is not None:
-            of_draws = jax.vmap(partial(jax.random.fold_in, self.key))(
+            keys = jax.vmap(partial(jax.random.fold_in, self.key))(
                 jnp.asarray(self.query.first_batch)[ids] + (0 if m is None else m)
             )
-            return jax.vmap(jax.random.fold_in)(of_draws, ids)
+            return jax.vmap(jax.random.fold_in)(keys, ids)
         return (
             jax.vmap(partial(jax.random.fold_in, self.key))(ids)
             if m is None
@@ -402,14 +410,14 @@ def _split(oracle: Oracle, M: int) -> PyTree:
     return jax.tree.map(split, oracle.batches)
 
 
-def with_loss(problem: Problem) -> Callable:
+def value_and_grad(problem: Problem) -> Callable:
     """Returns the function (params, batch) -> (the batch's loss, its gradient)."""
     loss, slope = protocol.loss(problem), _gradient(problem)
 
-    def both(params, batch):
+    def loss_and_slope(params, batch):
         return loss(params, batch), slope(params, batch)
 
-    return both if problem.gradient else jax.value_and_grad(loss)
+    return loss_and_slope if problem.gradient else jax.value_and_grad(loss)
 
 
 @dataclass(frozen=True)
@@ -428,7 +436,7 @@ class _Scaled:
         )
 
 
-def of_worker(problem: Problem, n: int) -> Problem:
+def worker_problem(problem: Problem, n: int) -> Problem:
     """Returns the problem as worker n computes it in its own process: the functions of $w_n f_n$,
     hashable and without arrays.
     """
@@ -447,14 +455,14 @@ def _gradient(problem: Problem) -> Callable:
     own, or the derivative of its loss.
     """
 
-    def its_own(params, batch):
+    def gradient(params, batch):
         assert problem.gradient is not None
         with protocol.error_context(f"gradient of {problem.name}"):
             slope = problem.gradient(params, batch)
         checks.require_same(f"{problem.name}: gradient returns a tree", slope, params)
         return slope
 
-    return its_own if problem.gradient else jax.grad(protocol.loss(problem))
+    return gradient if problem.gradient else jax.grad(protocol.loss(problem))
 
 
 def mean_loss(
@@ -482,7 +490,7 @@ def mean_loss(
         both = accumulate.skip_zero_weights(both, lambda rows: rows[1])
     both = jax.jit(both, inline=True)  # traced once if all workers fit
     return workers.mean_over_devices(
-        accumulate.total(both, params, rows, accumulate.fitting(both, params, rows))
+        accumulate.total(both, params, rows, accumulate.chunk_size(both, params, rows))
     )
 
 
@@ -495,7 +503,7 @@ def evaluate(
     With a regularizer r the scalars include "objective" = f + r, and "prox_grad_sqnorm" = $|x -
     \mathrm{prox}_r(x - f'(x))|^2$, which is 0 at the minimizers only, and $|f'(x)|^2$ if r = 0.
     """
-    params = with_statistics(problem, params, data)
+    params = add_statistics(problem, params, data)
     trained, fixed = leaves.split(leaves.flags(problem), params)
     scalars, slope = _loss_and_slope(problem, params, trained, fixed, data, shared)
     r = problem.regularizer
@@ -509,11 +517,11 @@ def evaluate(
     return {**scalars, "objective": objective, "prox_grad_sqnorm": sqnorm}, slope
 
 
-def with_statistics(problem: Problem, params: Params, data: PyTree) -> Params:
+def add_statistics(problem: Problem, params: Params, data: PyTree) -> Params:
     """Returns all parameters, including the leaves that are estimated from the data."""
     if problem.evaluation.statistics is None:
         return params
-    return _weighted(problem, "statistics", problem.evaluation.statistics, params, data)
+    return _call_with_weights(problem, "statistics", problem.evaluation.statistics, params, data)
 
 
 def _loss_and_slope(
@@ -525,7 +533,9 @@ def _loss_and_slope(
     shared: PyTree,
 ) -> tuple[dict[str, jax.Array], Params | None]:
     if problem.evaluation.function is not None:
-        result = _weighted(problem, "evaluate", problem.evaluation.function, params, data, shared)
+        result = _call_with_weights(
+            problem, "evaluate", problem.evaluation.function, params, data, shared
+        )
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Mapping)):
             raise ValueError(
                 f"{problem.name}: evaluate returns {checks.kind(result)}; expected a pair "
@@ -544,10 +554,10 @@ def _loss_and_slope(
             checks.require_same(f"{problem.name}: evaluate returns a gradient", slope, trained)
         return scalars, slope
     if isinstance(data, pooled.Pooled):
-        value, slope = _mean_of_pool(leaves.bound(problem, fixed), trained, data)
+        value, slope = _mean_of_pool(leaves.bind(problem, fixed), trained, data)
     else:
         value, slope = mean_loss(
-            protocol.loss(leaves.bound(problem, fixed)), trained, data, problem.weights
+            protocol.loss(leaves.bind(problem, fixed)), trained, data, problem.weights
         )
     return {"loss": value}, slope
 
@@ -572,9 +582,12 @@ def _reads_weights(function_and_weights: sameness.Key) -> list[bool]:
     return []
 
 
-def _weighted(problem: Problem, name: str, function: Callable, *arguments: Any) -> Any:
-    """Returns the result of a problem's function of the data of all workers, which has to respect
-    their weights.
+def _call_with_weights(problem: Problem, name: str, function: Callable, *arguments: Any) -> Any:
+    """Calls a problem's function of the data of all workers, within which `workers.weights()` are
+    the problem's weights.
+
+    Raises:
+        ValueError: if the problem has weights that the function does not read.
     """
     with (
         workers.with_weights(problem.weights) as weights,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dsgd import workers
 from dsgd.base import Round, State
 from dsgd.engine.protocol import Method
-from dsgd.engine.queries import AllAsked, Asked, mapped, mask_work, whole_batches
+from dsgd.engine.queries import AllAsked, Asked, map_each, mask_work, whole_batches
 
 
 def state(method: Method, before: State, after: State, round: Round) -> State:
@@ -32,7 +32,7 @@ def query(asked: AllAsked, round: Round) -> AllAsked:
     if present is None:
         return asked
 
-    def of_present(query: Asked) -> Asked:
+    def mask_query(query: Asked) -> Asked:
         if query.work is None:
             if isinstance(asked, Asked):  # its gradients are computed for all workers and not used
                 return query
@@ -42,4 +42,4 @@ def query(asked: AllAsked, round: Round) -> AllAsked:
             query = query._replace(active=active)
         return mask_work(query, present)
 
-    return mapped(of_present, asked)
+    return map_each(mask_query, asked)

@@ -70,7 +70,7 @@ class Plan(NamedTuple):
             reads them; 0: it does not.
         weighs: whether the method's means are weighted by the workers' weights; otherwise gradients
             are multiplied by them.
-        delayed: number of exchanges whose messages are delayed, which the clock carries.
+        delayed_exchanges: number of exchanges whose messages are delayed, which the clock carries.
         taped: whether the records include the tape, from which `dsgd.replay` computes seconds.
     """
 
@@ -86,7 +86,7 @@ class Plan(NamedTuple):
     evaluate_every: int = 1
     timings: int = 0
     weighs: bool = False
-    delayed: int = 0
+    delayed_exchanges: int = 0
     taped: bool = False
 
     def method(self, point: dict[str, jax.Array]) -> Method:

@@ -6,7 +6,7 @@ leaves of a pool are also `[N, S, ...]`, so that they are sharded like all data,
 index n are not those of worker n: the n S rows of a device are those of its n workers, one worker
 after the other. The device with the most rows determines S; the rest of each pool is padding, which
 on that device is fewer than n rows. The layout therefore depends on the number of devices: problems
-have the layout for one device, and runs convert it (`laid_out`).
+have the layout for one device, and runs convert it (`lay_out`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Pooled:
     """Pooled samples: of all workers, of a device's block, or of one worker in its device's pool.
 
     Args:
-        inputs, targets: pytrees, leaves `[N, S, ...]`; in a `flat` block, the rows of the pool,
+        inputs, targets: pytrees, leaves `[N, S, ...]`; in a flat pool (`flatten`), the rows,
             `[n S, ...]`.
         offset: first row of each worker in its device's pool, int32 `[N]`; for one worker, a
             scalar.
@@ -86,7 +86,7 @@ def _begins(sizes: np.ndarray) -> np.ndarray:
     return (np.cumsum(sizes) - sizes).astype(np.int32)
 
 
-def laid_out(data: PyTree, devices: int) -> PyTree:
+def lay_out(data: PyTree, devices: int) -> PyTree:
     """Converts pools from the layout for one device to that for `devices`; returns other data
     unchanged.
 
@@ -116,7 +116,7 @@ def laid_out(data: PyTree, devices: int) -> PyTree:
     return replace(data, inputs=inputs, targets=targets, offset=offset, devices=devices)
 
 
-def flat(data: Pooled) -> Pooled:
+def flatten(data: Pooled) -> Pooled:
     """Returns the pool with leaves `[n S, ...]`."""
     inputs, targets = jax.tree.map(
         lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (data.inputs, data.targets)
@@ -124,8 +124,8 @@ def flat(data: Pooled) -> Pooled:
     return replace(data, inputs=inputs, targets=targets)
 
 
-def of_block(data: PyTree) -> PyTree:
-    """Returns a device's pool as a flat pool, and other data unchanged.
+def block_data(data: PyTree) -> PyTree:
+    """Returns the data of a device's block, of which a pool is made flat.
 
     Raises:
         ValueError: if the layout is for another number of devices.
@@ -135,12 +135,12 @@ def of_block(data: PyTree) -> PyTree:
     if data.devices != (devices := workers.devices()):
         raise ValueError(
             f"data laid out for {data.devices} devices, on {devices}; expected "
-            f"dsgd.engine.pooled.laid_out(problem.data, {devices})"
+            f"dsgd.engine.pooled.lay_out(problem.data, {devices})"
         )
-    return flat(data)
+    return flatten(data)
 
 
-def of_rows(data: PyTree, at: jax.Array | None) -> PyTree:
+def row_data(data: PyTree, at: jax.Array | None) -> PyTree:
     """Returns the data of the given rows of a block's workers, int32 `[g]`; None: of all workers. A
     flat pool keeps all of its rows.
     """
@@ -185,7 +185,7 @@ def piece_of(data: Pooled, m: jax.Array, samples: jax.Array) -> PyTree:
     return data.batch(rows, (places < samples).astype(jnp.result_type(float)))
 
 
-def of_worker(data: PyTree, n: int) -> PyTree:
+def worker_data(data: PyTree, n: int) -> PyTree:
     """Returns the data of worker n, from a problem's data on this process, on the host; from a
     pool, a batch of all of its samples.
     """

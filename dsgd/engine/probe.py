@@ -18,7 +18,7 @@ from dsgd.engine import clock, measurements, protocol, queries, rounds, tape
 from dsgd.engine.plan import Plan
 from dsgd.engine.protocol import Method
 from dsgd.engine.queries import AllAsked, Asked
-from dsgd.engine.tape import Heard, Transfer
+from dsgd.engine.tape import ClockInputs, Transfer
 
 _TIMINGS = "timings"
 _OF_CLUSTER = ("cluster", "clock", _TIMINGS)
@@ -47,7 +47,7 @@ class Probe(NamedTuple):
     proximal: bool
 
     @property
-    def heard(self) -> Heard:
+    def clock_inputs(self) -> ClockInputs:
         """What the clock reads of a round."""
         return self.asked, self.transfers
 
@@ -57,7 +57,7 @@ class Probe(NamedTuple):
         return self.rows if _TIMINGS in self.reads else 0
 
     @property
-    def delayed(self) -> int:
+    def delayed_exchanges(self) -> int:
         """Number of exchanges whose messages are delayed."""
         return sum(not sending.waits for sending in self.sendings)
 
@@ -139,7 +139,7 @@ def _probe_round(plan: Plan, method: Method, state: State, key: jax.Array) -> Pr
     def query(M: int):
         before = ()
         if plan.cluster:
-            before = clock.at_zero(plan.N, measurements.nothing(plan.N, M, plan.cluster))
+            before = clock.start(plan.N, measurements.nothing(plan.N, M, plan.cluster))
         this_round = rounds.make_round(plan, key, before, state.step)
         present = rounds.participation_of(plan, this_round)
         if this_round.now or plan.taped:
@@ -157,8 +157,8 @@ def _probe_round(plan: Plan, method: Method, state: State, key: jax.Array) -> Pr
                 f"{method.name}: query returns work in {M} micro-batches, but in {again} if it "
                 "reads that many timings; expected the same number of micro-batches"
             )
-    answer = queries.mapped(partial(_zeros, plan), asked)
-    this_round = this_round._replace(work=queries.of_round(asked, plan.problem, plan.N))
+    answer = queries.map_each(partial(_zeros, plan), asked)
+    this_round = this_round._replace(work=queries.local_work(asked, plan.problem, plan.N))
     _, record = rounds.update(method, state, answer, this_round, key, present)
     sendings = record.sendings()
     asked, sendings, transfers = jax.tree.map(_shape, (asked, sendings, tape.transfers(sendings)))

@@ -110,12 +110,12 @@ def text(function: Callable, plan: Any, *shapes: Any) -> str:
     return _texts[traced.jaxpr]
 
 
-def compiled() -> int:
+def count_compiled() -> int:
     """Returns how many programs have been compiled so far."""
     return _compiled
 
 
-def kept() -> int:
+def count_kept() -> int:
     """Returns how many programs are kept."""
     return len(_programs)
 
@@ -147,6 +147,7 @@ def _compile(lowered: Any) -> Callable:
 
 
 def _content(lowered: Any, mesh: Any) -> Hashable:
+    """Returns what identifies a program: equal programs have equal contents."""
     if _constants_are_left_out():
         return object()
     text = lowered.as_text()

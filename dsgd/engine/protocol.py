@@ -62,14 +62,14 @@ class Method(NamedTuple):
         with error_context(f"query of {self.name}"):
             query = self._query(state, round)
         if isinstance(query, Query) or not (isinstance(query, tuple) and query):
-            return _asked(self.name, query, self.problem, self.N)
+            return _validate_query(self.name, query, self.problem, self.N)
         for one in query:
             if isinstance(one, Query) and one.workers is not None:
                 raise ValueError(
                     f"{self.name}: query returns {len(query)} queries, one of them with workers; "
                     "expected workers in a single query only; pass active = bool [N] instead"
                 )
-        asked = (_asked(self.name, one, self.problem, self.N) for one in query)
+        asked = (_validate_query(self.name, one, self.problem, self.N) for one in query)
         return type(query)(*asked) if hasattr(query, "_fields") else tuple(asked)
 
     def _query(self, state: State, round: Round) -> Any:
@@ -134,7 +134,7 @@ def _require_state(where: str, state: Any) -> None:
         raise ValueError(f"{where} returns {checks.kind(state)}; expected a dsgd.State")
 
 
-def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
+def _validate_query(name: str, query: Any, problem: Problem, N: int) -> Asked:
     """Validates a query. Returns it with `exact` as a Python bool and `workers` as int32."""
     if not isinstance(query, Query):
         raise ValueError(
@@ -186,7 +186,7 @@ def _asked(name: str, query: Any, problem: Problem, N: int) -> Asked:
         "samples": _samples(name, query, problem, N),
         "loss": bool(query.loss),
     }
-    return queries.asked(query._replace(**fields), like, problem, N)
+    return queries.convert(query._replace(**fields), like, problem, N)
 
 
 def _active(name: str, active: Any, N: int) -> jax.Array | None:
@@ -243,7 +243,7 @@ def _static(value: Any) -> str:
     return f"a traced {checks.kind(value)}" if isinstance(value, Tracer) else checks.show(value)
 
 
-def drawn(problem: Problem, batch: PyTree) -> PyTree:
+def require_batch(problem: Problem, batch: PyTree) -> PyTree:
     """Returns the batch that the problem drew, which must have arrays."""
     if not jax.tree.leaves(batch):
         raise ValueError(
@@ -256,7 +256,7 @@ def drawn(problem: Problem, batch: PyTree) -> PyTree:
 def loss(problem: Problem) -> Callable:
     """Returns the problem's loss, which raises ValueError if it is not a floating-point scalar."""
 
-    def of_batch(params, batch):
+    def batch_loss(params, batch):
         with error_context(f"loss of {problem.name}"):
             value = problem.loss(params, batch)
         if (
@@ -270,7 +270,7 @@ def loss(problem: Problem) -> Callable:
             )
         return value
 
-    return of_batch
+    return batch_loss
 
 
 def _block(N: int) -> int:

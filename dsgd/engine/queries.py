@@ -52,14 +52,14 @@ def each(asked: AllAsked) -> tuple[Asked, ...]:
     return (asked,) if isinstance(asked, Asked) else tuple(asked)
 
 
-def mapped(function: Callable[[Asked], Any], asked: AllAsked) -> Any:
+def map_each(function: Callable[[Asked], Any], asked: AllAsked) -> Any:
     """Applies a function to each query of a round; returns its result for a single query, otherwise
     a tuple or named tuple of the results.
     """
     return jax.tree.map(function, asked, is_leaf=lambda node: isinstance(node, Asked))
 
 
-def of_round(asked: AllAsked, problem: Problem, N: int) -> LocalWork | None:
+def local_work(asked: AllAsked, problem: Problem, N: int) -> LocalWork | None:
     """Returns the local work of a round: that of its query, or the micro-batches of several queries
     one after the other.
     """
@@ -91,7 +91,7 @@ def loss_type(params: PyTree) -> Any:
     return jnp.result_type(jnp.float32, *jax.tree.leaves(params))
 
 
-def asked(query: Query, like: Params, problem: Problem, N: int) -> Asked:
+def convert(query: Query, like: Params, problem: Problem, N: int) -> Asked:
     """Converts a method's query, whose work is in samples, to the engine's form.
 
     Args:

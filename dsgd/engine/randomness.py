@@ -43,7 +43,7 @@ class StateKey:
     impl: Hashable
 
     @classmethod
-    def of(cls, key: Any) -> StateKey:
+    def from_key(cls, key: Any) -> StateKey:
         """Converts a key, typed or as numbers."""
         if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             return cls(jax.random.key_data(key), jax.random.key_impl(key))
@@ -55,11 +55,11 @@ class StateKey:
             self.data if self.impl is None else jax.random.wrap_key_data(self.data, impl=self.impl)
         )
 
-    def replaced(self, key: jax.Array) -> StateKey:
+    def with_key(self, key: jax.Array) -> StateKey:
         """Returns another key as a `StateKey` of the same kind."""
         return StateKey(key if self.impl is None else jax.random.key_data(key), self.impl)
 
-    def folded(self, *numbers: Any) -> StateKey:
+    def fold_in(self, *numbers: Any) -> StateKey:
         """Folds uint32 scalars into the key, one after the other."""
 
         def fold(data):
@@ -75,9 +75,9 @@ def is_state_key(leaf: Any) -> bool:
     return isinstance(leaf, StateKey)
 
 
-def of_run(state: State, key: jax.Array, N: int) -> State:
-    """Returns the state with every `StateKey` made different by run, and those of `State.workers`
-    also by worker.
+def fold_run(state: State, key: jax.Array, N: int) -> State:
+    """Folds the run's key into every `StateKey` of a state, and the worker's id into those of
+    `State.workers`.
 
     Args:
         state: state in the global view: leaves of `State.workers` are `[N, ...]`.
@@ -85,17 +85,19 @@ def of_run(state: State, key: jax.Array, N: int) -> State:
         N: number of workers.
     """
 
-    def of_row(row, i):
-        return of_owner(row, key, i)
+    def fold_row(row, i):
+        return fold_owner(row, key, i)
 
     keyed = any(map(is_state_key, jax.tree.leaves(state.workers, is_leaf=is_state_key)))
     rows = (
-        jax.vmap(of_row)(state.workers, jnp.arange(N, dtype=jnp.uint32)) if keyed else state.workers
+        jax.vmap(fold_row)(state.workers, jnp.arange(N, dtype=jnp.uint32))
+        if keyed
+        else state.workers
     )
-    return state._replace(server=of_owner(state.server, key), workers=rows)
+    return state._replace(server=fold_owner(state.server, key), workers=rows)
 
 
-def of_owner(tree: PyTree, key: jax.Array, owner: Any = None) -> PyTree:
+def fold_owner(tree: PyTree, key: jax.Array, owner: Any = None) -> PyTree:
     """Returns the tree with 64 random bits of the run's key, and the owner's id, folded into every
     `StateKey`.
 
@@ -111,15 +113,15 @@ def of_owner(tree: PyTree, key: jax.Array, owner: Any = None) -> PyTree:
 
     numbers = itertools.count()
 
-    def of_leaf(leaf):
+    def fold_leaf(leaf):
         if not is_state_key(leaf):
             return leaf
         number = next(numbers)
         bits = jax.random.bits(jax.random.fold_in(key, _START), (2,), jnp.uint32)
         first = [np.uint32(number)] if number else []
-        return leaf.folded(*first, bits[0], bits[1], *([] if owner is None else [owner]))
+        return leaf.fold_in(*first, bits[0], bits[1], *([] if owner is None else [owner]))
 
-    return jax.tree.map(of_leaf, tree, is_leaf=is_state_key)
+    return jax.tree.map(fold_leaf, tree, is_leaf=is_state_key)
 
 
 @jax.custom_batching.custom_vmap

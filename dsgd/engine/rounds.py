@@ -57,7 +57,7 @@ def run_round(
             f"{method.name} logs metrics {sorted(reserved)}; expected other names, since the "
             "history uses these itself"
         )
-    values = jax.tree.map(as_float, {**statistics.metrics, **oracle_values})
+    values = jax.tree.map(to_history_type, {**statistics.metrics, **oracle_values})
     if this_round.present is not None:
         values[columns.PRESENT] = workers.mean_rows(this_round.present)
     for kind, numbers in (
@@ -99,8 +99,8 @@ def query_and_update(
     this_round = make_round(plan, key, carry.clock, step)
     present = participation_of(plan, this_round)
     asked = ask(method, carry.state, this_round, present)
-    this_round = this_round._replace(work=queries.of_round(asked, plan.problem, plan.N))
-    problem = leaves.bound(plan.problem, carry.state.fixed)
+    this_round = this_round._replace(work=queries.local_work(asked, plan.problem, plan.N))
+    problem = leaves.bind(plan.problem, carry.state.fixed)
     oracle = Oracle(problem, plan.N, data, batches, weigh=not plan.weighs)
     oracle_values = {}
     if this_round.work is not None:
@@ -118,7 +118,7 @@ def query_and_update(
         )
         return answered
 
-    answers = queries.mapped(answer, asked)
+    answers = queries.map_each(answer, asked)
     state, record = update(method, carry.state, answers, this_round, key, present)
     after = participation.state(method, carry.state, state, this_round)
     return after, record, this_round, asked, oracle_values
@@ -187,7 +187,7 @@ def first_draws(plan: Plan) -> Any:
     return jnp.zeros(plan.N, jnp.int32) if plan.problem.sampler.numbered else ()
 
 
-def as_float(leaf: jax.Array) -> jax.Array:
+def to_history_type(leaf: jax.Array) -> jax.Array:
     """Returns a number of the history in its floating-point type."""
     return leaf.astype(modes.wide_type(leaf.dtype))
 
@@ -219,7 +219,7 @@ def _count_draws(before: Any, plan: Plan, asked: AllAsked, round: Round) -> Any:
     if isinstance(before, tuple):
         return before
 
-    def of_query(query: Asked) -> jax.Array:
+    def count(query: Asked) -> jax.Array:
         if query.exact or query.samples is not None:
             return jnp.zeros_like(before)
         if query.work is not None:
@@ -232,4 +232,4 @@ def _count_draws(before: Any, plan: Plan, asked: AllAsked, round: Round) -> Any:
             return each
         return jnp.zeros_like(each).at[query.workers].set(each[query.workers])
 
-    return before + reduce(jnp.maximum, map(of_query, queries.each(asked)))
+    return before + reduce(jnp.maximum, map(count, queries.each(asked)))

@@ -44,26 +44,26 @@ class Transfer(NamedTuple):
         return isinstance(self.delay, int) and self.delay == 0
 
 
-Heard = tuple[AllAsked, list[Transfer]]
+ClockInputs = tuple[AllAsked, list[Transfer]]
 """What the clock reads of a round: its queries and exchanges."""
 
 
 def transfers(sendings: Sequence[Sending]) -> list[Transfer]:
     """Returns the exchanges of a round with the bits of all workers."""
 
-    def of(sending: Sending) -> Transfer:
+    def transfer(sending: Sending) -> Transfer:
         up, down, lost = workers.gather(
             tuple(None if bits is None else counts.to_float(bits) for bits in sending.bits[:3])
         )
         carried = down if lost is None else down + lost
         return Transfer(sending.pattern, up, carried, sending.turn, sending.now, sending.delay)
 
-    return [of(sending) for sending in sendings]
+    return [transfer(sending) for sending in sendings]
 
 
-def series(heard: Heard) -> dict[str, jax.Array]:
+def series(inputs: ClockInputs) -> dict[str, jax.Array]:
     """Returns the traced arrays of a round as floating-point series of the history."""
-    arrays = [leaf for leaf in _leaves(heard) if isinstance(leaf, jax.Array)]
+    arrays = [leaf for leaf in _leaves(inputs) if isinstance(leaf, jax.Array)]
     return {
         f"{_NAME}{i}": leaf.astype(modes.wide_type(leaf.dtype)) for i, leaf in enumerate(arrays)
     }
@@ -74,17 +74,17 @@ def is_series(name: str) -> bool:
     return name.startswith(_NAME)
 
 
-def reader(heard: Heard) -> Callable[[dict[str, jax.Array]], Heard]:
+def reader(inputs: ClockInputs) -> Callable[[dict[str, jax.Array]], ClockInputs]:
     """Returns the inverse of `series`: the function from the series of a round to what the clock
     reads.
 
     Args:
-        heard: that of any round of the same method; shapes and types of arrays suffice.
+        inputs: those of any round of the same method; shapes and types of arrays suffice.
     """
-    leaves, structure = _leaves(heard), jax.tree.structure(_kept(heard))
+    leaves, structure = _leaves(inputs), jax.tree.structure(_strip(inputs))
     types = [leaf.dtype if isinstance(leaf, _ARRAYS) else None for leaf in leaves]
 
-    def read(series: dict[str, jax.Array]) -> Heard:
+    def read(series: dict[str, jax.Array]) -> ClockInputs:
         numbers = iter(series[f"{_NAME}{i}"] for i in range(len(series)))
         return structure.unflatten(
             leaf if dtype is None else next(numbers).astype(dtype)
@@ -94,21 +94,21 @@ def reader(heard: Heard) -> Callable[[dict[str, jax.Array]], Heard]:
     return read
 
 
-def _leaves(heard: Heard) -> list[Any]:
-    return jax.tree.leaves(_kept(heard))
+def _leaves(inputs: ClockInputs) -> list[Any]:
+    return jax.tree.leaves(_strip(inputs))
 
 
-def _kept(heard: Heard) -> Heard:
+def _strip(inputs: ClockInputs) -> ClockInputs:
     """Returns the round without what the clock does not read: the models, and which samples are
     drawn.
     """
 
-    def of(query: Asked) -> Asked:
+    def strip_query(query: Asked) -> Asked:
         work = query.work
         if work is not None:
             weights = np.zeros(work.samples.shape, np.float32)
             work = work._replace(weights=weights, first_batch=None)
         return query._replace(params=(), first_batch=None, work=work, active=None, samples=None)
 
-    asked, exchanges = heard
-    return queries.mapped(of, asked), exchanges
+    asked, exchanges = inputs
+    return queries.map_each(strip_query, asked), exchanges

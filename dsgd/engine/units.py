@@ -14,7 +14,7 @@ from jax import lax
 from dsgd.base import PyTree
 
 
-def summed(compute: Callable, samples: jax.Array, weights: Any) -> PyTree:
+def weighted_sums(compute: Callable, samples: jax.Array, weights: Any) -> PyTree:
     r"""Returns $\sum_m w_{nm} g_{nm}$ for each row n, over the micro-batches that have samples.
 
     The units with samples, ordered by m and then by row, are computed in groups of half as many

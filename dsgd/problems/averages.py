@@ -62,7 +62,7 @@ class Statistics(sameness.Compared):
 
     def __call__(self, params: Params, data: Examples | Pooled) -> Params:
         n = len(jax.tree.leaves(data)[0])
-        data = pooled.of_block(data)
+        data = pooled.block_data(data)
         ids = workers.ids(n * workers.devices())
         old, rest = leaves.split(self.training.averages, params)
 
@@ -76,7 +76,7 @@ class Statistics(sameness.Compared):
 
         zeros = workers.replicate(jax.tree.map(jnp.zeros_like, old), n)
         each = lax.scan(add, zeros, jnp.arange(_BATCHES))[0]
-        return leaves.merged(self.training.averages, params, workers.mean(each), rest)
+        return leaves.merge(self.training.averages, params, workers.mean(each), rest)
 
     def _fixed_point(self, params: Params, batch: Examples) -> PyTree:
         """Returns the limit of the running averages if all batches equal this one: the fixed point
@@ -87,7 +87,7 @@ class Statistics(sameness.Compared):
         key = batch.key if self.training.random else None
 
         def update(averages):
-            whole = leaves.merged(self.training.averages, params, averages, rest)
+            whole = leaves.merge(self.training.averages, params, averages, rest)
             return leaves.split(self.training.averages, self.training.apply(whole, inputs, key)[1])[
                 0
             ]
@@ -147,7 +147,7 @@ def require_supported(
 def _outputs(
     training: Training, like: PyTree, averages: PyTree, rest: PyTree, inputs: PyTree, key: Any
 ) -> PyTree:
-    return training.apply(leaves.merged(training.averages, like, averages, rest), inputs, key)[0]
+    return training.apply(leaves.merge(training.averages, like, averages, rest), inputs, key)[0]
 
 
 def depends(function: Callable[..., PyTree], first: PyTree, *rest: PyTree) -> bool:

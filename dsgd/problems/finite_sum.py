@@ -128,7 +128,7 @@ class MeanLoss(sameness.Compared):
 
         def sum_of_losses(trained: PyTree) -> jax.Array:
             return self.total(
-                leaves.merged(self.trained or (), params, trained, fixed), batch, counted
+                leaves.merge(self.trained or (), params, trained, fixed), batch, counted
             )
 
         return jax.value_and_grad(sum_of_losses)(trained)
@@ -164,7 +164,7 @@ class LossAndMetrics(sameness.Compared):
     def __call__(
         self, params: PyTree, data: Examples | Pooled, test: Examples | tuple[()]
     ) -> tuple[dict[str, jax.Array], PyTree]:
-        block = pooled.of_block(data)
+        block = pooled.block_data(data)
         rows = _rows(
             block if self.of_worker is None else _space_evenly(block, self.of_worker), _shares
         )
@@ -357,15 +357,17 @@ def finite_sum(
     of_worker = _evaluated_of_worker(name, evaluation_size, workers, max(sizes))
     shared = _held_out(test, metrics, some, evaluation_size)
     rows = jax.eval_shape(
-        lambda data: _rows(pooled.flat(data) if isinstance(data, Pooled) else data), examples
+        lambda data: _rows(pooled.flatten(data) if isinstance(data, Pooled) else data), examples
     )
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
     params, trained = _parameters(name, functions, trainable)
     mean = MeanLoss(functions.apply, loss, l2, training=functions.training, trained=trained)
     _require_per_sample(name, mean, measured, params, rows)
-    outputs = jax.eval_shape(partial(functions.apply), params, accumulate.of_length(rows.inputs, 1))
+    outputs = jax.eval_shape(
+        partial(functions.apply), params, accumulate.row_shapes(rows.inputs, 1)
+    )
     _require_meaning(name, loss, measured, outputs, examples, shared)
-    chunk_size = chunk or accumulate.fitting(mean.total_and_slope, params, rows)
+    chunk_size = chunk or accumulate.chunk_size(mean.total_and_slope, params, rows)
     piece = max(batch_size, chunk_size // workers)
     mean = replace(mean, chunk_size=piece)
     if isinstance(examples, Pooled):
@@ -413,8 +415,10 @@ def _parameters(name: str, model: Network, trainable: Any) -> tuple[PyTree, tupl
     that both the model and the user select.
     """
     with causes.refuse_errors(name):
-        params = leaves.started("init of the model", model.parameters.init)
-    chosen = (leaves.of(name, params, of) for of in (model.parameters.trainable, trainable))
+        params = leaves.init_shapes("init of the model", model.parameters.init)
+    chosen = (
+        leaves.trained_flags(name, params, of) for of in (model.parameters.trainable, trainable)
+    )
     return params, tuple(map(all, zip(*chosen, strict=True)))
 
 
@@ -550,7 +554,7 @@ def _require_per_sample(
         checks.require_call(f"{name}: metric {what!r}", function, "outputs", "targets")
 
     def values(m):
-        piece = accumulate.of_length(rows, m)
+        piece = accumulate.row_shapes(rows, m)
         with causes.refuse_errors(f"{name}: model"):
             outputs = jax.eval_shape(
                 lambda params, inputs: leaves.require_arrays("it", loss.apply(params, inputs)),

@@ -222,7 +222,7 @@ def _own_inputs(data: Examples | Pooled) -> Iterator[Any]:
     """Yields the inputs of each of this process's workers, `[m, ...]`."""
     if isinstance(data, Pooled):
         host = jax.tree.map(np.asarray, data)
-        yield from (pooled.of_worker(host, n).inputs for n in range(len(host.size)))
+        yield from (pooled.worker_data(host, n).inputs for n in range(len(host.size)))
         return
     inputs = jax.tree.map(arrays.own, data.inputs)
     for i, weights in enumerate(arrays.own(data.weights)):

@@ -105,8 +105,10 @@ def per_sample(
         )
     has_key = isinstance(batch.key, jax.ShapeDtypeStruct)
     gradient = PerSample(problem.name, problem.loss, transform, float(noise), leaves.flags(problem))
-    rows = accumulate.of_length(gradient.rows(batch), problem.workers * batch.weights.shape[0])
-    chunk_size = accumulate.fitting(gradient.total, leaves.shapes(problem), rows) // problem.workers
+    rows = accumulate.row_shapes(gradient.rows(batch), problem.workers * batch.weights.shape[0])
+    chunk_size = (
+        accumulate.chunk_size(gradient.total, leaves.shapes(problem), rows) // problem.workers
+    )
     return problem._replace(
         loss=Loss(problem.loss, replace(gradient, chunk_size=max(1, chunk_size))),
         sample=with_keys(problem.sampler) if noise and not has_key else problem.sample,
@@ -119,8 +121,8 @@ def _batch(problem: Problem) -> Any:
     """Returns the shapes and types of a batch of one worker."""
 
     def draw(data):
-        first = pooled.of_rows(
-            pooled.flat(data) if isinstance(data, Pooled) else data, jnp.int32(0)
+        first = pooled.row_data(
+            pooled.flatten(data) if isinstance(data, Pooled) else data, jnp.int32(0)
         )
         return problem.sample(jax.random.key(0), first, *[jnp.int32(0)] * problem.sampler.numbered)
 
@@ -178,7 +180,7 @@ class PerSample(sameness.Compared):
             single = Examples(inputs, targets, jnp.ones_like(one.weights)[None], one.key)
 
             def loss(trained):
-                whole = leaves.merged(self.trained, params, trained, fixed)
+                whole = leaves.merge(self.trained, params, trained, fixed)
                 return (
                     self.loss.mean_over_samples(whole, single)
                     if isinstance(self.loss, MeanLoss)

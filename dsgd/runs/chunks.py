@@ -131,7 +131,7 @@ class _Inputs(NamedTuple):
 def _placed(job: RunSpec) -> _Inputs:
     mesh, problem = job.plan.mesh, job.problem
     everywhere, by_worker = (NamedSharding(mesh, spec) for spec in (P(), P(workers.AXIS)))
-    data = arrays.place(pooled.laid_out(arrays.copy_arrays(problem.data), mesh.size), by_worker)
+    data = arrays.place(pooled.lay_out(arrays.copy_arrays(problem.data), mesh.size), by_worker)
     points, keys, shared = arrays.place(
         (job.points, job.keys, arrays.copy_arrays(problem.evaluation.replicated)), everywhere
     )
@@ -272,9 +272,9 @@ def _check(job: RunSpec, log: Log) -> None:
     """Raises `Diverged` if a run diverged (except in a sweep), and ValueError if the method reports
     that it cannot continue.
     """
-    if wrong := indices.found(log.pieces[-1], indices.REFUSED):
+    if wrong := indices.first_message(log.pieces[-1], indices.REFUSED):
         raise ValueError(f"{job.name}: by round {log.steps[-1]}, {wrong}")
-    if doubtful := indices.found(log.pieces[-1], indices.WARNED):
+    if doubtful := indices.first_message(log.pieces[-1], indices.WARNED):
         warnings.warn(f"{job.name}: {doubtful}", stacklevel=2)
     if not job.points:
         log.check(job.name, partial(nonfinite.report, job))

@@ -217,7 +217,7 @@ def compile_round(
     state = jax.eval_shape(
         lambda: protocol.Method(algorithm, problem, plan.N).init(problem.init(key))
     )
-    data = jax.eval_shape(lambda: pooled.laid_out(problem.data, plan.mesh.size))
+    data = jax.eval_shape(lambda: pooled.lay_out(problem.data, plan.mesh.size))
     return programs.traceable(loop.one_round, plan).lower(state, key, data).compile()
 
 

@@ -140,7 +140,7 @@ def _first_gradients(job: RunSpec, run: int) -> list[str]:
     worker.
     """
     trained, fixed = leaves.split(leaves.flags(job.problem), _first_model(job, run))
-    loss_and_gradient = oracle.with_loss(leaves.bound(job.problem, fixed))
+    loss_and_gradient = oracle.value_and_grad(leaves.bind(job.problem, fixed))
 
     def finite(data):
         return jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), loss_and_gradient(trained, data))

@@ -104,7 +104,9 @@ def make_plan(
             f"{example.name} does not use the regularizer of {problem.name}, so it would "
             f"minimize f alone; expected a method that calls round.prox, such as {_PROXIMAL}"
         )
-    return plan._replace(timings=found.timings, weighs=found.weighs, delayed=found.delayed)
+    return plan._replace(
+        timings=found.timings, weighs=found.weighs, delayed_exchanges=found.delayed_exchanges
+    )
 
 
 def _require_replayable(plan: Plan, method: Algorithm) -> None:

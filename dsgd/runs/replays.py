@@ -142,11 +142,11 @@ def _all_clocks(
         ends: number of rounds after which each run's clock is read, int32 `[runs]`, or None.
     """
     found = probe_at(plan.run, points)
-    read, delayed = tape.reader(found.heard), found.delayed
+    read, delayed = tape.reader(found.clock_inputs), found.delayed_exchanges
 
     def of_cluster(numbers):
         cluster = plan.build(numbers)
-        run = plan.run._replace(cluster=cluster, delayed=delayed)
+        run = plan.run._replace(cluster=cluster, delayed_exchanges=delayed)
 
         def of_run(key, series, end):
             def one_round(now, step_and_series):
@@ -156,7 +156,7 @@ def _all_clocks(
                     return after, clock.digits(after)
                 return jax.tree.map(lambda a, b: jnp.where(i < end, a, b), after, now), None
 
-            start = clock.at_zero(run.N, (), delayed)
+            start = clock.start(run.N, (), delayed)
             last, digits = lax.scan(one_round, start, (jnp.arange(plan.steps), series))
             if digits is None:
                 return clock.digits(last)
@@ -170,11 +170,11 @@ def _all_clocks(
 
 
 def _ticked(
-    plan: Plan, key: jax.Array, now: clock.Clock, step: jax.Array, heard: tape.Heard
+    plan: Plan, key: jax.Array, now: clock.Clock, step: jax.Array, inputs: tape.ClockInputs
 ) -> clock.Clock:
     """Returns the clock after a round; `key` is that of the run's rounds."""
-    asked, exchanges = heard
-    work = queries.of_round(asked, plan.problem, plan.N)
+    asked, exchanges = inputs
+    work = queries.local_work(asked, plan.problem, plan.N)
     this_round = rounds.make_round(plan, key, now, step)._replace(work=work)
     return clock.tick(now, "replay", plan.problem, this_round, asked, exchanges)
 

@@ -113,9 +113,9 @@ def test_it_satisfies_the_contract(name, monkeypatch):
     # other collectives stand for the messages, or there are none
     uncounted = not exchanges or any(each.simulated for each in exchanges)
     assert looked_at == (CONTRACT - {"bits"} if uncounted else CONTRACT)
-    compiled = programs.compiled()
+    compiled = programs.count_compiled()
     result(unequal(name))
-    assert programs.compiled() == compiled, "for another number of steps"
+    assert programs.count_compiled() == compiled, "for another number of steps"
     texts = [each.as_text() for each in lowered[:2]]  # programs of start and advance
     assert "stablehlo.while" in texts[1]
     assert not ELSEWHERE.findall("".join(texts))

@@ -192,8 +192,8 @@ def _round(
     N, method = of.b.shape[0], Rounds(build, gradient, of, key, None).method(rows)
     state, current = _state(method, s, t, of.start), Round(t, N, key)
     asked = method.query(state, current)
-    answer = queries.mapped(lambda query: _gradients(of, key, z, query, method.problem), asked)
-    work = queries.of_round(asked, method.problem, N)
+    answer = queries.map_each(lambda query: _gradients(of, key, z, query, method.problem), asked)
+    work = queries.local_work(asked, method.problem, N)
     return method.update(state, answer, current._replace(work=work), key)[0]
 
 

@@ -211,8 +211,8 @@ def _rounds(
                 return samples if query.first_batch is None else jax.random.fold_in(key, _STREAM)
 
             first = queries.each(asked)[0]
-            answers, noise = queries.mapped(answer, asked), _noise(of, keys(first), first, t)
-            current = current._replace(work=queries.of_round(asked, problem, N))
+            answers, noise = queries.map_each(answer, asked), _noise(of, keys(first), first, t)
+            current = current._replace(work=queries.local_work(asked, problem, N))
             after, record = method.update(state, answers, current, update)
             statistics = record.statistics(N)
             clock = clock + (1 if statistics.elapsed is None else statistics.elapsed)

@@ -490,10 +490,10 @@ def _trace_round(build: Build, values: Values, N: int, delta: float | None) -> N
         query, samples, update = run_keys.round_keys(key, state.step)
         this_round = Round(state.step, N, query, problem=problem)
         asked = method.query(state, this_round)
-        gradients = queries.mapped(
+        gradients = queries.map_each(
             lambda query: Oracle(problem, N, jnp.zeros((N, 1))).gradients(query, samples), asked
         )
-        work = queries.of_round(asked, problem, N)
+        work = queries.local_work(asked, problem, N)
         return method.update(state, gradients, this_round._replace(work=work), update)[0]
 
     with jax.enable_x64(True):

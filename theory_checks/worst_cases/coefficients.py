@@ -162,7 +162,7 @@ class Reader:
         return messages.with_errors(jnp.zeros(0, jnp.int32), nothing, self._delta or 1.0)
 
     def _init(self, method: Method, x: jax.Array) -> State:
-        return randomness.of_run(method.init(x), run_keys.split(self._key)[0], self.N)
+        return randomness.fold_run(method.init(x), run_keys.split(self._key)[0], self.N)
 
     def _round(self, method: Method, t: jax.Array) -> tuple[Round, jax.Array, jax.Array]:
         """Returns the round and the keys of its samples and of its update, as the engine does."""
@@ -201,11 +201,11 @@ class Reader:
         """
         this_round, samples, key = self._round(method, t)
         asked, answer = self._query(method, t, state), iter(answers)
-        gradients = queries.mapped(
+        gradients = queries.map_each(
             lambda query: Oracle(method.problem, self.N, next(answer)).gradients(query, samples),
             asked,
         )
-        work = queries.of_round(asked, method.problem, self.N)
+        work = queries.local_work(asked, method.problem, self.N)
         state, this_round = state._replace(step=t), this_round._replace(work=work)
         return method.update(state, gradients, this_round, key)[0]
 

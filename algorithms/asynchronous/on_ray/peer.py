@@ -108,7 +108,7 @@ class Peer:
         self.gradients: Gradients = Gradients(worker, task)
         numbers, kind = task.stream
         key = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
-        self.model: Model = randomness.of_owner(
+        self.model: Model = randomness.fold_owner(
             optimizers.init(optimizer, params), key, np.uint32(worker)
         )
         self.step: Callable[[Model, Params, PyTree], Model] = jax.jit(partial(_step, optimizer))

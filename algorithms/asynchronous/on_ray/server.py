@@ -155,7 +155,7 @@ class Server:
         )
         numbers, kind = rules.key
         key = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
-        self.model: Model = randomness.of_owner(optimizers.init(rules.optimizer, part), key)
+        self.model: Model = randomness.fold_owner(optimizers.init(rules.optimizer, part), key)
         self.version: int = 0
         self.server_incarnation: int = 0
         self.updates: list[Update] = []

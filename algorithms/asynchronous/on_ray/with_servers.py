@@ -186,7 +186,9 @@ def tasks(
 
     def task(worker: int) -> Task:
         return Task(
-            oracle.of_worker(problem, worker)._replace(data=pooled.of_worker(problem.data, worker)),
+            oracle.worker_problem(problem, worker)._replace(
+                data=pooled.worker_data(problem.data, worker)
+            ),
             sent,
             shapes,
             delay,

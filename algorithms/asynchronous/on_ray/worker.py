@@ -85,7 +85,7 @@ def _gradient(
         batch = problem.sample(jax.random.fold_in(key, worker), data, k)
     else:
         batch = problem.sample(jax.random.fold_in(jax.random.fold_in(key, k), worker), data)
-    return oracle.with_loss(problem)(params, batch)[1]
+    return oracle.value_and_grad(problem)(params, batch)[1]
 
 
 class Worker:

@@ -192,12 +192,12 @@ def test_optimizers_of_all_nodes_are_scaled():
 def test_stages_continue_without_compiling_again():
     """The program is shared by other systems, seeds, totals, lengths and factors."""
     train(cannikin.equal_split(TOTAL), epochs=1)
-    before = programs.compiled()
+    before = programs.count_compiled()
     for i, system in enumerate(
         (cannikin.cannikin([32, 64]), cannikin.lb_bsp(48), cannikin.adaptdl([32, 64], 32))
     ):
         train(system, seed=i, epochs=4, samples=100 + 50 * i, scaling=cannikin.adascale)
-    assert programs.compiled() == before
+    assert programs.count_compiled() == before
     assert training.size_method(SGD, B, M) is training.size_method(SGD, B, M)  # not traced again
 
 

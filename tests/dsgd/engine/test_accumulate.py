@@ -48,11 +48,11 @@ def test_pieces_are_as_long_as_the_budget_allows(monkeypatch):
     for rows in (1, 5, 30):
         # a copy of the row, and its exponentials
         monkeypatch.setattr(accumulate, "BUDGET", (2 * a_row) * rows)
-        assert accumulate.fitting(needs, *shapes) == rows
+        assert accumulate.chunk_size(needs, *shapes) == rows
     monkeypatch.setattr(accumulate, "BUDGET", a_row * M)  # if all rows fit, none is copied
-    assert accumulate.fitting(needs, *shapes) == M
+    assert accumulate.chunk_size(needs, *shapes) == M
     monkeypatch.setattr(accumulate, "BUDGET", 1)
-    assert accumulate.fitting(needs, *shapes) == 1
+    assert accumulate.chunk_size(needs, *shapes) == 1
 
 
 def wide(workers: int, dimension: int = 400) -> dsgd.Problem:

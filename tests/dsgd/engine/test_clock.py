@@ -267,7 +267,7 @@ def tick(
 
 def start_clock(*lead: float) -> clock.Clock:
     """Returns the state at 10 s, in which workers had finished the given seconds before."""
-    start = clock.at_zero(N, measurements.nothing(N, M, CLUSTER))
+    start = clock.start(N, measurements.nothing(N, M, CLUSTER))
     return start._replace(lead=jnp.asarray(lead or [0.0] * N, jnp.float32), now=jnp.float32(10))
 
 
@@ -351,9 +351,9 @@ def test_seconds_lost_to_rounding_are_compensated():
     """The sum of a hundred thousand tenths, in which float32 alone would lose seconds."""
 
     def later(i, at):
-        return clock._moved(at, jnp.float32(0.1), at.lead, ())
+        return clock._add_seconds(at, jnp.float32(0.1), at.lead, ())
 
-    found = jax.jit(lambda start: jax.lax.fori_loop(0, 100_000, later, start))(clock.at_zero(N))
+    found = jax.jit(lambda start: jax.lax.fori_loop(0, 100_000, later, start))(clock.start(N))
     np.testing.assert_allclose(found.now, 10_000, rtol=1e-6)
     seconds = clock.to_seconds(np.asarray(clock.digits(found))[None])
     np.testing.assert_allclose(seconds, 100_000 * float(np.float32(0.1)), rtol=1e-9)

@@ -36,11 +36,11 @@ def run(mesh):
 def test_only_the_latest_programs_are_kept(run, monkeypatch):
     """Forty programs, as in a notebook: the memory maps of evicted programs are released."""
     monkeypatch.setattr(programs, "MOST", 8)
-    before, used = programs.compiled(), []
+    before, used = programs.count_compiled(), []
     for number in range(40):
         assert run(number) == 1 + number
         used.append(MAPS.read_bytes().count(b"\n"))
-    assert programs.compiled() == before + 40
+    assert programs.count_compiled() == before + 40
     print(used[::10])
     assert used[-1] <= used[19] + 20
 
@@ -49,11 +49,11 @@ def test_the_program_used_longest_ago_goes_first(run, monkeypatch):
     monkeypatch.setattr(programs, "MOST", 2)
     for number in (1, 2, 1, 3):  # 3 evicts 2
         run(number)
-    before = programs.compiled()
+    before = programs.count_compiled()
     assert [run(1), run(3)] == [2, 4]
-    assert programs.compiled() == before
+    assert programs.count_compiled() == before
     assert run(2) == 3
-    assert programs.compiled() == before + 1
+    assert programs.count_compiled() == before + 1
 
 
 def test_a_text_that_would_lack_its_constants_is_refused(mesh):

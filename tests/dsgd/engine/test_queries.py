@@ -58,10 +58,10 @@ def gradients(query: Query, devices: int = 2, layout: str = "padded", **options:
     one = jax.eval_shape(of.init, KEY)
 
     def block(data, params):
-        asked = queries.asked(query._replace(params=params), one, of, N)
+        asked = queries.convert(query._replace(params=params), one, of, N)
         return Oracle(of, N, data).gradients(asked, KEY)
 
-    mesh, data = workers.mesh(devices), pooled.laid_out(of.data, devices)
+    mesh, data = workers.mesh(devices), pooled.lay_out(of.data, devices)
     specs = {"mesh": mesh, "in_specs": ROWS, "out_specs": ROWS, "check_vma": False}
     return jax.tree.map(np.asarray, jax.jit(jax.shard_map(block, **specs))(data, models(of)))
 

@@ -33,7 +33,7 @@ def sum_units(
         one = numbers(rows, m, samples)
         return one, {"tree": jnp.stack([one, 2 * one], axis=1)}
 
-    of_arrays = jax.jit(lambda samples, weights: units.summed(compute, samples, weights))
+    of_arrays = jax.jit(lambda samples, weights: units.weighted_sums(compute, samples, weights))
     found = of_arrays(jnp.asarray(samples, jnp.int32), tuple(map(jnp.asarray, weights)))
     return found, asked
 
@@ -61,7 +61,7 @@ def test_half_precision_is_summed_in_float32_and_returned_in_its_type():
         return jnp.ones(samples.shape, jnp.float16)
 
     weights = jnp.array([[2048.0] + [1.0] * 40] * 2)
-    found = units.summed(ones, jnp.ones((2, 41), jnp.int32), weights)
+    found = units.weighted_sums(ones, jnp.ones((2, 41), jnp.int32), weights)
     assert found.dtype == jnp.float16
     np.testing.assert_array_equal(found, 2088)
 

@@ -160,5 +160,5 @@ def test_a_worker_alone_draws_the_batches_of_the_loop():
     seen = np.flatnonzero(np.asarray(third.params - stage.params))
     key = run_keys.split(KEY)[1]
     for n, part in enumerate(PARTS):
-        batch = oracle.draw_batch(counting(), key, 2, n, pooled.of_worker(counting().data, n))
+        batch = oracle.draw_batch(counting(), key, 2, n, pooled.worker_data(counting().data, n))
         assert set(np.asarray(batch.inputs)[np.asarray(batch.weights) > 0]) == set(seen) & set(part)

@@ -57,7 +57,7 @@ def test_memory_is_that_of_the_samples():
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_each_device_has_at_most_the_rows_of_the_one_with_the_most(devices):
-    data, n = pooled.laid_out(unequal().data, devices), 8 // devices
+    data, n = pooled.lay_out(unequal().data, devices), 8 // devices
     assert data.inputs.shape[1] == -(-np.reshape(SIZES, (devices, n)).sum(axis=1).max() // n)
 
 
@@ -93,6 +93,6 @@ def test_runs_are_those_of_padded_arrays(name):
 
 
 def test_a_pool_laid_out_for_other_devices_is_refused():
-    wrong = unequal()._replace(data=pooled.laid_out(unequal().data, 2))
+    wrong = unequal()._replace(data=pooled.lay_out(unequal().data, 2))
     with pytest.raises(ValueError, match="laid out for 2 devices"):
         dsgd.run(MB, wrong, steps=1, key=KEY, mesh=1)

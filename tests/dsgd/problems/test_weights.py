@@ -196,7 +196,7 @@ def test_a_worker_alone_computes_its_weighted_loss():
     """As in processes and actors."""
     problem = means()
     for n in range(N):
-        alone, data = oracle.of_worker(problem, n), pooled.of_worker(problem.data, n)
-        loss, slope = oracle.with_loss(alone)(jnp.ones(2), alone.sample(KEY, data))
+        alone, data = oracle.worker_problem(problem, n), pooled.worker_data(problem.data, n)
+        loss, slope = oracle.value_and_grad(alone)(jnp.ones(2), alone.sample(KEY, data))
         assert float(loss) == pytest.approx(W[n] * (1 - CENTERS[n]) ** 2, rel=1e-5)
         np.testing.assert_allclose(slope, W[n] * (1 - CENTERS[n]), rtol=1e-5)

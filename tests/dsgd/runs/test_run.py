@@ -103,12 +103,12 @@ def test_programs_are_shared_by_other_steps_and_data_and_by_equal_methods():
         fresh = problems.random_quadratic(N, 3, noise=0.3, seed=seed)
         return run(method, fresh, steps, key=jax.random.key(seed)).history["consensus"]
 
-    first, compiled = consensus(0.4, 5, 0), programs.compiled()
+    first, compiled = consensus(0.4, 5, 0), programs.count_compiled()
     np.testing.assert_array_equal(consensus(0.4, 200, 0)[:6], first)  # several chunks
     consensus(0.4, 9, 1)
-    assert programs.compiled() == compiled
+    assert programs.count_compiled() == compiled
     assert (consensus(0.7, 5, 0)[1:] > first[1:]).all()
-    assert programs.compiled() > compiled
+    assert programs.count_compiled() > compiled
 
 
 @pytest.mark.parametrize(("workers", "noise"), [(1, 0.0), (4, 0.0), (4, 0.3)])

@@ -72,12 +72,12 @@ def test_a_point_that_diverges_does_not_stop_the_others_and_is_never_best(swept)
 
 
 def test_twenty_step_sizes_compile_once_and_are_reused(problem):
-    before = programs.compiled()
+    before = programs.count_compiled()
     sweep(factory, problem, 5, seeds=2, learning_rate=np.logspace(-3, -1, 20))
-    after = programs.compiled()
+    after = programs.count_compiled()
     assert after == before + 3, "the start, the loop, and the models to take home"
     sweep(factory, problem, 5, seeds=2, learning_rate=np.logspace(-2, 0, 20))
-    assert programs.compiled() == after
+    assert programs.count_compiled() == after
 
 
 USES = {
