@@ -829,14 +829,20 @@ def main(every: int) -> None:
             (),
         )
 
-    chunks.execute = execute
-    driver.programs = mock.MagicMock()
-    planner._rank_candidates = lambda *args: None
-    local_processes._results = processes._run = lambda *args: []
-    gossip._train = with_servers._train = lambda *args: []
-    nodes._Node.epoch = lambda *args: epochs.EpochMeasurements(
+    measured = epochs.EpochMeasurements(
         1.0, *4 * [np.ones((2, 1))], np.ones((2, 1)), np.ones(2), {}
     )
+    for owner, name, stub in (  # a stub of a name that is gone raises an error
+        (chunks, "execute", execute),
+        (driver, "programs", mock.MagicMock()),
+        (planner, "_rank_candidates", lambda *args: None),
+        (local_processes, "_results", lambda *args: []),
+        (processes, "_run", lambda *args: []),
+        (gossip, "_train", lambda *args: []),
+        (with_servers, "_train", lambda *args: []),
+        (nodes._Node, "epoch", lambda *args: measured),
+    ):
+        mock.patch.object(owner, name, stub).start()
     warnings.simplefilter("error")
     calls = {function: good_call(function) for function in (*GOOD, *public())}
     good = {

@@ -65,7 +65,6 @@ CASES = {
     "absent": case(ALL, None),
     "whole steps, absent": case(ALL, ALL),
 }
-ALL = compressors.random_places(1.0, unbiased=False)
 EQUALS = {
     "no messages between resets": (
         lambda: cser(MOMENTUM, 4, compressors.identity),
@@ -75,5 +74,8 @@ EQUALS = {
         lambda: cser(MOMENTUM, 4, compressors.identity, compressors.identity),
         lambda: minibatch_sgd(MOMENTUM),
     ),
-    "all codes": (lambda: cser(MOMENTUM, 4, ALL, ALL), lambda: minibatch_sgd(MOMENTUM)),
+    "all codes": (
+        lambda: cser(MOMENTUM, 4, EVERYTHING, EVERYTHING),
+        lambda: minibatch_sgd(MOMENTUM),
+    ),
 }
