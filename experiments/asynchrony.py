@@ -130,11 +130,9 @@ def main(args: Args) -> None:
             look = {"xscale": "log", "xlabel": label, "ylabel": f"{where}: loss f(x)"}
             losses.append(figures.curves(studies.lines(shown, x), target, **look))
         histograms.append(partial(draw_histogram, where, list(shown), stale))
-    tabulated["saturated"] = tabulate_saturation(args, full, bits)
-    saturation = [
-        partial(draw_saturation, full, saturation_point(args, bits), name)
-        for name in ("rate", "staleness")
-    ]
+    point = saturation_point(args, bits)
+    tabulated["saturated"] = tabulate_saturation(full, point)
+    saturation = [partial(draw_saturation, full, point, name) for name in ("rate", "staleness")]
     sheet = figures.sheet(
         [*losses, *histograms, *saturation],
         2,
@@ -268,7 +266,7 @@ def cells(target: float, outcome: tuple[studies.Tuned, np.ndarray | None]) -> li
     return [one.cell(), updates, seconds, f"{rate:,.0f}", *late]
 
 
-def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
+def tabulate_saturation(full: Saturation, point: float) -> Table:
     """Tabulates how many workers saturate one server, and the effect of twice as many."""
     knee = find_knee(full)
     table = tables.table(
@@ -277,14 +275,14 @@ def tabulate_saturation(args: Args, full: Saturation, bits: int) -> Table:
         f"saturated: {FULL:.0%} of the highest rate. ports: the number of workers\nthat keeps the "
         "switch's ports busy, (2(l + r) + C) / (l + r).",
     )
-    for name, workers, point in (
-        ("saturated", knee, f"{saturation_point(args, bits):.1f}"),
+    for name, workers, ports in (
+        ("saturated", knee, f"{point:.1f}"),
         ("twice as many", 2 * knee, ""),
     ):
         rate, late = (
             np.interp(workers, full.workers, values) for values in (full.rate, full.staleness)
         )
-        table.add_row(name, str(workers), point, f"{rate:,.0f}", f"{late:.0f}")
+        table.add_row(name, str(workers), ports, f"{rate:,.0f}", f"{late:.0f}")
     return table
 
 

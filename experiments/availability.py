@@ -130,18 +130,14 @@ def make_cases(
             },
             "delivered": {"delivered": clusters.bernoulli(share, 1.0)},
         }
-        whole = Case(build, problem, make_cluster(args))
+        whole = Case(build, problem, tuning.make_cluster(args))
         for kind, absence in some.items():
             cases[name, label(kind, share)] = (
-                whole if share == 1 else whole._replace(cluster=make_cluster(args, **absence))
+                whole
+                if share == 1
+                else whole._replace(cluster=tuning.make_cluster(args, **absence))
             )
     return cases
-
-
-def make_cluster(args: Args, **absence: Any) -> clusters.Cluster:
-    """Returns equal workers with random delays."""
-    seconds = args.compute * args.batch_size
-    return tuning.equal_workers(seconds, args.bandwidth, args.latency, args.delay, **absence)
 
 
 def label(kind: str, share: float) -> str:

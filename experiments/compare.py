@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 import algorithms
 import dsgd
 from algorithms import facts
-from dsgd import clusters, plots
+from dsgd import plots
 from experiments.shared import commands, figures, statistics, studies, tables, tuning
 
 # some methods of each folder of `algorithms`
@@ -74,7 +74,7 @@ class Args(commands.Model, commands.Switch, commands.Common):
 
 def main(args: Args) -> None:
     args = replace(args, methods=tuple(map(facts.full_name, args.methods)))
-    problem, cluster = tuning.make_problem(args), make_cluster(args)
+    problem, cluster = tuning.make_problem(args), tuning.make_cluster(args)
     text = args.model == "language-model"
     cases = {
         name: studies.Case(
@@ -113,13 +113,6 @@ def main(args: Args) -> None:
     commands.finish(args, {"figure": sheet}, {"costs": table})
     tables.console().print(
         "\n".join(f"{name}: {cases[name].build(1.0).name}" for name in found), highlight=False
-    )
-
-
-def make_cluster(args: Args) -> clusters.Cluster:
-    """Returns equal workers on the survey's switch, with random delays if given."""
-    return tuning.equal_workers(
-        args.compute * args.batch_size, args.bandwidth, args.latency, args.delay
     )
 
 

@@ -25,7 +25,15 @@ import dsgd
 import topologies
 from algorithms import facts
 from dsgd import problems
-from experiments.shared import commands, figures, graph_methods, statistics, studies, tables
+from experiments.shared import (
+    commands,
+    figures,
+    graph_methods,
+    statistics,
+    studies,
+    tables,
+    tuning,
+)
 from experiments.shared.studies import Case, Tuned
 
 METHODS = (
@@ -265,9 +273,8 @@ def make_problem(args: Args, alpha: float, l2: float) -> dsgd.Problem:
         except ValueError:  # a worker has no samples
             continue
         if min(map(len, parts)) >= args.batch_size:
-            shared = {"batch_size": args.batch_size, "seed": seed, "data_dir": args.data_dir}
-            return problems.logistic_regression(
-                args.data, args.workers, "dirichlet", alpha=alpha, l2=l2, **shared
+            return tuning.logistic_regression(
+                args, args.workers, "dirichlet", alpha=alpha, l2=l2, seed=seed
             )
     raise ValueError(
         f"alpha = {alpha}: none of 10,000 partitions gives each of {args.workers} workers "

@@ -175,15 +175,7 @@ def make_problem(args: Any) -> dsgd.Problem:
     """
     size = MODELS[args.model]
     return problems.language_model(
-        args.text,
-        args.workers,
-        context=size.context,
-        width=size.width,
-        layers=size.layers,
-        heads=size.heads,
-        batch_size=args.batch_size,
-        seed=args.seed,
-        evaluation_size=size.evaluation_size,
+        args.text, args.workers, batch_size=args.batch_size, seed=args.seed, **size._asdict()
     )
 
 
@@ -269,42 +261,44 @@ def add_costs(
     costs = {THOUSANDS: tokens / 1e3, MEGABITS: history["bits"] / 1e6}
     for bandwidth in args.bandwidths:
         costs[name_link(bandwidth)] = seconds_on_link(
-            args, build(**rates), problem, history, bandwidth
+            build(**rates), problem, history, args.compute, args.latency, bandwidth
         )
     shape = history["loss"].shape
     return history | {name: np.broadcast_to(values, shape) for name, values in costs.items()}
 
 
 def seconds_on_link(
-    args: Args,
     method: dsgd.Algorithm,
     problem: dsgd.Problem,
     history: studies.History,
+    compute: float,
+    latency: float,
     bandwidth: float,
 ) -> np.ndarray:
-    r"""Returns the simulated seconds of the records on links of a bandwidth, `[records]`.
+    r"""Returns the simulated seconds of the records on links with this latency and bandwidth,
+    `[records]`.
 
     $$ t c + \sum_e k_e(t) \max(0, s_e - \tau_e c) $$
 
-    c are the seconds of a gradient, $k_e(t)$ is the number of exchanges e that the workers have
-    waited for by step t, $s_e$ their seconds on the network, and $\tau_e$ the number of gradients
-    that workers compute meanwhile.
+    c are the seconds of a gradient (`compute`), $k_e(t)$ is the number of exchanges e that the
+    workers have waited for by step t, $s_e$ their seconds on the network, and $\tau_e$ the number
+    of gradients that workers compute meanwhile.
     """
     exchanges = dsgd.exchanges(method, problem)
     # A worker sends as many bits as it receives in these patterns.
-    volume = sum(each.pattern.volume(args.workers) / each.period for each in exchanges)
+    volume = sum(each.pattern.volume(problem.workers) / each.period for each in exchanges)
     sent = history["bits"][:, -1].mean() / 2 / history["step"][-1]
     streams = any(each.delay for each in exchanges)
     shares = fragment_sizes(problem, len(exchanges)) if streams else np.ones(len(exchanges))
     mean_size = sent / volume  # of a message with a share of 1
     steps = history["step"]
-    seconds = steps * args.compute
+    seconds = steps * compute
     for i, (each, share) in enumerate(zip(exchanges, shares, strict=True)):
         transfer = mean_size * share / bandwidth
-        cost = float(network.cost(each.pattern, args.workers, args.latency, transfer))
+        cost = float(network.cost(each.pattern, problem.workers, latency, transfer))
         first = (i + 1) * each.period // len(exchanges) if each.delay else each.period
         count = np.maximum(0, (steps - each.delay - first) // each.period + 1)
-        seconds = seconds + count * max(0.0, cost - each.delay * args.compute)
+        seconds = seconds + count * max(0.0, cost - each.delay * compute)
     return seconds
 
 

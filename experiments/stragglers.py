@@ -98,13 +98,13 @@ class Method(NamedTuple):
 
 
 def main(args: Args) -> None:
-    on = stragglers(args)
+    places = stragglers(args)
     whole, single = (
-        tuning.logistic_regression(args, args.workers, "iid", number)
+        tuning.logistic_regression(args, args.workers, "iid", batch_size=number * args.batch_size)
         for number in (args.micro_batches, 1)
     )
     methods, cases = {}, {}
-    for where, cluster in on.items():
+    for where, cluster in places.items():
         for name, method in make_methods(args, cluster, whole).items():
             methods[where, name] = method
             cases[where, name] = Case(
@@ -116,24 +116,25 @@ def main(args: Args) -> None:
             )
     studies.check(args, cases)
     commands.begin(args)
-    seconds = {key: measure_round(args, case, methods[key]) for key, case in cases.items()}
+    seconds = {
+        key: measure_round(case, PILOT * methods[key].updates, args.seed)
+        for key, case in cases.items()
+    }
     for (where, name), case in cases.items():
         steps = math.ceil(args.rounds * seconds[where, WAITING] / seconds[where, name])
         cases[where, name] = case._replace(steps=steps)
     found = studies.run(args, "stragglers", cases)
     shown, panels = {}, []
-    for where, file in zip(on, ("delays", "server"), strict=False):
-        names = [name for each, name in cases if each == where]
-        outcomes = {name: found[where, name] for name in names if (where, name) in found}
-        shown[file] = tabulate(
-            args, where, {name: methods[where, name] for name in names}, outcomes
-        )
+    for where, file in zip(places, ("delays", "server"), strict=False):
+        compared = {name: method for (each, name), method in methods.items() if each == where}
+        outcomes = {name: found[where, name] for name in compared if (where, name) in found}
+        shown[file] = tabulate(args, where, compared, outcomes)
         x = "simulated seconds"
         lines = studies.lines(outcomes, x)
         panels.append(figures.curves(lines, args.target, xlabel=x, ylabel="loss f(x)", title=where))
     sheet = figures.sheet(
         panels,
-        len(on),
+        len(places),
         f"logistic regression, {args.data} (iid), {args.workers} workers x {args.micro_batches} "
         f"micro-batches; {args.backups} backup workers; averaging every {args.period}; staleness "
         f"up to {args.bound}; {statistics.errors('bands', args.seeds)}; grey: target",
@@ -194,17 +195,16 @@ def make_methods(args: Args, cluster: clusters.Cluster, problem: dsgd.Problem) -
     }
 
 
-def measure_round(args: Args, case: Case, method: Method) -> float:
-    """Returns the mean seconds of a round in a short run with step size 0."""
-    rounds = PILOT * method.updates
+def measure_round(case: Case, rounds: int, seed: int) -> float:
+    """Returns the mean seconds of a round in a run of `rounds` rounds with step size 0."""
     history = resuming.run(
         case.build(0.0),
         case.problem,
         steps=rounds,
         record_every=rounds,
-        key=jax.random.key(args.seed),
+        key=jax.random.key(seed),
         cluster=case.cluster,
-        mesh=tuning.devices_for(args.workers),
+        mesh=tuning.devices_for(case.problem.workers),
     ).history
     return float(history["clock"][-1]) / rounds
 

@@ -79,8 +79,13 @@ def main(args: Args) -> None:
     for N, of_N in by_N.items():
         found = train(args, N, of_N)
         targets = {each: SLACK * found[each, "complete"].loss for each in PARTITIONS}
+        heading = (
+            f"decentralized_sgd, {args.data}, {N} workers, {args.latency * 1e3:g} ms latency, "
+            f"{args.bandwidth / 1e6:g} Mbit/s; {statistics.errors('bands', args.seeds)}; grey: "
+            "target"
+        )
         for group, members in group_graphs(of_N).items():
-            sheets[f"{group}-{N}"] = draw(args, N, found, targets, members)
+            sheets[f"{group}-{N}"] = draw(heading, found, targets, members)
         pictures = [partial(topologies.draw, graph) for graph in of_N]
         sheets[f"pictures-{N}"] = figures.sheet(
             pictures, 4, height=2.7, legend_columns=None, sharey=False
@@ -251,7 +256,7 @@ def tabulate_rings(rings: Sequence[dsgd.Topology], measured: Mapping[str, float]
 
 
 def draw(
-    args: Args, N: int, found: Outcomes, targets: Mapping[str, float], members: Sequence[str]
+    heading: str, found: Outcomes, targets: Mapping[str, float], members: Sequence[str]
 ) -> Figure:
     """Draws the loss against all costs and the consensus distance against rounds, for each
     partition, on these graphs. The consensus distance is not shown of graphs on which all models
@@ -275,15 +280,7 @@ def draw(
             "title": partition,
         }
         panels.append(figures.curves(apart, **look))
-    bands = statistics.errors("bands", args.seeds)
-    return figures.sheet(
-        panels,
-        2,
-        f"decentralized_sgd, {args.data}, {N} workers, {args.latency * 1e3:g} ms latency, "
-        f"{args.bandwidth / 1e6:g} Mbit/s; {bands}; grey: target",
-        height=2.6,
-        sharey=False,
-    )
+    return figures.sheet(panels, 2, heading, height=2.6, sharey=False)
 
 
 if __name__ == "__main__":

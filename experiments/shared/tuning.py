@@ -32,18 +32,28 @@ def equal_workers(
     return clusters.Cluster(compute, up=clusters.constant(bandwidth), latency=latency, **more)
 
 
-def logistic_regression(
-    args: Any, workers: int, partition: str, micro_batches: int = 1
-) -> dsgd.Problem:
-    """Returns logistic regression on the data of the arguments (`data`, `data_dir`, `batch_size`,
-    `seed`), with batches of `micro_batches` micro-batches.
+def make_cluster(args: Any, **more: Any) -> clusters.Cluster:
+    """Returns equal workers on the survey's switch, from the flags `latency`, `bandwidth`,
+    `compute` (seconds of a sample), `batch_size` and `delay`.
+
+    Args:
+        args: the command's arguments.
+        more: other arguments of `clusters.Cluster`.
     """
-    options = {
-        "batch_size": args.batch_size * micro_batches,
-        "seed": args.seed,
-        "data_dir": args.data_dir,
-    }
-    return problems.logistic_regression(args.data, workers, partition, **options)
+    seconds = args.compute * args.batch_size
+    return equal_workers(seconds, args.bandwidth, args.latency, args.delay, **more)
+
+
+def logistic_regression(args: Any, workers: int, partition: str, **options: Any) -> dsgd.Problem:
+    """Returns logistic regression on the data of the arguments.
+
+    Args:
+        args: with the flags `data`, `data_dir`, `batch_size` and `seed`.
+        workers, partition: as for `problems.logistic_regression`.
+        options: its other arguments; they replace those of the flags.
+    """
+    flags = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
+    return problems.logistic_regression(args.data, workers, partition, **flags | options)
 
 
 def make_problem(args: Any) -> dsgd.Problem:

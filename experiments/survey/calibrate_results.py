@@ -56,12 +56,8 @@ def _format_estimate(estimate: Estimate) -> str:
 
 
 def short(number: float) -> str:
-    """Formats a number with three digits, without an exponent."""
-    return (
-        f"{float(f'{number:.3g}'):,.12g}"
-        if 1e-3 <= number < 1e9
-        else ("0" if number < 1e-3 else "∞")
-    )
+    """Formats a number with three digits, without an exponent; 0 below 1e-3, ∞ from 1e9 on."""
+    return "0" if number < 1e-3 else tables.plain(number) if number < 1e9 else "∞"
 
 
 def _format_ratios(result: Calibration, line: Line, names: list[str]) -> str:

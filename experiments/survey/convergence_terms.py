@@ -152,32 +152,18 @@ def measure_steps(panel: str, method: Method, budget: Budget) -> Term:
     """
     steps = budget.steps
     if method.exact is None:
-        within = (
+        run_at = (
             tuple(T for T in steps if budget.longest_run >= T or not method.random) or steps[:1]
         )
-        sampled = method.sample_averages(within, budget.seeds, budget.seed)
-        return _term(
-            panel,
-            method.name,
-            within,
-            None if method.random else sampled[0],
-            method.bounds(within),
-            within,
-            sampled,
-        )
-    exact, bounds = method.averages(steps), method.bounds(steps)
+        sampled = method.sample_averages(run_at, budget.seeds, budget.seed)
+        exact = None if method.random else sampled[0]
+        return _term(panel, method.name, run_at, exact, method.bounds(run_at), run_at, sampled)
     run_at = tuple(T for T in steps[len(steps) // 2 :] if budget.longest_run >= T)
+    term = _term(panel, method.name, steps, method.averages(steps), method.bounds(steps))
     if panel == "inverse" or not run_at:
-        return _term(panel, method.name, steps, exact, bounds)
-    return _term(
-        panel,
-        method.name,
-        steps,
-        exact,
-        bounds,
-        run_at,
-        method.sample_averages(run_at, budget.seeds, budget.seed),
-    )
+        return term
+    sampled = method.sample_averages(run_at, budget.seeds, budget.seed)
+    return term._replace(sampled_x=np.asarray(run_at, float), sampled=sampled)
 
 
 def measure_workers(build: Callable[[Problem], Method], budget: Budget) -> Term:

@@ -104,12 +104,19 @@ def _method(
     problem: Problem,
     theorem: Any,
     constants: dict[str, float],
-    factory,
-    exact,
-    random: bool | None = None,
+    algorithm: Callable[..., Algorithm],
+    *settings: Any,
+    **moments_of: Any,
 ) -> Method:
-    """Returns a method whose theorem's three functions take the same constants. By default it is
-    random if its gradients are.
+    """Returns a method whose theorem's three functions take the same constants.
+
+    Args:
+        name, problem: as in `Method`.
+        theorem: statement of `theory_checks`.
+        constants: arguments of its rate, step size and bound.
+        algorithm: (optimizer, settings) -> the project's method.
+        settings: its other arguments.
+        moments_of: options of `moments.second_moments`.
     """
     return Method(
         name,
@@ -117,63 +124,43 @@ def _method(
         theorem.rate(**constants),
         lambda T: theorem.step_size(**constants, steps=T),
         lambda T, gamma: theorem.bound(**constants, steps=T, learning_rate=gamma),
-        factory,
-        exact,
-        bool(problem.constants.noise) if random is None else random,
+        runs.with_step(algorithm, *settings),
+        _affine(moments.with_step(algorithm, *settings), problem, **moments_of),
+        random=bool(problem.constants.noise),
     )
 
 
 def _affine(build: moments.Build, problem: Problem, **how) -> Callable[[float, int], np.ndarray]:
+    """Returns the exact moments of a method whose round is affine, for `Method.exact`."""
     return lambda gamma, T: moments.second_moments(
         build, problem, gamma, steps=max(T - 1, 1), **how
     )["slope"]
 
 
-def _constants(problem: Problem, *names: str) -> dict[str, float]:
+def _constants(problem: Problem, *names: str, **others: float) -> dict[str, float]:
+    """Returns gap, smoothness, the problem's constants with these names, and others."""
     known = instances.constants(problem)
-    return {
-        "gap": known.gap,
-        "smoothness": known.smoothness,
-        **{name: getattr(known, name) for name in names},
-    }
+    return {name: getattr(known, name) for name in ("gap", "smoothness", *names)} | others
 
 
 def gradient_descent(problem: Problem) -> Method:
     """Returns gradient descent (GD)."""
     theorem, constants = theory.gradient_descent, _constants(problem)
-    method = algorithms.gradient_descent
-    return Method(
-        "GD",
-        problem,
-        theorem.rate(**constants),
-        lambda T: theorem.step_size(smoothness=constants["smoothness"]),
-        lambda T, gamma: theorem.bound(**constants, steps=T, learning_rate=gamma),
-        runs.with_step(method),
-        _affine(moments.with_step(method), problem),
-        random=False,
+    return _method("GD", problem, theorem, constants, algorithms.gradient_descent)._replace(
+        step_size=lambda T: theorem.step_size(smoothness=constants["smoothness"]), random=False
     )
 
 
 def sgd(problem: Problem) -> Method:
     """Returns SGD: the gradient of one worker per round."""
-    method, constants = (
-        algorithms.sgd,
-        _constants(problem) | {"noise": theory.sgd.total_noise(problem)},
-    )
-    exact = _affine(moments.with_step(method), problem, one_worker=True)
-    return _method("SGD", problem, theory.sgd, constants, runs.with_step(method), exact)
+    constants = _constants(problem, noise=theory.sgd.total_noise(problem))
+    return _method("SGD", problem, theory.sgd, constants, algorithms.sgd, one_worker=True)
 
 
 def minibatch_sgd(problem: Problem) -> Method:
     """Returns mini-batch SGD (mb-SGD): the mean of all workers' gradients."""
-    method, constants = (
-        algorithms.minibatch_sgd,
-        _constants(problem, "noise") | {"workers": problem.workers},
-    )
-    exact = _affine(moments.with_step(method), problem)
-    return _method(
-        "mb-SGD", problem, theory.minibatch_sgd, constants, runs.with_step(method), exact
-    )
+    constants = _constants(problem, "noise", workers=problem.workers)
+    return _method("mb-SGD", problem, theory.minibatch_sgd, constants, algorithms.minibatch_sgd)
 
 
 def compressed_sgd(
@@ -237,30 +224,27 @@ def error_compensated_sgd(problem: Problem, compression: float) -> Method:
     `compression`^2.
     """
     method, N = any_compressor, problem.workers
-    constants = _constants(problem, "noise") | {"workers": N, "compression": compression}
+    constants = _constants(problem, "noise", workers=N, compression=compression)
     exact = _affine(
         moments.with_compressors(method), problem, compression=compression, messages=N * N + N
     )
-    compressor = dithering(problem, compression)
-    factory, random = (
-        runs.with_step(method, compressor, compressor),
-        bool(problem.constants.noise or compression),
-    )
-    return _method(
-        "EC-SGD", problem, theory.error_compensated_sgd, constants, factory, exact, random
-    )
+    both = [dithering(problem, compression)] * 2
+    made = _method("EC-SGD", problem, theory.error_compensated_sgd, constants, method, *both)
+    return made._replace(exact=exact, random=made.random or bool(compression))
 
 
 def asynchronous_sgd(problem: Problem, staleness: int) -> Method:
     """Returns ASGD in which every gradient is `staleness` updates old."""
-    method, rule = algorithms.asynchronous_sgd, constant(staleness)
-    constants = _constants(problem) | {
-        "noise": theory.sgd.total_noise(problem),
-        "staleness": staleness,
-    }
-    exact = _affine(moments.with_step(method, rule), problem, one_worker=True, varying=True)
+    noise = theory.sgd.total_noise(problem)
     return _method(
-        "ASGD", problem, theory.asynchronous_sgd, constants, runs.with_step(method, rule), exact
+        "ASGD",
+        problem,
+        theory.asynchronous_sgd,
+        _constants(problem, noise=noise, staleness=staleness),
+        algorithms.asynchronous_sgd,
+        constant(staleness),
+        one_worker=True,
+        varying=True,
     )
 
 
@@ -268,21 +252,17 @@ def decentralized_sgd(problem: Problem, topology: Topology) -> Method:
     """Returns DSGD. If Hessians differ, varsigma is its value at the minimiser, to which the
     average along the path tends.
     """
-    method = algorithms.decentralized_sgd
     varsigma = float(problem.constants.heterogeneity or 0.0)
-    constants = _constants(problem, "noise") | {
-        "workers": problem.workers,
-        "heterogeneity": varsigma,
-        "rho": topology.rho,
-    }
-    exact = _affine(moments.with_step(method, topology), problem)
+    constants = _constants(
+        problem, "noise", workers=problem.workers, heterogeneity=varsigma, rho=topology.rho
+    )
     return _method(
         "DSGD",
         problem,
         theory.decentralized_sgd,
         constants,
-        runs.with_step(method, topology),
-        exact,
+        algorithms.decentralized_sgd,
+        topology,
     )
 
 

@@ -11,7 +11,7 @@ import scripts
 from dsgd import clusters, network
 from dsgd.machines.links import Rate
 from experiments import asynchrony, calibrate, compare, complexity_table
-from experiments.shared import commands
+from experiments.shared import commands, tuning
 from experiments.survey import calibrate_measuring as measuring
 from experiments.survey import calibrate_switch as switch
 
@@ -95,7 +95,7 @@ def test_experiments_take_the_numbers_of_a_cluster(cluster_file):
         5e7,
         pytest.approx((1e-3 + 50e-5) / 50),
     )
-    made, like = compare.make_cluster(args), clusters.load(cluster_file)
+    made, like = tuning.make_cluster(args), clusters.load(cluster_file)
     assert made.latency == like.latency
     assert commands.apply_cluster(
         asynchrony.Args(cluster=cluster_file, batch_size=50)

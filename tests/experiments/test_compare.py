@@ -12,7 +12,7 @@ import scripts
 
 from dsgd import clusters
 from experiments import compare
-from experiments.shared import statistics, studies, tables
+from experiments.shared import statistics, studies, tables, tuning
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,14 @@ def test_seconds_are_those_of_the_networks_closed_form(comparison):
 
 
 def test_a_delay_is_added_to_the_seconds_of_a_batch():
-    cluster = compare.make_cluster(compare.Args(delay=1.0))
+    cluster = tuning.make_cluster(compare.Args(delay=1.0))
     ports = {"up": clusters.constant(1e8), "latency": 1e-4}
     assert (
         cluster.name
         == clusters.Cluster(clusters.constant(16e-4) + clusters.exponential(1.0), **ports).name
     )
     assert (
-        compare.make_cluster(compare.Args()).name
+        tuning.make_cluster(compare.Args()).name
         == clusters.Cluster(clusters.constant(16e-4), **ports).name
     )
 

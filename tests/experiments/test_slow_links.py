@@ -79,7 +79,7 @@ def test_seconds_on_links_are_those_of_a_simulated_cluster(name, long):
             clusters.constant(args.compute), up=clusters.constant(2e5), latency=args.latency
         ),
     ).history
-    seconds = slow_links.seconds_on_link(args, method, problem, history, 2e5)
+    seconds = slow_links.seconds_on_link(method, problem, history, args.compute, args.latency, 2e5)
     assert seconds[-1] > 1.2 * args.steps * args.compute, "the workers wait for messages"
     np.testing.assert_allclose(seconds, history["clock"][0], rtol=2e-3)
 
