@@ -165,7 +165,9 @@ def step_local(
         after = jax.vmap(partial(step, optimizer))(Model(params, memory), gradients)
         return after.optimizer, after.params
 
-    memory, params = xla.in_place(step_overwritten, models.params, (models.optimizer, gradients))
+    memory, params = xla.apply_in_place(
+        step_overwritten, models.params, (models.optimizer, gradients)
+    )
     return Model(params, memory)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dsgd import Algorithm, Query, Round, Timings, checks, workers
 from dsgd.extend import Gradients
-from dsgd.work import of_each
+from dsgd.work import weight_sums
 
 
 @checks.arguments
@@ -68,7 +68,7 @@ def _sqnorms(query: Query, gradients: Gradients, round: Round) -> dict[str, jax.
         local = jnp.where(round.present, local, jnp.nan)
     if round.work is not None:
         M = 1 if query.work is None else query.work.samples.shape[1]
-        own = of_each(jax.tree.map(lambda each: each[:, :M], round.work)).astype(local.dtype)
+        own = weight_sums(jax.tree.map(lambda each: each[:, :M], round.work)).astype(local.dtype)
         local = local / jnp.where(own > 0, own, jnp.nan) ** 2
     return {"local_sqnorms": local, "global_sqnorm": whole}
 

@@ -8,7 +8,7 @@ import jax
 
 from dsgd import Algorithm, LocalWork, Query, Round, State, checks
 from dsgd.machines.arrays import copy_arrays
-from dsgd.work import in_samples, require_arrays
+from dsgd.work import require_arrays, to_samples
 
 
 @checks.arguments
@@ -52,7 +52,7 @@ def with_local_work(
         own, problem = current_work(state, round), round.problem
         sizes = () if problem is None else (problem.batch_size, problem.sampler.batch_sizes)
         # A method with its own clock asks the cluster how long this work takes.
-        asked = method.query(state, round._replace(work=in_samples(own, *sizes)))
+        asked = method.query(state, round._replace(work=to_samples(own, *sizes)))
 
         def add_work(asked: Query) -> Query:
             if asked.work is not None or asked.samples is not None:

@@ -91,7 +91,7 @@ def local_batches(
         _require_some("local_batches: sizes", each)
     xp, each = _library(each), each.astype(np.int32)
     filled = xp.clip(each[:, None] - B * np.arange(M, dtype=np.int32)[None], 0, B).astype(np.int32)
-    return _averaged("local_batches", filled, average, present)
+    return _weigh("local_batches", filled, average, present)
 
 
 @checks.arguments
@@ -126,7 +126,7 @@ def micro_batches(
         raise ValueError(f"micro_batches: counted = {checks.kind(each)}; expected bool [N, M]")
     if isinstance(each, np.ndarray):
         _require_some("micro_batches: counted", each)
-    return _averaged("micro_batches", each, average, present)
+    return _weigh("micro_batches", each, average, present)
 
 
 @checks.arguments
@@ -158,7 +158,7 @@ def weighted(weights: ArrayLike | jax.Array) -> LocalWork:
     return LocalWork(each != 0, each)
 
 
-def in_samples(
+def to_samples(
     work: LocalWork, batch_size: int | None = None, batch_sizes: Sequence[int] | None = None
 ) -> LocalWork:
     """Returns the same work with `samples` as int32, clipped to the available samples.
@@ -178,7 +178,7 @@ def in_samples(
     return work._replace(samples=jnp.clip(samples, 0, most).astype(jnp.int32))
 
 
-def of_each(work: LocalWork) -> jax.Array:
+def weight_sums(work: LocalWork) -> jax.Array:
     """Returns the sum of the weights of each worker's computed micro-batches, `[N]`."""
     return jnp.sum(jnp.where(work.samples > 0, work.weights, 0), axis=1)
 
@@ -275,8 +275,8 @@ def require_arrays(where: str, work: Any, N: int | None) -> None:
         _require_weights(f"{where} with weights", weights)
 
 
-def _averaged(function: str, samples: Any, average: str, present: Any) -> LocalWork:
-    """Returns the work of the workers that participate, with weights according to `average`.
+def _weigh(function: str, samples: Any, average: str, present: Any) -> LocalWork:
+    """Returns the work of the workers that participate, with the weights that `average` asks for.
 
     Args:
         function: name of the calling function, for messages.

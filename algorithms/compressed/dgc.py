@@ -146,7 +146,7 @@ def _clip(gradients: Gradients, largest: Real) -> Gradients:
     """Scales each worker's gradient down to this norm, leaves `[n, ...]`."""
 
     def clip_worker(gradient):
-        rescaled, power = xla.rescaled(gradient)
+        rescaled, power = xla.rescale(gradient)
         factor = jnp.minimum(power, largest / jnp.sqrt(xla.sqnorm(rescaled)))
         each = jax.tree.map(lambda leaf: factor.astype(leaf.dtype) * leaf, rescaled)
         return workers.narrow(each, gradient)

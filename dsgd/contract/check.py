@@ -96,13 +96,13 @@ def _findings(
     if not described[0].holds:
         return Findings(f"{algorithm.name} on {problem.name}", (*findings, *described))
     steps = min(max(STEPS[0], 2 * period(case)), STEPS[1])
-    twice = _attempt("returns", lambda: _twice(case, key, steps))
+    twice = _attempt("returns", lambda: _run_twice(case, key, steps))
     findings += twice
     if twice[0].holds:
-        several = _everywhere(case, key, steps, _among_seeds)
+        several = _check_devices(case, key, steps, _run_among_seeds)
         seeds = _attempt("seeds", lambda: [_seeds(case, key, steps, several)])
         if not seeds[0].holds:  # the reference for several devices was itself wrong
-            several = _attempt("devices", lambda: _everywhere(case, key, steps, _alone))
+            several = _attempt("devices", lambda: _check_devices(case, key, steps, _run_alone))
         traced = _attempt("64 bits", lambda: [_types(case, key)]) + _attempt(
             "random keys", lambda: [_random_keys(case, key)]
         )
@@ -171,7 +171,7 @@ def _parameters(algorithm: Algorithm) -> Finding:
     return Finding("parameters", True, ", ".join(expected))
 
 
-def _twice(case: Case, key: jax.Array, steps: int) -> list[Finding]:
+def _run_twice(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     """Runs the method, constructs it again and repeats the run.
 
     The first run validates the shapes and types of all return values. The second one corresponds to
@@ -184,7 +184,7 @@ def _twice(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     rebuilt = algorithm._replace(update=partial(algorithm.update))  # a different object
     second = case._replace(algorithm=rebuilt).run(steps=steps, key=key, seeds=2, mesh=1)
     compiled = programs.count_compiled() - before
-    differ = _different(first, second, 0, 0)
+    differ = _list_differences(first, second, 0, 0)
     recompiled = (
         f"constructed again, it lowers to other programs: {compiled} programs compiled"
         if compiled
@@ -201,7 +201,7 @@ def _twice(case: Case, key: jax.Array, steps: int) -> list[Finding]:
     ]
 
 
-def _among_seeds(case: Case, key: jax.Array, steps: int) -> Result:
+def _run_among_seeds(case: Case, key: jax.Array, steps: int) -> Result:
     """Returns the second of two runs with different seeds, on one device."""
     both = case.run(steps=steps, key=key, seeds=2, mesh=1)
     state, params = jax.tree.map(lambda leaf: arrays.fetch(leaf)[1], (both.state, both.params))
@@ -212,14 +212,14 @@ def _among_seeds(case: Case, key: jax.Array, steps: int) -> Result:
     )
 
 
-def _second(key: jax.Array) -> jax.Array:
+def _second_key(key: jax.Array) -> jax.Array:
     """Returns the key of the second run."""
     return jax.random.split(key, 2)[1]
 
 
-def _alone(case: Case, key: jax.Array, steps: int) -> Result:
+def _run_alone(case: Case, key: jax.Array, steps: int) -> Result:
     """Executes the second run alone, on one device."""
-    return case.run(steps=steps, key=_second(key), mesh=1)
+    return case.run(steps=steps, key=_second_key(key), mesh=1)
 
 
 def _seeds(case: Case, key: jax.Array, steps: int, several: list[Finding]) -> Finding:
@@ -231,7 +231,7 @@ def _seeds(case: Case, key: jax.Array, steps: int, several: list[Finding]) -> Fi
     if all(finding.holds for finding in several if finding.what != "bits"):
         differ = ""
     else:
-        differ = _different(_alone(case, key, steps), _among_seeds(case, key, steps))
+        differ = _list_differences(_run_alone(case, key, steps), _run_among_seeds(case, key, steps))
     found = (
         f"a run among several seeds differs from the single run in {differ}"
         if differ
@@ -302,7 +302,7 @@ def _random_keys(case: Case, key: jax.Array) -> Finding:
     return Finding("random keys", True, "random numbers depend on the run's key")
 
 
-def _everywhere(
+def _check_devices(
     case: Case, key: jax.Array, steps: int, one: Callable[[Case, jax.Array, int], Result]
 ) -> list[Finding]:
     """Compares a run on several devices, in this process or a subprocess, with the run `one` on one
@@ -321,9 +321,9 @@ def _everywhere(
     if len(jax.devices()) >= wanted and all(
         D % jax.process_count() == 0 for D in devices_of(case.problem.workers) if D > 1
     ):
-        return on_devices(case, key, steps, one)
+        return check_on_devices(case, key, steps, one)
     try:
-        return subprocess_call.call(wanted, on_devices, case, key, steps, one)
+        return subprocess_call.call(wanted, check_on_devices, case, key, steps, one)
     except subprocess_call.SubprocessError as error:
         return [Finding("devices", None, f"not checked: {error}")]
 
@@ -334,14 +334,14 @@ def devices_of(N: int) -> list[int]:
     return divisors[-2:]
 
 
-def on_devices(
+def check_on_devices(
     case: Case, key: jax.Array, steps: int, one: Callable[[Case, jax.Array, int], Result]
 ) -> list[Finding]:
     """Returns the findings on several devices of this process, or of all processes of a run.
 
     Runs are compared with the run `one` on one device.
     """
-    alone, key = one(case, key, steps), _second(key)
+    alone, key = one(case, key, steps), _second_key(key)
     N, findings = case.problem.workers, list[Finding]()
     several = [D for D in devices_of(N) if D > 1]
     # The clock and the metrics of a run are compared on fewer devices.
@@ -349,11 +349,12 @@ def on_devices(
     for D in several[:1] if brief else several:
         spread = partial(case.run, steps=steps, key=key, mesh=D)
         findings += _attempt(
-            f"{D} devices", lambda D=D, spread=spread: [_as_alone(D, spread(), alone)]
+            f"{D} devices",
+            lambda D=D, spread=spread: [_compare_with_one_device(D, spread(), alone)],
         )
     if brief:
         return findings + _attempt(
-            f"{N} devices", lambda: _each_on_its_own(case, key, steps, alone)
+            f"{N} devices", lambda: _check_one_worker_per_device(case, key, steps, alone)
         )
     if N > DEVICES:
         return [
@@ -369,7 +370,9 @@ def on_devices(
     )
 
 
-def _each_on_its_own(case: Case, key: jax.Array, steps: int, alone: Result) -> list[Finding]:
+def _check_one_worker_per_device(
+    case: Case, key: jax.Array, steps: int, alone: Result
+) -> list[Finding]:
     """Checks one worker per device: the program in which bits are counted runs all rounds, so no
     other program is compiled.
     """
@@ -381,10 +384,13 @@ def _each_on_its_own(case: Case, key: jax.Array, steps: int, alone: Result) -> l
         {"bits": bits},
         programs.call(loop.models, rounds.plan, rounds.state, {}, data),
     )
-    return [_as_alone(N, spread, alone), *_bits(case, rounds)]
+    return [_compare_with_one_device(N, spread, alone), *_bits(case, rounds)]
 
 
-def _as_alone(D: int, spread: Result, alone: Result) -> Finding:
+def _compare_with_one_device(D: int, spread: Result, alone: Result) -> Finding:
+    """Compares a run on D devices, whose `State.server` must be equal on all of them, with the
+    same run on one.
+    """
     server = jax.tree_util.tree_leaves_with_path(spread.state.server)
     unequal = [jax.tree_util.keystr(path) for path, leaf in server if not _equal_everywhere(leaf)]
     if unequal:
@@ -394,7 +400,7 @@ def _as_alone(D: int, spread: Result, alone: Result) -> Finding:
             "g.sum(0)"
         )
         return Finding(f"{D} devices", False, wrong)
-    differ = _different(spread, alone)
+    differ = _list_differences(spread, alone)
     return Finding(
         f"{D} devices",
         not differ,
@@ -506,11 +512,11 @@ def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
         state, bits = program(state, *arguments)
         recorded.append(jax.tree.map(lambda each: counts.to_int(arrays.fetch(each)), bits))
     up, down, exchanges = (np.array(each) for each in zip(*recorded, strict=True))
-    unrecorded = collectives.unrecorded(traced.jaxpr)
+    unrecorded = collectives.find_unrecorded(traced.jaxpr)
     return Rounds(plan, program, unrecorded, state, up, down, exchanges)
 
 
-def _different(
+def _list_differences(
     one: Result, other: Result, relative: float = RELATIVE, absolute: float = ABSOLUTE
 ) -> str:
     """Returns where two results differ by more than the tolerances, as text; "" if nowhere. Bits

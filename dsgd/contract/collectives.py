@@ -19,18 +19,18 @@ _SILENT = {"axis_index", "preduced", "pvary", "reduced_vary_cast_p", "vary_unred
 _OURS = Path(__file__).parents[1]
 
 
-def unrecorded(program: Any) -> list[str]:
+def find_unrecorded(program: Any) -> list[str]:
     """Returns the collectives of an update that are not part of a recorded call, each with its
     source line.
 
     Args:
         program: the jaxpr of a round.
     """
-    return sorted(set(_found(program.jaxpr, in_update=False)))
+    return sorted(set(_find(program.jaxpr, in_update=False)))
 
 
-def _found(jaxpr: Any, in_update: bool, around: tuple[Any, ...] = ()) -> Iterator[str]:
-    """Yields the unrecorded collectives of a jaxpr, as `unrecorded`.
+def _find(jaxpr: Any, in_update: bool, around: tuple[Any, ...] = ()) -> Iterator[str]:
+    """Yields the unrecorded collectives of a jaxpr, each with its source line.
 
     Args:
         jaxpr: the jaxpr.
@@ -47,7 +47,7 @@ def _found(jaxpr: Any, in_update: bool, around: tuple[Any, ...] = ()) -> Iterato
             name, line = equation.primitive.name, next(filter(None, map(place, sources)), "")
             yield f"lax.{_NAMES.get(name, name)} {line}".rstrip()
         for inner in jaxprs_in_params(equation.params):
-            yield from _found(inner, inside, sources)
+            yield from _find(inner, inside, sources)
 
 
 def _sends(equation: Any) -> bool:

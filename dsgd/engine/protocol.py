@@ -172,7 +172,7 @@ def _validate_query(name: str, query: Any, problem: Problem, N: int) -> Asked:
         )
     if given is not None:
         work.need(f"{name}: query returns work", given, N, problem)
-        given = work.in_samples(given, problem.batch_size, problem.sampler.batch_sizes)
+        given = work.to_samples(given, problem.batch_size, problem.sampler.batch_sizes)
         if given.first_batch is not None and exact:
             raise ValueError(
                 f"{name}: query returns work with draws and exact = True; expected draws only for "

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dsgd.base import LocalWork, Params, Problem, PyTree, Query
-from dsgd.work import in_samples
+from dsgd.work import to_samples
 
 
 class Asked(NamedTuple):
@@ -73,7 +73,7 @@ def local_work(asked: AllAsked, problem: Problem, N: int) -> LocalWork | None:
 def whole_batches(problem: Problem, N: int, M: int = 1) -> LocalWork:
     """Returns the local work of M whole batches of every worker."""
     batches = LocalWork(np.ones((N, M), bool), np.full((N, M), 1 / M, jnp.result_type(float)))
-    return in_samples(batches, problem.batch_size, problem.sampler.batch_sizes)
+    return to_samples(batches, problem.batch_size, problem.sampler.batch_sizes)
 
 
 def micro_batches(asked: AllAsked, default: int) -> int:

@@ -44,7 +44,7 @@ class clipped:  # noqa: N801 (users call it like the functions next to it)
             raise ValueError(f"clipped: norm = {self.norm}; expected a finite number > 0")
 
     def __call__(self, gradient: PyTree) -> PyTree:
-        rescaled, power = xla.rescaled(gradient)
+        rescaled, power = xla.rescale(gradient)
         ratio = optax.tree.norm(rescaled) / self.norm
         return jax.tree.map(
             lambda leaf, wide: jnp.where(

@@ -134,7 +134,7 @@ def _groups(rows: bool, x: jax.Array) -> jax.Array:
 
 def _group_norms(penalty: float, rows: bool, params: Params) -> jax.Array:
     def norms_of_leaf(x):
-        groups, powers = jax.vmap(xla.rescaled)(_groups(rows, x))
+        groups, powers = jax.vmap(xla.rescale)(_groups(rows, x))
         return groups.shape[1] ** 0.5 * jnp.sum(powers * optax.safe_norm(groups, 0.0, axis=1))
 
     return penalty * _sum(jax.tree.map(norms_of_leaf, params))
@@ -143,7 +143,7 @@ def _group_norms(penalty: float, rows: bool, params: Params) -> jax.Array:
 def _shrink_groups(penalty: float, rows: bool, params: Params, step: Any) -> Params:
     def shrink_leaf(x):
         groups = _groups(rows, x)
-        rescaled, powers = jax.vmap(xla.rescaled)(groups)
+        rescaled, powers = jax.vmap(xla.rescale)(groups)
         least = step * penalty * groups.shape[1] ** 0.5 / powers
         norm = optax.safe_norm(rescaled, jnp.finfo(rescaled.dtype).tiny, axis=1)
         factors = jnp.maximum(1 - least / norm, 0)[:, None]

@@ -40,7 +40,7 @@ class Checkpoint:
 
     Args:
         folder: created if it does not exist; each run needs its own.
-        about: the fingerprint of the run, by name (`fingerprint.of`).
+        about: the fingerprint of the run, by name (`fingerprint.make`).
         several: whether the run has several processes. All of them then call all members, but only
             process 0 accesses the folder.
 
@@ -58,7 +58,7 @@ class Checkpoint:
         self._several = several
         self._lock = filelock.FileLock(self._folder / _LOCK, timeout=0)
         self._found: dict[str, np.ndarray] | None = None
-        self._exists = bool(self._on_process_zero(self._begin))
+        self._exists = bool(self._call_on_process_zero(self._begin))
         self._written = time.monotonic()
 
     def __enter__(self) -> Checkpoint:
@@ -79,7 +79,7 @@ class Checkpoint:
         if not self._exists:
             return None
         found, self._found = self._found or {}, None
-        stored = json.loads(self._on_process_zero(lambda: json.dumps(list(found))))
+        stored = json.loads(self._call_on_process_zero(lambda: json.dumps(list(found))))
         records = {
             name.removeprefix(_RECORDS): self._broadcast(found.get(name))
             for name in stored
@@ -93,7 +93,7 @@ class Checkpoint:
                 "the same run; pass another folder"
             )
         leaves = [
-            self._placed(name, self._broadcast(found.get(name)), leaf)
+            self._place(name, self._broadcast(found.get(name)), leaf)
             for name, (_, leaf) in zip(names, paths, strict=True)
         ]
         return jax.tree.unflatten(structure, leaves), records
@@ -130,7 +130,7 @@ class Checkpoint:
                 ) from error
             return ""
 
-        self._on_process_zero(write)
+        self._call_on_process_zero(write)
         self._written = time.monotonic()
 
     @property
@@ -138,7 +138,7 @@ class Checkpoint:
         """Whether this process accesses the folder."""
         return not self._several or agreement.process_index() == 0
 
-    def _on_process_zero(self, act: Callable[[], str]) -> str:
+    def _call_on_process_zero(self, act: Callable[[], str]) -> str:
         """Calls `act` in the process that accesses the folder, and returns its result, or raises
         its error, in every process.
         """
@@ -205,7 +205,7 @@ class Checkpoint:
             )
         return found
 
-    def _placed(self, name: str, array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+    def _place(self, name: str, array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
         """Places an array on devices according to `like`, with the same shape and type.
 
         Raises:

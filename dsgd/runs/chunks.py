@@ -47,7 +47,7 @@ def execute(job: RunSpec, folder: str | Path | None) -> Result:
     """
     several = job.plan.mesh.is_multi_process
     with Stop() as stop, agreement.all_or_none(job.name, several):
-        about = fingerprint.agreed(job, kept=folder is not None)
+        about = fingerprint.validate(job, has_checkpoint=folder is not None)
         with nullcontext() if folder is None else Checkpoint(folder, about, several) as checkpoint:
             return _run(job, checkpoint, stop)
 
@@ -56,7 +56,7 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
     """Prepares the devices, runs chunks until the last round or until the run is stopped, and
     collects the result.
     """
-    inputs, last = _placed(job), job.last
+    inputs, last = _place_inputs(job), job.last
     log = Log(
         runs=job.plan.runs, N=job.plan.N, record_every=job.plan.record_every, first=job.before
     )
@@ -95,7 +95,7 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
                 if not log.steps:
                     _warn_if_evaluations_are_slow(job, queue, queue.seconds())
                 log.extend(records, done)
-                pace.finished(count)
+                pace.update(count)
                 bar.update(done, log.last_loss())
                 _check(job, log)
             if not queue.waiting:
@@ -115,7 +115,7 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
         )
     )
     if result is None or agree().stop:
-        raise _interrupted(job, queue, log, checkpoint)
+        raise _interruption(job, queue, log, checkpoint)
     return result
 
 
@@ -128,7 +128,8 @@ class _Inputs(NamedTuple):
     shared: PyTree
 
 
-def _placed(job: RunSpec) -> _Inputs:
+def _place_inputs(job: RunSpec) -> _Inputs:
+    """Copies the problem's arrays, the keys and the hyperparameters to the devices."""
     mesh, problem = job.plan.mesh, job.problem
     everywhere, by_worker = (NamedSharding(mesh, spec) for spec in (P(), P(workers.AXIS)))
     data = arrays.place(pooled.lay_out(arrays.copy_arrays(problem.data), mesh.size), by_worker)
@@ -317,7 +318,7 @@ def _models(job: RunSpec, state: State, inputs: _Inputs) -> PyTree:
     )
 
 
-def _interrupted(
+def _interruption(
     job: RunSpec, queue: _Queue, log: Log, checkpoint: Checkpoint | None
 ) -> Interrupted:
     """Saves a checkpoint and returns the exception to raise.
@@ -371,7 +372,7 @@ class _Pace:
         self.records = 1
         self.at = 0.0
 
-    def finished(self, count: int) -> None:
+    def update(self, count: int) -> None:
         """Updates the pace after a chunk of `count` records was read."""
         now = time.perf_counter()
         wanted = count * _CHUNK_SECONDS / max(now - self.at, 1e-9)

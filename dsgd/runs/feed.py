@@ -89,7 +89,7 @@ class Feed:
         """Skips the batches of the next `rounds` rounds, which were already executed."""
         skipped = sum(1 for _ in itertools.islice(self._batches, rounds))
         if skipped < rounds:
-            raise self._ended(skipped)
+            raise self._end_error(skipped)
         self._taken += rounds
 
     def take(self, rounds: int) -> PyTree:
@@ -122,12 +122,12 @@ class Feed:
         The caller may reuse its arrays for the following batch.
         """
         for given in self._batches:
-            batch = array_likes.tree(f"batches: batch {self._taken + after}", given, _stored)
+            batch = array_likes.tree(f"batches: batch {self._taken + after}", given, _narrow)
             self._check(self._taken + after, batch)
             return batch
-        raise self._ended(after)
+        raise self._end_error(after)
 
-    def _ended(self, after: int) -> ValueError:
+    def _end_error(self, after: int) -> ValueError:
         return ValueError(
             f"batches ended after round {self._taken + after}; expected one for each of the "
             f"{self._rounds} rounds"
@@ -151,7 +151,8 @@ class Feed:
             )
 
 
-def _stored(where: str, leaf: Any) -> np.ndarray:
+def _narrow(where: str, leaf: Any) -> np.ndarray:
+    """Returns a leaf of a batch as numbers of a type of JAX."""
     return array_likes.narrow(where, array_likes.numbers(where, leaf))
 
 

@@ -22,19 +22,19 @@ PROGRAM = "program"
 _TOOLS = {"platform", "jax"}  # they matter only if they lower to a different program
 
 
-def agreed(job: RunSpec, kept: bool) -> dict[str, str]:
+def validate(job: RunSpec, has_checkpoint: bool) -> dict[str, str]:
     """Returns the fingerprint of the run, by name, and validates that it is equal in all processes.
 
     The result is {} if it is not needed: in a single process without a checkpoint.
 
     Args:
-        job, kept: as in `of`.
+        job, has_checkpoint: as in `make`.
 
     Raises:
-        ValueError: if the processes execute different runs; or as in `of`.
+        ValueError: if the processes execute different runs; or as in `make`.
     """
     several = job.plan.mesh.is_multi_process
-    about = of(job, kept) if several or kept else {}
+    about = make(job, has_checkpoint) if several or has_checkpoint else {}
     if several:
         also = {
             "steps": job.steps,
@@ -42,12 +42,12 @@ def agreed(job: RunSpec, kept: bool) -> dict[str, str]:
             "devices": job.plan.mesh.size,
             "capacity": job.plan.capacity,
         }
-        asked = {"checkpoint": kept, "until": job.until is not None}
+        asked = {"checkpoint": has_checkpoint, "until": job.until is not None}
         require_same(about | {name: str(value) for name, value in (also | asked).items()})
     return about
 
 
-def of(job: RunSpec, kept: bool) -> dict[str, str]:
+def make(job: RunSpec, has_checkpoint: bool) -> dict[str, str]:
     """Returns the fingerprint of the run, by name.
 
     It is equal for equal runs, and does not depend on the number of rounds or devices, or on the
@@ -55,7 +55,7 @@ def of(job: RunSpec, kept: bool) -> dict[str, str]:
 
     Args:
         job: the run.
-        kept: whether the run has a checkpoint.
+        has_checkpoint: whether the run has a checkpoint.
 
     Raises:
         ValueError: if a run with a checkpoint has streamed batches without a fingerprint.
@@ -69,9 +69,9 @@ def of(job: RunSpec, kept: bool) -> dict[str, str]:
         "batch_size": str(job.problem.batch_size),
         "data": digest(
             job.problem.evaluation.replicated,
-            _rows_digest(job.problem.data) + of_weights(job.problem),
+            _rows_digest(job.problem.data) + weights_text(job.problem),
         ),
-        "batches": _batches(job, kept),
+        "batches": _batches(job, has_checkpoint),
         "seeds": str(job.keys.shape[0] if plan.runs else None),
         "record_every": str(plan.record_every),
         "train_loss": str(plan.train_loss),
@@ -133,10 +133,10 @@ def _hyperparameters(job: RunSpec) -> dict[str, str]:
     return {f"grid {name}": f"{np.asarray(values).tolist()}" for name, values in job.points.items()}
 
 
-def _batches(job: RunSpec, kept: bool) -> str:
+def _batches(job: RunSpec, has_checkpoint: bool) -> str:
     if job.feed is None:
         return "None"
-    if job.feed.fingerprint is None and not kept:
+    if job.feed.fingerprint is None and not has_checkpoint:
         return "unnamed"
     if job.feed.fingerprint is None:
         raise ValueError(
@@ -159,7 +159,7 @@ def _program(job: RunSpec) -> str:
     return hashlib.sha256((start + advance).encode()).hexdigest()[:16]
 
 
-def of_weights(problem: Problem) -> str:
+def weights_text(problem: Problem) -> str:
     """Returns the workers' weights as text, for `digest`; "" if all are equal."""
     return "" if problem.weights is None else f" weights {list(map(float, problem.weights))}"
 

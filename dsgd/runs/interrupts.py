@@ -39,7 +39,7 @@ def terminable() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    with _handled(stop, signal.SIGTERM):
+    with _handle(stop, signal.SIGTERM):
         yield
 
 
@@ -56,7 +56,7 @@ class Stop:
         self._raises_at_once = False
 
     def __enter__(self) -> Stop:
-        self._handling = _handled(self._note, signal.SIGINT, signal.SIGTERM)
+        self._handling = _handle(self._note, signal.SIGINT, signal.SIGTERM)
         self._handling.__enter__()
         return self
 
@@ -86,7 +86,7 @@ class Stop:
 
 
 @contextmanager
-def _handled(
+def _handle(
     handler: Callable[[int, FrameType | None], None], *signals: signal.Signals
 ) -> Iterator[None]:
     """Installs a handler for some signals within the block, and then restores the previous ones.

@@ -35,13 +35,13 @@ def report(job: RunSpec, history: dict[str, np.ndarray], before: int, run: int) 
         run: index of the run (seed) that diverged.
     """
     named = [
-        *_named(f"{job.problem.name}: data", job.problem.data),
-        *_named(f"{job.problem.name}: replicated", job.problem.evaluation.replicated),
+        *_nonfinite_leaves(f"{job.problem.name}: data", job.problem.data),
+        *_nonfinite_leaves(f"{job.problem.name}: replicated", job.problem.evaluation.replicated),
     ]
     if job.feed and job.feed.not_finite is not None:
         named += [f"batch {job.feed.not_finite} is not finite"]
     if not named and before == 0:
-        named = _at_start(job, run)
+        named = _start_reasons(job, run)
     if not named and before == 1 and not job.start and not job.plan.mesh.is_multi_process:
         named = _first_gradients(job, run)
     if not named and before:
@@ -50,9 +50,8 @@ def report(job: RunSpec, history: dict[str, np.ndarray], before: int, run: int) 
 
 
 def _gradient(history: dict[str, np.ndarray], run: int, at: int) -> list[str]:
-    """Reports a gradient that was not finite at the last record with a finite loss.
-
-    It is reported only if that loss was not much larger than the initial one.
+    """Reports the gradient if it was not finite at record `at`, the last one with a finite loss,
+    and that loss was not much larger than the initial one.
     """
     loss, sqnorm = (
         history[name].reshape(-1, history["loss"].shape[-1])[run]
@@ -70,13 +69,16 @@ def _gradient(history: dict[str, np.ndarray], run: int, at: int) -> list[str]:
     return []
 
 
-def _at_start(job: RunSpec, run: int) -> list[str]:
+def _start_reasons(job: RunSpec, run: int) -> list[str]:
+    """Returns what is not finite at the start; if nothing is, the ranges of the data, the start and
+    the model's outputs.
+    """
     start, where = (
         (job.start, "start: state")
         if job.start
         else (_first_models(job), f"{job.problem.name}: the start")
     )
-    if named := _named(where, start):
+    if named := _nonfinite_leaves(where, start):
         return named
     ranges = _ranges("data", job.problem.data) + ([] if job.start else _ranges("start", start))
     if not job.start and not job.plan.mesh.is_multi_process:
@@ -87,15 +89,16 @@ def _at_start(job: RunSpec, run: int) -> list[str]:
     ]
 
 
-def _named(where: str, tree: PyTree) -> list[str]:
+def _nonfinite_leaves(where: str, tree: PyTree) -> list[str]:
+    """Returns a text for each leaf with an infinite or NaN element."""
     return [
         f"{where}{keystr(path)} is not finite"
         for path, leaf in tree_leaves_with_path(tree)
-        if _bad(leaf)
+        if _is_nonfinite(leaf)
     ]
 
 
-def _bad(leaf: Any) -> bool:
+def _is_nonfinite(leaf: Any) -> bool:
     array = arrays.fetch(leaf)
     return jnp.issubdtype(array.dtype, jnp.inexact) and not bool(jnp.isfinite(array).all())
 

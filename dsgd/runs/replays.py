@@ -144,14 +144,14 @@ def _all_clocks(
     found = probe_at(plan.run, points)
     read, delayed = tape.reader(found.clock_inputs), found.delayed_exchanges
 
-    def of_cluster(numbers):
+    def cluster_clocks(numbers):
         cluster = plan.build(numbers)
         run = plan.run._replace(cluster=cluster, delayed_exchanges=delayed)
 
-        def of_run(key, series, end):
+        def run_clock(key, series, end):
             def one_round(now, step_and_series):
                 i, series = step_and_series
-                after = _ticked(run, key, now, before + i, read(series))
+                after = _tick(run, key, now, before + i, read(series))
                 if end is None:
                     return after, clock.digits(after)
                 return jax.tree.map(lambda a, b: jnp.where(i < end, a, b), after, now), None
@@ -162,14 +162,14 @@ def _all_clocks(
                 return clock.digits(last)
             return jnp.concatenate([clock.digits(start)[None], digits])
 
-        return jax.vmap(of_run, (0, 0, None if ends is None else 0))(keys, series, ends)
+        return jax.vmap(run_clock, (0, 0, None if ends is None else 0))(keys, series, ends)
 
     if not clusters:
-        return of_cluster({})[None]
-    return jax.vmap(of_cluster)(clusters)
+        return cluster_clocks({})[None]
+    return jax.vmap(cluster_clocks)(clusters)
 
 
-def _ticked(
+def _tick(
     plan: Plan, key: jax.Array, now: clock.Clock, step: jax.Array, inputs: tape.ClockInputs
 ) -> clock.Clock:
     """Returns the clock after a round; `key` is that of the run's rounds."""

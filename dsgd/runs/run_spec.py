@@ -98,8 +98,8 @@ class Tape(NamedTuple):
     steps: int
     series: dict[str, np.ndarray]
 
-    def at(self, index: tuple[int, ...]) -> Tape:
-        """Returns the tape of the grid point of a sweep with this index."""
+    def grid_point(self, index: tuple[int, ...]) -> Tape:
+        """Returns the tape of the sweep's grid point with this index."""
         (i,) = np.arange(np.prod(self.shape[:-1])).reshape(self.shape[:-1])[index].ravel()
         points, series = jax.tree.map(lambda each: each[i : i + 1], (self.points, self.series))
         return self._replace(points=points, series=series, shape=self.shape[-1:])

@@ -67,15 +67,13 @@ def restore(state: State, like: Carry, drawn: int = 0) -> Carry:
     checks.require_same("start: state", state, like.state, types=True)
     copies = jax.tree.map(lambda leaf, shape: arrays.put(leaf, shape.sharding), state, like.state)
 
-    def filled(value, part):
+    def fill(value, part):
         return jax.tree.map(
             lambda leaf: arrays.put(np.full(leaf.shape, value, leaf.dtype), leaf.sharding), part
         )
 
-    drawn = filled(drawn, like.drawn)
+    drawn = fill(drawn, like.drawn)
     if not isinstance(like.clock, Clock):
         return Carry(copies, (), drawn)
-    measured = filled(np.nan, like.clock.timings)
-    return Carry(
-        copies, filled(0, like.clock._replace(timings=()))._replace(timings=measured), drawn
-    )
+    measured = fill(np.nan, like.clock.timings)
+    return Carry(copies, fill(0, like.clock._replace(timings=()))._replace(timings=measured), drawn)

@@ -91,8 +91,8 @@ class Sweep(NamedTuple):
         counts = np.isfinite(score) & np.isfinite(loss)
         if not counts.any():
             raise ValueError(
-                f"best: every point of the grid {self._shown()} diverged; expected at least one "
-                "finite result; try smaller step sizes"
+                f"best: every point of the grid {self._grid_text()} diverged; expected at least "
+                "one finite result; try smaller step sizes"
             )
         best = tuple(
             int(i)
@@ -138,7 +138,7 @@ class Sweep(NamedTuple):
         """
         history = self.at(index)
         state, params = jax.tree.map(lambda leaf: leaf[index], (self.state, self.params))
-        tape = self.tape and self.tape.at(index)
+        tape = self.tape and self.tape.grid_point(index)
         return Result(state, history, params, tape)
 
     def _check(self, index: tuple[int, ...]) -> None:
@@ -167,7 +167,7 @@ class Sweep(NamedTuple):
                         stacklevel=4,
                     )
 
-    def _shown(self) -> str:
+    def _grid_text(self) -> str:
         return ", ".join(f"{name} = {values.tolist()}" for name, values in self.grid.items())
 
 
@@ -278,7 +278,7 @@ def sweep(
     def unfold(leaf):
         return leaf.reshape(*shape, *leaf.shape[1:])
 
-    def unfolded(history):
+    def unfold_history(history):
         return {
             name: values if name == "step" else unfold(values) for name, values in history.items()
         }
@@ -286,7 +286,7 @@ def sweep(
     try:
         result = chunks.execute(job, checkpoint)
     except Interrupted as stopped:
-        raise Interrupted(str(stopped), unfolded(stopped.history)) from None
+        raise Interrupted(str(stopped), unfold_history(stopped.history)) from None
     except (TypeError, ValueError) as error:
 
         def trace(build, values):
@@ -299,7 +299,7 @@ def sweep(
     plans.warn_if_silent(job, result.history["bits"])
     return Sweep(
         grid,
-        unfolded(result.history),
+        unfold_history(result.history),
         jax.tree.map(unfold, result.state),
         jax.tree.map(unfold, result.params),
         result.tape and result.tape._replace(shape=(*shape, seeds)),

@@ -13,11 +13,11 @@ which versions that was measured. To measure again, on CPUs:
 | `sum_rows`, `moments` | sums over the rows of an array; sums of the differences of rows from the
 first row, and of their squares |
 | `sum_elements`, `inner`, `sqnorm` | sums over the elements of vectors |
-| `rescaled` | (on all platforms) arrays whose sums of squares do not overflow |
+| `rescale` | (on all platforms) arrays whose sums of squares do not overflow |
 | `largest`, `among_largest`, `ranks` | indices of the k largest elements of a vector; a mask of
 these elements; the order of magnitudes |
 | `materialize` | the same arrays, stored before they are used |
-| `in_place` | a step of large models in the memory of the gradients |
+| `apply_in_place` | a step of large models in the memory of the gradients |
 | `convolve` | convolutions of images |
 
 If the environment variable `DSGD_XLA_WORKAROUNDS` is "off", the plain forms are used on CPUs, too.
@@ -27,8 +27,8 @@ It is read once, when `dsgd` is imported. Importing `dsgd` does not change JAX's
 from dsgd.xla.barriers import materialize
 from dsgd.xla.convolutions import convolve
 from dsgd.xla.selection import among_largest, largest, ranks
-from dsgd.xla.steps import in_place
-from dsgd.xla.sums import inner, moments, rescaled, sqnorm, sum_elements, sum_rows
+from dsgd.xla.steps import apply_in_place
+from dsgd.xla.sums import inner, moments, rescale, sqnorm, sum_elements, sum_rows
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 """The value of XLA_FLAGS that makes a process compute matrix products on one CPU thread."""
@@ -36,14 +36,14 @@ ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 __all__ = [
     "ONE_THREAD",
     "among_largest",
+    "apply_in_place",
     "convolve",
-    "in_place",
     "inner",
     "largest",
     "materialize",
     "moments",
     "ranks",
-    "rescaled",
+    "rescale",
     "sqnorm",
     "sum_elements",
     "sum_rows",

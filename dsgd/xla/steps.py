@@ -25,7 +25,7 @@ from dsgd.xla.forms import choose
 LARGE = 1 << 24  # from this many elements on, memory matters more than the cost of a loop
 
 
-def in_place(step: Callable[[Any, Any], Any], given: PyTree, overwritten: PyTree) -> PyTree:
+def apply_in_place(step: Callable[[Any, Any], Any], given: PyTree, overwritten: PyTree) -> PyTree:
     """Returns `step(given, overwritten)`; on CPUs, large results overwrite the memory of
     `overwritten`.
 
@@ -36,7 +36,7 @@ def in_place(step: Callable[[Any, Any], Any], given: PyTree, overwritten: PyTree
     if sum(leaf.size for leaf in jax.tree.leaves(given)) < LARGE:
         return step(given, overwritten)
 
-    def in_a_loop(given, overwritten):
+    def loop(given, overwritten):
         # The barrier hides from XLA that the loop has one iteration.
         first = lax.optimization_barrier(jnp.int32(0))
         return lax.while_loop(
@@ -45,4 +45,4 @@ def in_place(step: Callable[[Any, Any], Any], given: PyTree, overwritten: PyTree
             (first, overwritten),
         )[1]
 
-    return choose(step, in_a_loop, given, overwritten)
+    return choose(step, loop, given, overwritten)

@@ -175,7 +175,7 @@ def sqnorm(tree: PyTree) -> jax.Array:
     return reduce(jnp.add, (inner(leaf, leaf) for leaf in jax.tree.leaves(tree)))
 
 
-def rescaled(tree: PyTree) -> tuple[PyTree, jax.Array]:
+def rescale(tree: PyTree) -> tuple[PyTree, jax.Array]:
     """Returns the leaves divided by a power of two, in float32 at least, and that power.
 
     The largest magnitude becomes about 1, so that sums of squares do not overflow in half precision

@@ -32,7 +32,7 @@ def test_local_batches_average_samples_or_workers(average):
     )
     assert local.mean() == pytest.approx(expected, rel=1e-6)
     if average == "workers":
-        np.testing.assert_allclose(work.of_each(made), SIZES > 0, rtol=1e-6)
+        np.testing.assert_allclose(work.weight_sums(made), SIZES > 0, rtol=1e-6)
 
 
 def test_micro_batches_average_weighted_ones_or_workers():

@@ -60,7 +60,7 @@ MISTAKES = [
     ),
     Mistake(
         "algorithms/with_local_work.py",
-        "method.query(state, round._replace(work=in_samples(own, *sizes)))",
+        "method.query(state, round._replace(work=to_samples(own, *sizes)))",
         "method.query(state, round)",
         '"tests/algorithms/test_with_local_work.py::test_methods_with_their_own_clock_are_queried_with_the_work"',
     ),

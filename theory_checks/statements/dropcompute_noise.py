@@ -153,7 +153,7 @@ def _noise(keys, threshold):
                 stop=stop,
                 correction=correction,
             )
-            asked = work.in_samples(drop.query(drop.init(jnp.zeros(1), N), round_info).work, None)
+            asked = work.to_samples(drop.query(drop.init(jnp.zeros(1), N), round_info).work, None)
             weights = jnp.where(asked.samples > 0, asked.weights, 0)
             return Noise(jnp.sum(weights * xi), jnp.sum(weights * zeta), jnp.sum(asked.samples > 0))
 
@@ -361,7 +361,7 @@ def _simulate_redrawn(keys, threshold):
             def one(carry, t):
                 state, total = carry
                 round_info = Round(t, N, key, Now(DrawTimes(key, state.server.drawn)))
-                asked = work.in_samples(drop.query(state, round_info).work, None)
+                asked = work.to_samples(drop.query(state, round_info).work, None)
                 assert asked.first_batch is not None
                 xi = DrawTimes(key, asked.first_batch).latencies(round_info, jnp.arange(N)) - 1
                 total = total + jnp.sum(jnp.where(asked.samples > 0, xi, 0))

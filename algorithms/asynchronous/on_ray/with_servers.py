@@ -279,7 +279,7 @@ def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) ->
         "workers": str(problem.workers),
         "batch_size": str(problem.batch_size),
         "data": fingerprint.digest(
-            (problem.data, problem.evaluation.replicated), fingerprint.of_weights(problem)
+            (problem.data, problem.evaluation.replicated), fingerprint.weights_text(problem)
         ),
         "record_every": str(rules.record_every),
         "steps": str(rules.steps),

@@ -143,7 +143,9 @@ def test_mistakes_are_found_and_named(mistake, problem):
 
 def test_a_run_that_differs_in_another_trace_is_found(problem):
     """A Python counter inside a member: a method that is built again differs."""
-    findings = check._twice(check.Case(method(mean=own_draws), problem, None), jax.random.key(0), 2)
+    findings = check._run_twice(
+        check.Case(method(mean=own_draws), problem, None), jax.random.key(0), 2
+    )
     assert {finding.what for finding in findings if finding.holds is False} == {
         "again",
         "compiled once",
@@ -168,7 +170,7 @@ def test_with_too_few_devices_another_process_is_started(problem, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [None])
     findings = subprocess_call.call(
         2,
-        check.on_devices,
+        check.check_on_devices,
         check.Case(
             method(lambda g, round: g.mean(axis=0)),
             problem._replace(data=jax.tree.map(lambda x: x[:2], problem.data)),
@@ -176,14 +178,14 @@ def test_with_too_few_devices_another_process_is_started(problem, monkeypatch):
         ),
         jax.random.key(0),
         2,
-        check._among_seeds,
+        check._run_among_seeds,
     )
     assert [(f.what, f.holds) for f in findings] == [("2 devices", False), ("bits", True)]
 
 
 def test_arguments_that_cannot_be_pickled_are_reported():
     with pytest.raises(subprocess_call.SubprocessError, match="cannot be sent to another process"):
-        subprocess_call.call(2, check.on_devices, threading.Lock())
+        subprocess_call.call(2, check.check_on_devices, threading.Lock())
 
 
 @pytest.mark.long

@@ -89,7 +89,7 @@ def unrecorded_collectives(mean: Callable) -> list[str]:
     spread = jax.shard_map(
         block, mesh=workers.mesh(N), in_specs=P(AXIS), out_specs=P(), check_vma=False
     )
-    return collectives.unrecorded(jax.make_jaxpr(spread)(jnp.zeros((N, D))))
+    return collectives.find_unrecorded(jax.make_jaxpr(spread)(jnp.zeros((N, D))))
 
 
 @pytest.mark.parametrize("kind", RAW)

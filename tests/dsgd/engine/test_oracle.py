@@ -93,7 +93,7 @@ def query_gradients(
     problem: dsgd.Problem, given: LocalWork | None, D: int = 2, **fields: Any
 ) -> Any:
     """Returns gradients; a device has several workers, and only some of them are queried."""
-    samples = given and work.in_samples(given, problem.batch_size)
+    samples = given and work.to_samples(given, problem.batch_size)
 
     def block(params, data):
         query = Asked(params, 0, work=samples, **fields)
@@ -127,7 +127,7 @@ def one_by_one(name: str) -> Any:
         )
 
     gradients = of_worker(np.arange(N), models(problem), problem.data)  # [N, M, samples, ...]
-    samples = np.asarray(work.in_samples(given, problem.batch_size).samples)[:, :, None]
+    samples = np.asarray(work.to_samples(given, problem.batch_size).samples)[:, :, None]
     places = jax.tree.leaves(gradients)[0].shape[2]
     counts = np.arange(places) < samples
     shares = given.weights[:, :, None] * counts / np.maximum(counts.sum(axis=2, keepdims=True), 1)

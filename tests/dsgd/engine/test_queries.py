@@ -132,7 +132,7 @@ def test_losses_are_means_over_each_worker_s_samples():
         assert exact[n] == pytest.approx(numpy_answer(n, np.arange(SIZES[n]))[0], rel=1e-5)
     drawn, _ = gradients(Query((), loss=True))
     some, _ = gradients(
-        Query((), work=work.in_samples(given, B), loss=True), weights=(1.0, 2.0, 4.0, 1.0)
+        Query((), work=work.to_samples(given, B), loss=True), weights=(1.0, 2.0, 4.0, 1.0)
     )
     assert some[2] == 0
     assert some[3] == pytest.approx(drawn[3] / 2, rel=1e-5), "the same three samples, weight 1/2"

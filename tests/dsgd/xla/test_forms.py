@@ -67,7 +67,7 @@ OPERATIONS = {
     "largest": (lambda x: xla.largest(x, 30), whole(1 << 14) % 1001),
     "materialize": (lambda x: jnp.roll(xla.materialize(2 * x), 1) + x, whole(40)),
     "in_place": (
-        lambda *given: xla.in_place(momentum, given[0], given[1:]),
+        lambda *given: xla.apply_in_place(momentum, given[0], given[1:]),
         whole(3, 40),
         whole(3, 40),
         whole(3, 40),
@@ -122,7 +122,7 @@ def test_few_elements_use_the_plain_form():
             xla.moments,
             lambda x: xla.among_largest(x[0], 3),
         )
-        step = lambda x: xla.in_place(momentum, x, (x, x))  # noqa: E731
+        step = lambda x: xla.apply_in_place(momentum, x, (x, x))  # noqa: E731
         return (
             jax.jit(lambda x: [operation(x) for operation in (*operations, step)])
             .lower(whole(4, 1000))
