@@ -35,7 +35,7 @@ FULL = 0.99  # share of the highest rate of updates at which the server is satur
 
 
 @dataclass(frozen=True)
-class Args(commands.Data, commands.Switch, commands.Common):
+class Args(commands.Data, commands.Switch, commands.Tuning):
     """Compares synchronous and asynchronous SGD in seconds."""
 
     workers: commands.Count = 16
@@ -44,14 +44,10 @@ class Args(commands.Data, commands.Switch, commands.Common):
     """Which worker gets which samples: iid, blocks, by-label or dirichlet."""
     batch_size: commands.Count = 16
     """Number of samples of one gradient."""
-    learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-    """Candidate step sizes."""
     rounds: commands.Count = 200
     """Number of rounds of synchronous methods; asynchronous ones make N times as many updates, with
     the same number of gradients.
     """
-    seeds: commands.Count = 3
-    """Independent runs of each method."""
     compute: commands.NotNegative = 0.01
     """Computation time of a gradient, seconds, without an exponentially distributed random part,
     whose mean is a tenth of it.

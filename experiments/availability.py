@@ -32,7 +32,7 @@ SLACK = 1.5  # target: this factor times the highest final loss of any method at
 
 
 @dataclass(frozen=True)
-class Args(commands.Data, commands.Switch, commands.Common):
+class Args(commands.Data, commands.EqualWorkers, commands.Tuning):
     """Compares methods under partial participation and message loss."""
 
     shares: tuple[commands.Share, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)
@@ -43,14 +43,10 @@ class Args(commands.Data, commands.Switch, commands.Common):
     """Which worker gets which samples: iid or by-label."""
     period: commands.Count = 4
     """Number of rounds of an averaging period of local SGD and SCAFFOLD."""
-    learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+    learning_rates: commands.Positives = (0.1, 0.3, 1.0, 3.0, 10.0)
     """Candidate step sizes."""
     steps: commands.Count = 600
     """Number of rounds."""
-    seeds: commands.Count = 3
-    """Independent runs."""
-    compute: commands.SampleSeconds = 1e-4
-    """Computation time of one sample, seconds."""
     delay: commands.NotNegative = 1e-3
     """Mean of an exponentially distributed random delay of each worker's batch, seconds."""
     out: Path = Path("results/availability")

@@ -49,11 +49,9 @@ class Args(commands.Flags):
     """Seconds that a packet takes from one process to another over the links of --shape."""
     period: commands.Positive = 5.0
     """Seconds in which each of several rates is used once."""
-    sizes: Annotated[tuple[commands.Count, ...], commands.increasing(2)] = tuple(
-        4**k for k in range(5, 14)
-    )
+    sizes: Annotated[commands.Counts, commands.increasing(2)] = tuple(4**k for k in range(5, 14))
     """Sizes of the vectors in bytes, increasing, at least two."""
-    widths: Annotated[tuple[commands.Count, ...], commands.increasing(1)] = (
+    widths: Annotated[commands.Counts, commands.increasing(1)] = (
         16,
         128,
         1024,
@@ -75,9 +73,9 @@ class Args(commands.Flags):
     """Width of the network that Kimad trains."""
     ratios: tuple[commands.Share, ...] = (0.01, 0.1, 1.0)
     """Shares of elements that the fixed compressors send, for comparison with Kimad."""
-    round_times: tuple[commands.Positive, ...] = (0.03, 0.06, 0.15)
+    round_times: commands.Positives = (0.03, 0.06, 0.15)
     """Round times of Kimad, seconds; one training run for each."""
-    learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3)
+    learning_rates: commands.Positives = (0.1, 0.3)
     """Candidate step sizes of Kimad and of the fixed ratios."""
     seconds: commands.Positive = 20.0
     """Seconds of each training run over links whose rate changes."""

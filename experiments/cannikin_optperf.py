@@ -46,7 +46,7 @@ class Args(commands.Common):
     """nu of the first bucket's time on the P4000, for prediction errors; by default --noise."""
     totals: commands.Several = 8
     """Total batches of figure 10."""
-    worker_counts: tuple[commands.Count, ...] = (3, 16, 100, 1000, 10_000)
+    worker_counts: commands.Counts = (3, 16, 100, 1000, 10_000)
     """Numbers of nodes for which the overhead is measured."""
     ratios: tuple[commands.Factor, ...] = (1.0, 1.5, 2.0, 3.42, 5.0, 10.0)
     """Ratios of the speeds of the fastest and the slowest node."""

@@ -49,25 +49,19 @@ FAMILIES = {  # folders of `algorithms`, and the line style of each
 
 
 @dataclass(frozen=True)
-class Args(commands.Model, commands.Switch, commands.Common):
+class Args(commands.Model, commands.EqualWorkers, commands.Tuning):
     """Compares distributed methods on one problem."""
 
     methods: tuple[str, ...] = METHODS
     """Methods to compare, as `python -m algorithms` lists them."""
-    learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+    learning_rates: commands.Positives = (0.1, 0.3, 1.0, 3.0, 10.0)
     """Candidate step sizes."""
     steps: commands.Count = 600
     """Number of rounds."""
-    seeds: commands.Count = 3
-    """Independent runs of each method."""
     target: commands.Positive | None = None
     """Target loss; by default the highest final loss of a method that fewer than half of the
     methods reach immediately.
     """
-    compute: commands.SampleSeconds = 1e-4
-    """Computation time of one sample, seconds."""
-    delay: commands.NotNegative = 0.0
-    """Mean of an exponentially distributed random delay of each worker's batch, seconds."""
     out: Path = Path("results/compare")
     """Folder for config.json, history.csv and figure.png."""
 

@@ -68,7 +68,7 @@ UNBIASED, BIASED = plots.COLOURS[:2]
 
 
 @dataclass(frozen=True)
-class Args(commands.Data, commands.Common):
+class Args(commands.Data, commands.Tuning):
     """Compares compressors, with and without error memory."""
 
     models: tuple[Literal["logistic", "mlp"], ...] = ("logistic", "mlp")
@@ -79,13 +79,9 @@ class Args(commands.Data, commands.Common):
     """Which compressors, by name."""
     workers: commands.Several = 8
     """Number of workers, each also the server of one part."""
-    learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-    """Candidate step sizes."""
     steps: commands.Count = 400
     """Number of rounds."""
-    seeds: commands.Count = 3
-    """Independent runs of each."""
-    sizes: tuple[commands.Count, ...] = (2**16, 2**20)
+    sizes: commands.Counts = (2**16, 2**20)
     """Numbers of elements of larger models for which the break-even bandwidth is computed."""
     frontier: tuple[str, ...] = tuple(compression_frontier.COMPRESSORS)
     """Which compressors of the frontier, by name; those of `compressors` are not included."""

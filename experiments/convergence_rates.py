@@ -29,7 +29,6 @@ from experiments.survey.convergence_terms import Budget, Term, list_measures
 from experiments.survey.theorems import MARKERS, METHODS
 
 RESAMPLED = 2_000  # bootstrap samples of an interval
-Counts = tuple[commands.Count, ...]
 
 
 class Panel(NamedTuple):
@@ -70,13 +69,13 @@ PANELS = {
 class Args(commands.Common):
     """Measures the slopes of convergence rates."""
 
-    steps: Annotated[Counts, commands.increasing(4)] = tuple(2**k for k in range(5, 15))
+    steps: Annotated[commands.Counts, commands.increasing(4)] = tuple(2**k for k in range(5, 15))
     """T, increasing; slopes are fitted to the second half."""
     longest_run: commands.Count = 2**12
     """Largest T of runs over seeds."""
-    workers: Annotated[Counts, commands.increasing(2)] = (1, 2, 4, 8)
+    workers: Annotated[commands.Counts, commands.increasing(2)] = (1, 2, 4, 8)
     """N of the speedup, exact; slopes are fitted to all values."""
-    run_workers: Annotated[Counts, commands.increasing(2)] = (4, 16)
+    run_workers: Annotated[commands.Counts, commands.increasing(2)] = (4, 16)
     """N of the speedup, for runs."""
     staleness: Annotated[tuple[commands.Natural, ...], commands.increasing(4)] = (0, 3, 15, 63, 255)
     """tau of asynchronous SGD; the slope is fitted to the second half."""

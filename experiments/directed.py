@@ -32,7 +32,7 @@ FIXED, CHANGING = "fixed", "changing"
 
 
 @dataclass(frozen=True)
-class Args(commands.Common):
+class Args(commands.Tuning):
     """Compares decentralized methods on directed and time-varying graphs."""
 
     workers: commands.Several = 16
@@ -51,14 +51,12 @@ class Args(commands.Common):
     """Root mean square of the workers' gradients at the optimum."""
     noise: commands.NotNegative = 0.0
     """Root mean square of the noise of a gradient."""
-    learning_rates: tuple[commands.Positive, ...] = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+    learning_rates: commands.Positives = (0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
     """Candidate step sizes; the largest curvature is at most 1."""
     steps: commands.Count = 500
     """Number of rounds."""
     target: commands.Positive = 1e-3
     """Squared distance to the optimum; the cost to reach it is tabulated."""
-    seeds: commands.Count = 3
-    """Independent starts."""
     out: Path = Path("results/directed")
     """Folder for config.json, history.csv, figure.png, graphs.png and costs.csv."""
 

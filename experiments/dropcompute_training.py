@@ -91,7 +91,7 @@ class Args(commands.Common):
     """Number of samples that each of them draws."""
     local_steps: commands.Count = 256
     """Number of local steps in figure 12."""
-    periods: tuple[commands.Count, ...] = (1, 2, 4, 8, 16, 32)
+    periods: commands.Counts = (1, 2, 4, 8, 16, 32)
     """H, number of local steps between two averagings."""
     straggling: float = 0.04
     """Probability that a worker waits one second in a local step."""

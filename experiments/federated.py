@@ -51,7 +51,7 @@ class Args(commands.Data, commands.Common):
     """Passes of a client through its samples in a communication round."""
     rounds: commands.Count = 60
     """Number of communication rounds."""
-    learning_rates: tuple[commands.Positive, ...] = (0.2, 0.5, 1.0, 2.0)
+    learning_rates: commands.Positives = (0.2, 0.5, 1.0, 2.0)
     """Candidate step sizes of the clients."""
     seeds: commands.Count = 2
     """Independent runs of each method."""

@@ -72,7 +72,7 @@ SLOPE = "|f'(mean x)|²"
 
 
 @dataclass(frozen=True)
-class Args(commands.Data, commands.Common):
+class Args(commands.Data, commands.Tuning):
     """Compares decentralized methods on heterogeneous data."""
 
     topology: Literal["ring", "chain", "star", "random-regular"] = "ring"
@@ -81,7 +81,7 @@ class Args(commands.Data, commands.Common):
     """
     workers: commands.Count = 16
     """Number of workers."""
-    alphas: tuple[commands.Positive, ...] = (0.05, 0.1, 0.3, 1.0, 10.0, 100.0)
+    alphas: commands.Positives = (0.05, 0.1, 0.3, 1.0, 10.0, 100.0)
     """Concentrations of the Dirichlet partition: small is heterogeneous."""
     batch_size: commands.Count = 16
     """Number of samples that each worker draws in a round; the partition is drawn again until every
@@ -89,8 +89,6 @@ class Args(commands.Data, commands.Common):
     """
     l2: commands.NotNegative = 1e-4
     """Weight of the squared norm with random batches."""
-    learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-    """Candidate step sizes, on random batches."""
     exact_l2: commands.NotNegative = 1e-2
     """Weight of the squared norm with exact gradients; large enough for convergence by the end of
     the run.
@@ -100,9 +98,7 @@ class Args(commands.Data, commands.Common):
     steps: commands.Count = 1_000
     """Number of rounds with random batches."""
     exact_steps: commands.Count = 10_000
-    """Number of rounds with exact gradients."""
-    seeds: commands.Count = 3
-    """Independent runs on random batches."""
+    """Number of rounds of the one run with exact gradients."""
     families: tuple[str, ...] = tuple(graph_methods.FAMILIES)
     """Families of methods on graphs. The methods are compared at the smallest alpha, and their
     properties are tabulated.

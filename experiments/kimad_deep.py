@@ -68,9 +68,9 @@ class Args(commands.Common):
     data_dir: commands.DataDir = None
     workers: commands.Count = 4
     """Number of workers, except in table 2."""
-    worker_counts: tuple[commands.Count, ...] = (2, 4, 8, 16)
+    worker_counts: commands.Counts = (2, 4, 8, 16)
     """Numbers of workers in table 2."""
-    communication_times: tuple[commands.Positive, ...] = (2.0, 1.0, 0.5, 0.2, 0.1)
+    communication_times: commands.Positives = (2.0, 1.0, 0.5, 0.2, 0.1)
     """T_comm, seconds of a message in each direction."""
     shown: float = 1.0
     """The T_comm at which compression errors and accuracies are compared."""

@@ -71,9 +71,9 @@ class Args(commands.Common):
     """Condition number: the largest a_i, which is 1, divided by the smallest."""
     problems: commands.Count = 16
     """Number of problems, with independent spectra, initial points and noise."""
-    learning_rates: tuple[commands.Positive, ...] = quadratics.LEARNING_RATES
+    learning_rates: commands.Positives = quadratics.LEARNING_RATES
     """Candidate step sizes; gradient descent needs less than 2."""
-    round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
+    round_times: commands.Positives = quadratics.ROUND_TIMES
     """Candidate round times of Kimad, seconds."""
     warm_ups: tuple[Literal[0, 1], ...] = (0, 1)
     """Number of uncompressed messages of all methods at the start: 0, methods start from 0; 1, from

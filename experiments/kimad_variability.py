@@ -46,7 +46,7 @@ class Args(commands.Common):
 
     ratios: tuple[commands.Factor, ...] = (1.0, 3.0, 10.0, 30.0)
     """Ratios of the largest and the smallest bandwidth; 1 is a constant bandwidth."""
-    periods: tuple[commands.Positive, ...] = (1.0, 5.0, 50.0, 300.0)
+    periods: commands.Positives = (1.0, 5.0, 50.0, 300.0)
     """Periods of the bandwidth, seconds, at the largest of the ratios."""
     period: commands.Positive = 50.0
     """Period of the bandwidth for all ratios, seconds."""
@@ -66,9 +66,9 @@ class Args(commands.Common):
     """Condition number: the largest a_i, which is 1, divided by the smallest."""
     problems: commands.Count = 16
     """Number of problems, with independent spectra and initial points."""
-    learning_rates: tuple[commands.Positive, ...] = quadratics.LEARNING_RATES
+    learning_rates: commands.Positives = quadratics.LEARNING_RATES
     """Candidate step sizes; gradient descent needs less than 2."""
-    round_times: tuple[commands.Positive, ...] = quadratics.ROUND_TIMES
+    round_times: commands.Positives = quadratics.ROUND_TIMES
     """Candidate round times of Kimad, seconds."""
     out: Path = Path("results/kimad_variability")
     """Folder for config.json, speedups.csv and figure.png."""

@@ -47,7 +47,7 @@ SPEEDUPS = (1.1, 1.5, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Args(commands.Data, commands.Common):
+class Args(commands.Data, commands.Tuning):
     """Maps the fastest method against bandwidth and latency."""
 
     methods: tuple[str, ...] = METHODS
@@ -76,14 +76,12 @@ class Args(commands.Data, commands.Common):
     """Target loss; by default the one that mini-batch SGD reaches in a third of the rounds with the
     first of --participations, or, where it never reaches this, with the panel's.
     """
-    learning_rates: tuple[commands.Positive, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+    learning_rates: commands.Positives = (0.1, 0.3, 1.0, 3.0, 10.0)
     """Candidate step sizes."""
     steps: commands.Count = 480
     """Number of rounds; one gradient each."""
     every: commands.Count = 4
     """Number of rounds between two evaluations of the loss."""
-    seeds: commands.Count = 3
-    """Independent runs of each."""
     out: Path = Path("results/map")
     """Folder for config.json, map.csv and figure.png."""
 

@@ -64,7 +64,7 @@ TOPOLOGIES = {
 
 
 @dataclass(frozen=True)
-class Args(commands.Model, commands.Switch, commands.Common):
+class Args(commands.Model, commands.EqualWorkers, commands.Tuning):
     """Ranks methods and their settings on a cluster."""
 
     problem: Path | None = None
@@ -85,24 +85,18 @@ class Args(commands.Model, commands.Switch, commands.Common):
     """Budget of megabits that a worker sends and receives, instead of a target."""
     methods: tuple[str, ...] | None = None
     """Names of candidates, or of registered methods: dgd; by default all candidates."""
-    periods: tuple[commands.Count, ...] | None = None
+    periods: commands.Counts | None = None
     """Candidate numbers of local steps between two exchanges."""
     compressors: tuple[str, ...] | None = None
     """Compressors that replace those of the candidates, for example sign top_k(0.1)."""
     topologies: tuple[str, ...] | None = None
     """Topologies that replace those of the candidates, for example ring star."""
-    learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-    """Candidate step sizes."""
     steps: commands.Count = 600
     """Largest number of rounds; one gradient of each worker each."""
     seeds: commands.Count = 3
     """Independent runs at all settings; the finalists then make ten times as many others."""
     finalists: commands.Count = 8
     """Number of candidates that run for all rounds, at least."""
-    compute: commands.SampleSeconds = 1e-4
-    """Computation time of one sample, seconds."""
-    delay: commands.NotNegative = 0.0
-    """Mean of an exponentially distributed random delay of each worker's batch, seconds."""
     size: commands.Positive | None = None
     """Number of elements of the model to which all bits are scaled, if the trained one is smaller.
     """

@@ -80,19 +80,19 @@ class Args(commands.Common):
     """P of Streaming DiLoCo."""
     rank: commands.Count = 2
     """Rank of PowerSGD."""
-    learning_rates: tuple[commands.Positive, ...] = (1e-3, 3e-3, 1e-2)
+    learning_rates: commands.Positives = (1e-3, 3e-3, 1e-2)
     """Candidate step sizes of AdamW."""
-    outer_rates: tuple[commands.Positive, ...] = (0.2, 0.4, 0.7, 1.0)
+    outer_rates: commands.Positives = (0.2, 0.4, 0.7, 1.0)
     """Candidate outer step sizes of DiLoCo, Streaming DiLoCo and SparseLoCo."""
-    sign_rates: tuple[commands.Positive, ...] = (1e-3, 3e-3, 1e-2)
+    sign_rates: commands.Positives = (1e-3, 3e-3, 1e-2)
     """Candidate step sizes of DeMo."""
-    powersgd_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3)
+    powersgd_rates: commands.Positives = (0.03, 0.1, 0.3)
     """Candidate step sizes of PowerSGD."""
     compute: commands.Positive = 0.02
     """Seconds of a worker's gradient."""
     latency: commands.NotNegative = 1e-3
     """Seconds of latency of a message."""
-    bandwidths: tuple[commands.Positive, ...] = (1e9, 1e8, 1e7)
+    bandwidths: commands.Positives = (1e9, 1e8, 1e7)
     """Bits per second of the links."""
     target: commands.Positive | None = None
     """Target in bits per byte on held-out text; by default the highest last value of a method."""

@@ -47,7 +47,7 @@ class Args(commands.Data, commands.Switch, commands.Common):
     """M, number of micro-batches of every gradient."""
     batch_size: commands.Count = 4
     """Number of samples of a micro-batch."""
-    learning_rates: tuple[commands.Positive, ...] = (0.1, 0.2, 0.4, 1.6, 6.4, 12.8, 25.6)
+    learning_rates: commands.Positives = (0.1, 0.2, 0.4, 1.6, 6.4, 12.8, 25.6)
     """Candidate step sizes."""
     target: commands.Positive = 0.3
     """Target loss."""

@@ -36,17 +36,15 @@ SLACK = 1.5  # target: this factor times the final loss of the complete graph
 
 
 @dataclass(frozen=True)
-class Args(commands.Data, commands.Switch, commands.Common):
+class Args(commands.Data, commands.Switch, commands.Tuning):
     """Compares topologies under decentralized SGD."""
 
-    workers: tuple[commands.Count, ...] = (16, 64)
+    workers: commands.Counts = (16, 64)
     """Numbers of workers N."""
-    learning_rates: tuple[commands.Positive, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
+    learning_rates: commands.Positives = (0.3, 1.0, 3.0, 10.0, 30.0)
     """Candidate step sizes."""
     steps: commands.Count = 600
     """Number of rounds."""
-    seeds: commands.Count = 3
-    """Independent runs on each graph."""
     compute: commands.SampleSeconds = 1e-4
     """Computation time of one sample, seconds."""
     out: Path = Path("results/topology")

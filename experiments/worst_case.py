@@ -49,11 +49,11 @@ class Args(commands.Common):
     """mu; L = 1."""
     heterogeneity: commands.NotNegative = 1.0
     """varsigma: at the minimizer (left), on average along the path (right)."""
-    rates: Annotated[tuple[commands.Positive, ...], commands.increasing(2)] = tuple(
+    rates: Annotated[commands.Positives, commands.increasing(2)] = tuple(
         np.geomspace(0.02, 1.8, 12).round(4).tolist()
     )
     """Step sizes of the left panel; the best one is searched between the first and the last."""
-    rounds: tuple[commands.Count, ...] = (1, 2, 4, 8)
+    rounds: commands.Counts = (1, 2, 4, 8)
     """T of the right panel."""
     out: Path = Path("results/worst_case")
     """Folder for config.json, steps.csv, rounds.csv, best.csv and figure.png."""

@@ -84,7 +84,7 @@ class Args(commands.Common):
 
     processes: commands.Several = 4
     """N, one worker each."""
-    rates: tuple[commands.Positive, ...] = (4e6, 20e6, 100e6)
+    rates: commands.Positives = (4e6, 20e6, 100e6)
     """Rates of every process's link in both directions, bits per second."""
     latencies: tuple[commands.NotNegative, ...] = (0.0, 0.01)
     """Latencies of the links, seconds, in addition to those of this machine."""
@@ -100,9 +100,9 @@ class Args(commands.Common):
     """The target is the loss that mini-batch SGD reaches in this number of rounds."""
     steps: commands.Several = 160
     """Maximal number of rounds; methods that reach the target in none of them are left out."""
-    learning_rates: tuple[commands.Positive, ...] = (0.03, 0.1, 0.3, 1.0)
+    learning_rates: commands.Positives = (0.03, 0.1, 0.3, 1.0)
     """Candidate step sizes."""
-    sizes: Annotated[tuple[commands.Count, ...], commands.increasing(2)] = (1024, 8192, 65536)
+    sizes: Annotated[commands.Counts, commands.increasing(2)] = (1024, 8192, 65536)
     """Sizes of the vectors of the measured collectives in bytes, increasing, at least two."""
     longest: commands.Positive = 2.0
     """Seconds of a measured run: shorter ones go on after the target. Runs of less than three times

@@ -104,6 +104,7 @@ Count = Annotated[int, Bound("whole numbers, at least 1", lambda number: number 
 Several = Annotated[int, Bound("whole numbers, at least 2", lambda number: number >= 2)]
 Natural = Annotated[int, NOT_NEGATIVE]
 Positive = Annotated[float, ABOVE_ZERO]
+Counts, Positives = tuple[Count, ...], tuple[Positive, ...]
 NotNegative = Annotated[float, NOT_NEGATIVE]
 AT_LEAST_1 = Bound("finite numbers, at least 1", lambda number: 1 <= number < math.inf)
 Factor = Annotated[float, AT_LEAST_1]
@@ -138,6 +139,26 @@ class Switch:
     bandwidth: Positive = 1e8
     """Bits per second of a worker's port."""
     cluster: ClusterFile = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualWorkers(Switch):
+    """Flags of commands with equal workers on a simulated network, see `tuning.make_cluster`."""
+
+    compute: SampleSeconds = 1e-4
+    """Computation time of one sample, seconds."""
+    delay: NotNegative = 0.0
+    """Mean of an exponentially distributed random delay of each worker's batch, seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(Common):
+    """Flags of commands that tune step sizes, see `studies.tune`."""
+
+    learning_rates: Positives = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+    """Candidate step sizes."""
+    seeds: Count = 3
+    """Independent runs at each step size."""
 
 
 @dataclass(frozen=True, kw_only=True)

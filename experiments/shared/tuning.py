@@ -33,11 +33,10 @@ def equal_workers(
 
 
 def make_cluster(args: Any, **more: Any) -> clusters.Cluster:
-    """Returns equal workers on the survey's switch, from the flags `latency`, `bandwidth`,
-    `compute` (seconds of a sample), `batch_size` and `delay`.
+    """Returns equal workers on the survey's switch.
 
     Args:
-        args: the command's arguments.
+        args: with the flags `commands.EqualWorkers` and `batch_size`.
         more: other arguments of `clusters.Cluster`.
     """
     seconds = args.compute * args.batch_size

@@ -91,8 +91,6 @@ def test_missing_files_are_one_line_and_status_2(launch, tmp_path):
 CHECKED = {  # by the commands themselves
     "asynchrony": {"backups", "bound", "slow"},
     "cannikin_processes": {"nice"},
-    "complexity_table": {"epsilons"},
-    "convergence_rates": {"staleness"},
     "dropcompute_processes": {"slow"},
     "dropcompute_training": {"straggling"},
     "kimad_deep": {"shown"},
