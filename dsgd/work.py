@@ -183,7 +183,7 @@ def weight_sums(work: LocalWork) -> jax.Array:
     return jnp.sum(jnp.where(work.samples > 0, work.weights, 0), axis=1)
 
 
-def need(where: str, work: Any, N: int, problem: Problem) -> None:
+def require_work(where: str, work: Any, N: int, problem: Problem) -> None:
     """Raises ValueError if `work` is not valid for N workers on this problem.
 
     Args:

@@ -159,6 +159,7 @@ def _attempt(what: str, look: Callable[[], list[Finding]]) -> list[Finding]:
 
 
 def _parameters(algorithm: Algorithm) -> Finding:
+    """Checks the parameters of the method's members."""
     expected = {"init": ("params", "workers"), "query": ("state", "round"), "model": ("state",)}
     expected["update"] = ("state", "gradients", "round")
     for member, names in expected.items():
@@ -392,7 +393,9 @@ def _compare_with_one_device(D: int, spread: Result, alone: Result) -> Finding:
     same run on one.
     """
     server = jax.tree_util.tree_leaves_with_path(spread.state.server)
-    unequal = [jax.tree_util.keystr(path) for path, leaf in server if not _equal_everywhere(leaf)]
+    unequal = [
+        jax.tree_util.keystr(path) for path, leaf in server if not _is_equal_everywhere(leaf)
+    ]
     if unequal:
         wrong = (
             f"State.server{unequal[0]} differs between devices: a mean over one device's block is "
@@ -410,7 +413,8 @@ def _compare_with_one_device(D: int, spread: Result, alone: Result) -> Finding:
     )
 
 
-def _equal_everywhere(leaf: jax.Array) -> bool:
+def _is_equal_everywhere(leaf: jax.Array) -> bool:
+    """Whether a leaf is equal on all devices."""
     first, *others = (np.asarray(shard.data) for shard in leaf.addressable_shards)
     if (
         not leaf.is_fully_addressable
@@ -492,6 +496,7 @@ def _bits(case: Case, rounds: Rounds) -> list[Finding]:
 
 
 def _rounds(case: Case, key: jax.Array, steps: int) -> Rounds:
+    """Runs rounds with one worker per device."""
     plan = case.plan(case.problem.workers)
 
     def one_round(state, key, data):
@@ -526,6 +531,7 @@ def _list_differences(
 
 
 def _differences(one: Result, other: Result, relative: float, absolute: float) -> Iterator[str]:
+    """Yields the names of the leaves and series in which two results differ."""
     for name, first, second in (
         ("State", one.state, other.state),
         ("params", one.params, other.params),
@@ -533,17 +539,20 @@ def _differences(one: Result, other: Result, relative: float, absolute: float) -
         for (path, leaf), leaf_of_other in zip(
             jax.tree_util.tree_leaves_with_path(first), jax.tree.leaves(second), strict=True
         ):
-            if not _close(leaf, leaf_of_other, relative, absolute):
+            if not _is_close(leaf, leaf_of_other, relative, absolute):
                 yield f"{name}{jax.tree_util.keystr(path)}"
     for name, values in one.history.items():
         exact = name == "bits"
-        if name != "step" and not _close(
+        if name != "step" and not _is_close(
             values, other.history[name], 0 if exact else relative, 0 if exact else absolute
         ):
             yield f"history[{name!r}]"
 
 
-def _close(one: Any, other: Any, relative: float, absolute: float) -> bool:
+def _is_close(one: Any, other: Any, relative: float, absolute: float) -> bool:
+    """Whether two arrays are equal up to the tolerances; `absolute` is multiplied by the largest
+    number, if it is above 1.
+    """
     a, b = (arrays.fetch(x).astype(float) for x in (one, other))
     scale = max(1.0, float(np.max(np.abs(a), initial=0, where=np.isfinite(a))))
     return a.shape == b.shape and np.allclose(

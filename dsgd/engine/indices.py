@@ -39,7 +39,7 @@ def first(numbers: jax.Array) -> jax.Array:
     return numbers[jnp.argmax(~jnp.isnan(numbers))]
 
 
-def earlier(before: jax.Array, now: jax.Array) -> jax.Array:
+def choose_earlier(before: jax.Array, now: jax.Array) -> jax.Array:
     """Returns the number of the earlier round, or, if it is NaN, that of the later round."""
     return jnp.where(jnp.isnan(before), now.astype(before.dtype), before)
 

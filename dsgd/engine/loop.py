@@ -66,8 +66,9 @@ def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
 def _first_clock(plan: Plan) -> Clock | tuple[()]:
     if plan.cluster is None:
         return ()
-    nothing = measurements.nothing(plan.N, plan.timings, plan.cluster) if plan.timings else ()
-    return clock.start(plan.N, nothing, plan.delayed_exchanges)
+    N, M = plan.N, plan.timings
+    timings = measurements.initial_timings(N, M, plan.cluster) if M else ()
+    return clock.start(N, timings, plan.delayed_exchanges)
 
 
 def shapes(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
@@ -186,6 +187,7 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 def _advance_one(
     plan: Plan, method: Method, key, carry: Carry, data, shared, batches, chunk: Chunk
 ):
+    """Returns the results of `advance` for one run, whose method is `method`."""
     key, record_every = run_keys.split(key)[1], plan.record_every
     # Both are evaluated for their shapes first; with an inlined jit they are traced only once.
     run_round, measure = (
@@ -202,7 +204,7 @@ def _advance_one(
         )
         carry, values = run_round(key, carry, data, batch, chunk.done + i)
         first_numbers = {
-            name: indices.earlier(sums[name], values[name])
+            name: indices.choose_earlier(sums[name], values[name])
             for name in values
             if indices.is_kept(name)
         }

@@ -10,7 +10,7 @@ from dsgd.clusters import Cluster
 from dsgd.network import Timing
 
 
-def nothing(N: int, M: int, cluster: Cluster) -> Timings:
+def initial_timings(N: int, M: int, cluster: Cluster) -> Timings:
     """Returns the timings before the first round, all NaN.
 
     Args:

@@ -532,6 +532,9 @@ def _loss_and_slope(
     data: PyTree,
     shared: PyTree,
 ) -> tuple[dict[str, jax.Array], Params | None]:
+    """Returns the scalars and the gradient of `evaluate` without those of a regularizer, from the
+    problem's `evaluate` if it has one.
+    """
     if problem.evaluation.function is not None:
         result = _call_with_weights(
             problem, "evaluate", problem.evaluation.function, params, data, shared

@@ -139,7 +139,7 @@ def _probe_round(plan: Plan, method: Method, state: State, key: jax.Array) -> Pr
     def query(M: int):
         before = ()
         if plan.cluster:
-            before = clock.start(plan.N, measurements.nothing(plan.N, M, plan.cluster))
+            before = clock.start(plan.N, measurements.initial_timings(plan.N, M, plan.cluster))
         this_round = rounds.make_round(plan, key, before, state.step)
         present = rounds.participation_of(plan, this_round)
         if this_round.now or plan.taped:

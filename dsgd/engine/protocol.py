@@ -73,6 +73,7 @@ class Method(NamedTuple):
         return type(query)(*asked) if hasattr(query, "_fields") else tuple(asked)
 
     def _query(self, state: State, round: Round) -> Any:
+        """Calls the method's query; a call that only `update` can make raises ValueError."""
         try:
             return self.algorithm.query(state, round)
         except AttributeError as error:
@@ -171,7 +172,7 @@ def _validate_query(name: str, query: Any, problem: Problem, N: int) -> Asked:
             "k >= 1"
         )
     if given is not None:
-        work.need(f"{name}: query returns work", given, N, problem)
+        work.require_work(f"{name}: query returns work", given, N, problem)
         given = work.to_samples(given, problem.batch_size, problem.sampler.batch_sizes)
         if given.first_batch is not None and exact:
             raise ValueError(

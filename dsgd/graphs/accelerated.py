@@ -62,7 +62,7 @@ class Accelerated(Topology):
             x: a tree of arrays.
         """
 
-        def following(omega, before, change, pull):
+        def step(omega, before, change, pull):
             return omega * (change + self.share * pull) - (omega - 1) * before
 
         before = change = jax.tree.map(lambda x: 0 * x, x)
@@ -70,7 +70,7 @@ class Accelerated(Topology):
             pull = laplacian(jax.tree.map(lambda x, change: x + change, x, change))
             before, change = (
                 change,
-                jax.tree.map(partial(following, omega), before, change, pull),
+                jax.tree.map(partial(step, omega), before, change, pull),
             )
         return change
 

@@ -29,7 +29,7 @@ def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, i
     for first, second in pairs:
         real[first, second] = 1
     degree = max(real.sum(axis=0).max(), real.sum(axis=1).max())
-    regular = real + _filling(degree - real.sum(axis=1), degree - real.sum(axis=0))
+    regular = real + _fill_counts(degree - real.sum(axis=1), degree - real.sum(axis=0))
     groups = []
     for _ in range(degree):
         second = maximum_bipartite_matching(csr_array(regular), perm_type="column")
@@ -40,7 +40,7 @@ def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, i
     return groups
 
 
-def _filling(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+def _fill_counts(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Returns a matrix of counts with these row and column sums, by the north-west corner rule."""
     filling = np.zeros((rows.size, columns.size), int)
     rows, columns = rows.copy(), columns.copy()

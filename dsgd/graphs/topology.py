@@ -339,6 +339,7 @@ def _rounds(name: str, W: Any) -> list[Any]:
 
 
 def _dense(name: str, W: Any) -> np.ndarray:
+    """Returns the matrix as a numpy array of numbers."""
     for attribute, remedy in (
         ("adj", "topologies.from_graph(W)"),
         ("todense", "W.todense()"),

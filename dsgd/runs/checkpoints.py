@@ -162,6 +162,7 @@ class Checkpoint:
         return "" if self._found is None else "found"
 
     def _open(self) -> None:
+        """Creates the folder if it does not exist, and locks it."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
@@ -182,6 +183,7 @@ class Checkpoint:
             partial_file.unlink()
 
     def _read(self) -> dict[str, np.ndarray] | None:
+        """Returns the arrays of the checkpoint of this run; None if there is none."""
         if not self._path.exists():
             return None
         try:

@@ -296,6 +296,7 @@ def _is_enough(job: RunSpec, log: Log, stop: Stop) -> bool:
 
 
 def _tape(job: RunSpec, log: Log) -> Tape | None:
+    """Returns the tape of the run; None if it is not taped."""
     if not job.plan.taped:
         return None
     shape = log.pieces[0]["loss"].shape[:-1]

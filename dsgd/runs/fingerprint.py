@@ -134,6 +134,7 @@ def _hyperparameters(job: RunSpec) -> dict[str, str]:
 
 
 def _batches(job: RunSpec, has_checkpoint: bool) -> str:
+    """Returns the fingerprint of the streamed batches, which a run with a checkpoint requires."""
     if job.feed is None:
         return "None"
     if job.feed.fingerprint is None and not has_checkpoint:

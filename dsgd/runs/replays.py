@@ -233,6 +233,7 @@ def _runs(of: Tape) -> tuple[jax.Array, dict[str, jax.Array]]:
 
 
 def _ends(rounds: ArrayLike, of: Tape) -> jax.Array:
+    """Validates the rounds after which the clocks are read; returns them as int32 `[runs]`."""
     given = np.asarray(rounds)
     fits = np.issubdtype(given.dtype, np.integer) and given.shape in ((), of.shape)
     if not fits or (given < 0).any() or (given > of.steps).any():

@@ -267,7 +267,7 @@ def tick(
 
 def start_clock(*lead: float) -> clock.Clock:
     """Returns the state at 10 s, in which workers had finished the given seconds before."""
-    start = clock.start(N, measurements.nothing(N, M, CLUSTER))
+    start = clock.start(N, measurements.initial_timings(N, M, CLUSTER))
     return start._replace(lead=jnp.asarray(lead or [0.0] * N, jnp.float32), now=jnp.float32(10))
 
 
