@@ -28,8 +28,11 @@ if TYPE_CHECKING:  # communication is built on this module
 PyTree = Any
 Params = PyTree
 Key = Annotated[jax.Array, "one JAX key, such as jax.random.key(0)"]
-Real = Annotated[float | jax.Array, "a number"]  # traced when a sweep varies it
-Period = Annotated[int | jax.Array, "an integer"]  # in rounds; traced when a sweep varies it
+"""A JAX key; old-style keys are converted."""
+Real = Annotated[float | jax.Array, "a number"]
+"""A real number, or a traced value of a sweep."""
+Period = Annotated[int | jax.Array, "an integer"]
+"""A number of rounds, or a traced value of a sweep."""
 Gradients = PyTree  # a pytree like the parameters; every leaf has a leading worker axis [n, ...]
 
 _SAMPLES = 0x73616D70  # folded into a round's key for chosen samples, far from small numbers

@@ -2,7 +2,7 @@
 arguments and states, and functions of rows, vectors, keys and indices.
 """
 
-from dsgd.base import Gradients, Key, Params, Period, PyTree, Real
+from dsgd.base import Ask, Gradients, Init, Key, Params, Period, PyTree, Real, Update
 from dsgd.compressors.low_rank import orthonormal, warm_start
 from dsgd.compressors.scales import clip_to_rms, round_randomly, safe_divide
 from dsgd.compressors.sizes import wide
@@ -13,13 +13,16 @@ from dsgd.engine.randomness import StateKey, is_state_key
 from dsgd.engine.units import scale_rows
 
 __all__ = [
+    "Ask",
     "Gradients",
+    "Init",
     "Key",
     "Params",
     "Period",
     "PyTree",
     "Real",
     "StateKey",
+    "Update",
     "clip_to_rms",
     "first_outside",
     "is_state_key",
