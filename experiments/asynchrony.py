@@ -228,8 +228,8 @@ def measure_saturation(args: Args, bits: int) -> Saturation:
             bits,
             gradients=40,
         )
-        # Average over whole laps, because the updates of a server that is not saturated come in
-        # bursts.
+        # Average over the same number of gradients of each worker, because the updates of a server
+        # that is not saturated come in bursts.
         rows.append(
             (
                 N,

@@ -307,7 +307,7 @@ def lines_by_alpha(
 
 
 def draw_family(found: Outcomes, family: str, axes: Axes) -> None:
-    """Draws what is left of f' against rounds or megabits, in one panel."""
+    """Draws |f'(mean x)|^2 of the methods of a family against rounds or megabits."""
     x = MEGABITS if family in AGAINST_BITS else "rounds"
     names = [name for name in (REFERENCE, *SHOWN[family]) if (family, name) in found]
     lines = studies.lines({name: found[family, name] for name in names}, x, "grad_sqnorm")
@@ -318,7 +318,7 @@ def draw_family(found: Outcomes, family: str, axes: Axes) -> None:
 
 
 def cells(one: Tuned) -> list[str]:
-    """Returns what is left of f', and the megabits."""
+    """Returns |f'(mean x)|^2 at the end, and the megabits."""
     megabits = statistics.COSTS[MEGABITS](one.history)[-1]
     return [f"{one.history['grad_sqnorm'][0, -1]:.2g}", f"{megabits:,.0f}"]
 

@@ -358,6 +358,7 @@ def colour(method: str) -> str:
 
 
 def draw_panel(args: Args, axes: Axes, panel: Panel, colours: list[str]) -> None:
+    """Draws a panel; the colours are those of the methods."""
     first, speedup, undecided = winners(panel.best)
     x, y = axis(args, args.bandwidths) / 1e6, axis(args, args.latencies) * 1e3
     axes.pcolormesh(x, y, first, cmap=ListedColormap(colours), vmin=-0.5, vmax=len(colours) - 0.5)

@@ -155,8 +155,8 @@ def panels(args: Args) -> list[Panel]:
 def asynchronous(args: Args, compute: Sequence[Fraction], end: Fraction) -> Panel:
     """Simulates an asynchronous server for at least the given time."""
     latency, transfer, _ = exact(args)
-    laps = math.ceil(end / (min(compute) + 2 * (latency + transfer)))
-    messages = network.asynchronous_server_messages([[each] * laps for each in compute])
+    gradients = math.ceil(end / (min(compute) + 2 * (latency + transfer)))
+    messages = network.asynchronous_server_messages([[each] * gradients for each in compute])
     passages = network.simulate(messages, latency, transfer, args.convention).passages
     ages = staleness(passages, len(compute), end)
     title = f"asynchronous server: {len(ages)} updates, staleness up to {max(ages, default=0)}"
@@ -234,8 +234,8 @@ def rows(args: Args) -> list[Row]:
 def update_interval(
     N: int, latency: Fraction, transfer: Fraction, convention: network.Convention
 ) -> Fraction:
-    """Returns the mean time between two updates of an asynchronous server, without the first and
-    last laps.
+    """Returns the mean time between two updates of an asynchronous server, from update 3 N to 6 N
+    of 8 N.
     """
     messages = network.asynchronous_server_messages([[0] * 8] * N)
     passages = network.simulate(messages, latency, transfer, convention).passages

@@ -90,14 +90,15 @@ class Curve(NamedTuple):
     Args:
         values: at each step size; NaN if the solver failed because the method diverges.
         best, least: the best step size, and its worst case.
-        theorem, there: the theorem's largest step size, and the worst case there; None without one.
+        theorem, worst_at_theorem: the theorem's largest step size, and the worst case at it; None
+            if there is no theorem.
     """
 
     values: list[float]
     best: float
     least: float
     theorem: float | None
-    there: float | None
+    worst_at_theorem: float | None
 
 
 def main(args: Args) -> None:
@@ -118,7 +119,7 @@ def main(args: Args) -> None:
         ),
         args.out / "steps.csv",
     )
-    along = commands.collect(
+    by_rounds = commands.collect(
         args,
         "rounds",
         args.rounds,
@@ -128,7 +129,9 @@ def main(args: Args) -> None:
         ),
         args.out / "rounds.csv",
     )
-    commands.finish(args, {"figure": draw(args, curves, along)}, {"best": tabulate(args, curves)})
+    commands.finish(
+        args, {"figure": draw(args, curves, by_rounds)}, {"best": tabulate(args, curves)}
+    )
 
 
 def curve(args: Args, method: Method) -> Curve:
@@ -202,12 +205,16 @@ def tabulate(args: Args, curves: dict[str, Curve]) -> Table:
         f"{args.heterogeneity:g}.\ntheorem's: the largest step size of its theorem.",
     )
     for name, one in curves.items():
-        theorem = ("", "") if one.theorem is None else (f"{one.theorem:.4f}", f"{one.there:.4f}")
+        theorem = (
+            ("", "")
+            if one.theorem is None
+            else (f"{one.theorem:.4f}", f"{one.worst_at_theorem:.4f}")
+        )
         table.add_row(name, f"{one.best:.4f}", f"{one.least:.4f}", *theorem)
     return table
 
 
-def draw(args: Args, curves: dict[str, Curve], along: dict[int, tuple[float, float]]) -> Figure:
+def draw(args: Args, curves: dict[str, Curve], by_rounds: dict[int, tuple[float, float]]) -> Figure:
     """Draws worst cases against step sizes and rounds."""
     sheet, (left, right) = plots.figure(2, width=5.2, height=4.0, sharey=False)
     for (name, one), colour in zip(curves.items(), plots.COLOURS, strict=False):
@@ -223,7 +230,7 @@ def draw(args: Args, curves: dict[str, Curve], along: dict[int, tuple[float, flo
         ylabel=f"worst |x - x*|², T = {args.steps}",
     )
     left.legend(frameon=False)
-    T, (worst, bound) = list(along), zip(*along.values(), strict=True)
+    T, (worst, bound) = list(by_rounds), zip(*by_rounds.values(), strict=True)
     right.plot(T, worst, marker="o", label="worst case")
     right.plot(T, bound, marker="o", linestyle="--", label="Theorem 5.2.11")
     right.set(

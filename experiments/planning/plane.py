@@ -38,9 +38,8 @@ class Chosen(NamedTuple):
         candidate: the method.
         settings: the step size and the other swept hyperparameters, by name.
         result: the taped runs, `[seeds]`.
-        rounds: those of each seed until the workers have a model with a loss of at most the target,
-            `[seeds]`: the first exchange after the first evaluation with such a loss, since the
-            model is the mean of the workers' models.
+        rounds: number of rounds to the target, `[seeds]`. The loss is that of the mean of the
+            workers' models, which they have after the next exchange: rounds are counted up to it.
         participation: as in `Runs`.
     """
 
@@ -75,8 +74,8 @@ def train(
             the method; None: all.
 
     Returns:
-        One result. If workers are drawn, one for each period, which is a property of the cluster;
-        none if the method requires all workers.
+        One result; if workers are drawn, one for each period of the method, for which they stay the
+        same. No result if the method requires all workers.
     """
     setting = training.Setting(
         problem,
@@ -158,6 +157,7 @@ def seconds(
 def _place(
     cluster: Callable[..., clusters.Cluster], participation: Mapping[str, Any], **numbers: Any
 ) -> clusters.Cluster:
+    """Returns the cluster with these numbers, in which workers participate as in the runs."""
     return dataclasses.replace(cluster(**numbers), **participation)
 
 

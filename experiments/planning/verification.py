@@ -178,12 +178,12 @@ class Round(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The run of a method.
+    """A measured run of a method.
 
     Args:
-        seconds: of `times` as many rounds as to the target, without the first round.
-        times: how many times as long the run is.
-        loss: at the target.
+        seconds: those of the run, without its first round.
+        times: its number of rounds, relative to that to the target.
+        loss: after the rounds to the target.
     """
 
     seconds: float
@@ -385,8 +385,8 @@ def measure(
 def _time_runs(
     args: Args, method: dsgd.Algorithm, problem: dsgd.Problem, mesh: Mesh, rounds: int
 ) -> Measured:
-    """Measures a run of `rounds` rounds, or of a multiple of them if that is short, minus a run of
-    one round, which also starts and evaluates the model twice.
+    """Measures a run of `rounds` rounds, or of a multiple of them if that is short. The seconds of
+    a run of one round are subtracted: a start, and two evaluations of the model.
     """
     key = jax.random.split(jax.random.key(args.seed), args.seeds)[0]
 

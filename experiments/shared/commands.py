@@ -104,7 +104,8 @@ Count = Annotated[int, Bound("whole numbers, at least 1", lambda number: number 
 Several = Annotated[int, Bound("whole numbers, at least 2", lambda number: number >= 2)]
 Natural = Annotated[int, NOT_NEGATIVE]
 Positive = Annotated[float, ABOVE_ZERO]
-Counts, Positives = tuple[Count, ...], tuple[Positive, ...]
+Counts = tuple[Count, ...]
+Positives = tuple[Positive, ...]
 NotNegative = Annotated[float, NOT_NEGATIVE]
 AT_LEAST_1 = Bound("finite numbers, at least 1", lambda number: 1 <= number < math.inf)
 Factor = Annotated[float, AT_LEAST_1]

@@ -245,8 +245,8 @@ def cells(name: str, costs: Costs) -> list[str]:
 
 
 def _condition(name: str) -> str:
-    """Returns the weakest condition on W that suffices; if the facts state none, whether columns
-    that sum to 1 do is tried.
+    """Returns the condition on W among the method's needs. If they contain none: "columns" if the
+    method accepts a W of which only the columns sum to 1, else "doubly".
     """
     for need, words in KINDS.items():
         if need in facts_of(name).needs:

@@ -71,6 +71,7 @@ class Collective(NamedTuple):
 
 
 def _shift(x: jax.Array) -> jax.Array:
+    """Sends x to the next worker on a ring."""
     D = lax.axis_size(workers.AXIS)
     return lax.ppermute(x, workers.AXIS, [(i, (i + 1) % D) for i in range(D)])
 
@@ -232,8 +233,8 @@ def measure_collectives(
         longest: maximal seconds for the repeats of one collective at one size. If three repeats
             would take longer, this size and all larger ones are skipped, except for the first two
             sizes.
-        per_call: number of collectives that one call of a program executes; the call takes time
-            besides them, which the rounds of a run do not take.
+        per_call: number of collectives that one call of a program executes; to start a call takes
+            time, which the rounds of a run do not spend.
     """
     mesh = nodes.mesh("calibrate", jax.process_count())
     return {
@@ -250,6 +251,7 @@ def _measure_collective(
     longest: float,
     per_call: int,
 ) -> dict[float, np.ndarray]:
+    """Returns the seconds of every repeat of one collective, by bytes of the vector."""
     N, own = mesh.size, P(workers.AXIS)
 
     def again(_, x):

@@ -47,6 +47,7 @@ def tabulate_collectives(result: Calibration, where: str) -> Table:
 
 
 def _format_line(line: Line) -> tuple[str, str]:
+    """Formats the latency in microseconds and the bandwidth in Mbit/s, with their intervals."""
     return _format_estimate(line.alpha.times(1e6)), _format_estimate(line.beta.inverse(BITS / 1e6))
 
 

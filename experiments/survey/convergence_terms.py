@@ -119,6 +119,7 @@ def list_measures(budget: Budget) -> list[Measure]:
 
 
 def _list_quiet() -> list[Method]:
+    """Returns all methods on a problem without gradient noise."""
     quiet = make_bowl(WORKERS, 0.0)
     return [
         theorems.gradient_descent(quiet),
@@ -141,6 +142,7 @@ SPEEDUPS: tuple[Callable[[Problem], Method], ...] = (
 
 
 def _list_noisy() -> list[Method]:
+    """Returns the methods whose rate has the term 1 / sqrt(T), with large gradient noise."""
     noisy = make_bowl(WORKERS, LARGE_NOISE)
     shared = [build(noisy) for build in SPEEDUPS]
     return [theorems.sgd(noisy), *shared, theorems.asynchronous_sgd(noisy, STALENESS)]

@@ -319,4 +319,5 @@ def _make_dithering(spacing: float) -> Compressor:
 
 
 def _dither(key: jax.Array, d: int) -> jax.Array:
+    """Draws the dither, which sender and receiver know: uniform between -1/2 and 1/2."""
     return jax.random.uniform(key, (d,), minval=-0.5, maxval=0.5)
