@@ -46,7 +46,7 @@ STARTS = ("from 0", "from f'(x_0)")
 
 
 @dataclass(frozen=True)
-class Args(commands.Common):
+class Args(quadratics.Flags):
     """Compares Kimad with EF21 on a quadratic."""
 
     extremely_small: tuple[float, float] = (0.1, 3.0)
@@ -59,22 +59,8 @@ class Args(commands.Common):
     """The same in figure 5: between small and high."""
     high: tuple[float, float] = (270.0, 330.0)
     """The same in figure 6: high, with small oscillations."""
-    period: commands.Positive = 50.0
-    """Period of the bandwidth, seconds."""
     noise: commands.NotNegative = 0.1
     """Standard deviation of the bandwidth's logarithm, drawn in every round."""
-    compute: commands.Positive = 1.0
-    """Computation time of a gradient, seconds."""
-    seconds: commands.Positive = 300.0
-    """Simulated seconds of every run."""
-    condition: commands.Factor = 100.0
-    """Condition number: the largest a_i, which is 1, divided by the smallest."""
-    problems: commands.Count = 16
-    """Number of problems, with independent spectra, initial points and noise."""
-    learning_rates: commands.Positives = quadratics.LEARNING_RATES
-    """Candidate step sizes; gradient descent needs less than 2."""
-    round_times: commands.Positives = quadratics.ROUND_TIMES
-    """Candidate round times of Kimad, seconds."""
     warm_ups: tuple[Literal[0, 1], ...] = (0, 1)
     """Number of uncompressed messages of all methods at the start: 0, methods start from 0; 1, from
     the gradient.

@@ -41,15 +41,13 @@ TRACE = "trace"
 
 
 @dataclass(frozen=True)
-class Args(commands.Common):
+class Args(quadratics.Flags):
     """Measures when adapting to the bandwidth pays."""
 
     ratios: tuple[commands.Factor, ...] = (1.0, 3.0, 10.0, 30.0)
-    """Ratios of the largest and the smallest bandwidth; 1 is a constant bandwidth."""
+    """Ratios of the largest and the smallest bandwidth, with --period; 1: it is constant."""
     periods: commands.Positives = (1.0, 5.0, 50.0, 300.0)
     """Periods of the bandwidth, seconds, at the largest of the ratios."""
-    period: commands.Positive = 50.0
-    """Period of the bandwidth for all ratios, seconds."""
     mean: commands.Positive = 5.0
     """Mean number of elements (32 bits; the vector has 30) that the link carries per second."""
     trace: Path | None = None
@@ -58,18 +56,6 @@ class Args(commands.Common):
     """
     interval: commands.Positive = 1.0
     """Seconds between two values of the trace."""
-    compute: commands.Positive = 1.0
-    """Computation time of a gradient, seconds."""
-    seconds: commands.Positive = 300.0
-    """Simulated seconds of every run."""
-    condition: commands.Factor = 100.0
-    """Condition number: the largest a_i, which is 1, divided by the smallest."""
-    problems: commands.Count = 16
-    """Number of problems, with independent spectra and initial points."""
-    learning_rates: commands.Positives = quadratics.LEARNING_RATES
-    """Candidate step sizes; gradient descent needs less than 2."""
-    round_times: commands.Positives = quadratics.ROUND_TIMES
-    """Candidate round times of Kimad, seconds."""
     out: Path = Path("results/kimad_variability")
     """Folder for config.json, speedups.csv and figure.png."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,36 +19,68 @@ import algorithms
 import dsgd
 from algorithms import kimad
 from dsgd import clusters, compressors, plots, problems
-from experiments.shared import resuming, statistics, tuning
+from experiments.shared import commands, resuming, statistics, tuning
 
 DIMENSION = 30  # as in section 4.1 of Kimad
 ELEMENT = 32  # bits of a float32
 TIMES = 200  # number of times at which losses are compared
 FREE = clusters.constant(1e15)  # bits per second of the downlink, whose time is neglected
-LEARNING_RATES = (0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 1.55, 1.7, 1.85, 1.95)
-# seconds
-ROUND_TIMES = (
-    1.02,
-    1.03,
-    1.05,
-    1.07,
-    1.1,
-    1.15,
-    1.25,
-    1.4,
-    1.6,
-    1.8,
-    2.0,
-    2.5,
-    3.0,
-    4.0,
-    5.0,
-    7.0,
-    10.0,
-    15.0,
-    23.0,
-)
 NEGLIGIBLE = 1.05  # smaller speedups are neglected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(commands.Common):
+    """Flags of the commands on quadratics."""
+
+    period: commands.Positive = 50.0
+    """Period of the bandwidth, seconds."""
+    compute: commands.Positive = 1.0
+    """Computation time of a gradient, seconds."""
+    seconds: commands.Positive = 300.0
+    """Simulated seconds of every run."""
+    condition: commands.Factor = 100.0
+    """Condition number: the largest a_i, which is 1, divided by the smallest."""
+    problems: commands.Count = 16
+    """Number of problems, with independent spectra, initial points and random numbers."""
+    learning_rates: commands.Positives = (
+        0.125,
+        0.18,
+        0.25,
+        0.35,
+        0.5,
+        0.7,
+        0.85,
+        1.0,
+        1.2,
+        1.4,
+        1.55,
+        1.7,
+        1.85,
+        1.95,
+    )
+    """Candidate step sizes; gradient descent needs less than 2."""
+    round_times: commands.Positives = (
+        1.02,
+        1.03,
+        1.05,
+        1.07,
+        1.1,
+        1.15,
+        1.25,
+        1.4,
+        1.6,
+        1.8,
+        2.0,
+        2.5,
+        3.0,
+        4.0,
+        5.0,
+        7.0,
+        10.0,
+        15.0,
+        23.0,
+    )
+    """Candidate round times of Kimad, seconds."""
 
 
 def quadratics(number: int, condition: float, seed: int) -> list[dsgd.Problem]:
