@@ -182,7 +182,7 @@ def test_a_rate_that_could_not_be_changed_in_time_is_reported(monkeypatch):
             failed.set()
             raise ValueError("shaped links: tc took more than 30 s")
 
-    monkeypatch.setattr(links, "_called", call)
+    monkeypatch.setattr(links, "_call", call)
     with subprocess.Popen(["true"]) as nobody:
         ends = [(nobody, "eth0")]
     with (
