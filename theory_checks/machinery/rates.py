@@ -7,12 +7,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 from dsgd import checks
 from theory_checks.machinery import ranges
 
-P = ParamSpec("P")
 _MOST = 10**300  # within the range of float64
 
 
@@ -137,8 +136,8 @@ class Terms(NamedTuple):
 
 
 def step_size_and_rate(
-    where: str, terms: Callable[P, Terms], time: str = "steps"
-) -> tuple[Callable[..., float], Callable[P, Rate]]:
+    where: str, terms: Callable[..., Terms], time: str = "steps"
+) -> tuple[Callable[..., float], Callable[..., Rate]]:
     """Returns the functions `step_size` and `rate` of a theorem.
 
     Args:
@@ -152,10 +151,10 @@ def step_size_and_rate(
 
     def step_size(**given: Any) -> float:
         T = given.pop(time)
-        return terms(**given).step_size(T)  # type: ignore[call-arg]
+        return terms(**given).step_size(T)
 
     def rate(**given: Any) -> Rate:
-        return terms(**given).rate()  # type: ignore[call-arg]
+        return terms(**given).rate()
 
     found = []
     for function, parameters, returned in (

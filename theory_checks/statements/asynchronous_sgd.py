@@ -22,7 +22,7 @@ mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import jax
@@ -34,7 +34,7 @@ import algorithms
 from algorithms import delays
 from dsgd.base import Algorithm, Problem
 from theory_checks.machinery import instances, moments, ranges, runs
-from theory_checks.machinery.rates import Terms, step_size_and_rate
+from theory_checks.machinery.rates import Rate, Terms, step_size_and_rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 from theory_checks.statements.sgd import total_noise
 
@@ -73,6 +73,8 @@ def terms(*, gap: float, smoothness: float, noise: float, staleness: int) -> Ter
     return Terms(2 * gap, 2 * smoothness * (staleness + 1), 2 * smoothness * noise**2)
 
 
+step_size: Callable[..., float]
+rate: Callable[..., Rate]
 step_size, rate = step_size_and_rate("asynchronous_sgd", terms)
 
 

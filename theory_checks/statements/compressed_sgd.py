@@ -34,6 +34,7 @@ $$ r = \frac{\omega K}{N}, \qquad c^2 = \frac{\omega K \varsigma^2 + (1 + \omega
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -44,7 +45,7 @@ import algorithms
 from dsgd import communication, compressors
 from dsgd.base import Compressor, Problem
 from theory_checks.machinery import instances, moments, ranges, runs
-from theory_checks.machinery.rates import Terms, step_size_and_rate
+from theory_checks.machinery.rates import Rate, Terms, step_size_and_rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 
 Via = Literal["server", "ring"]
@@ -147,6 +148,8 @@ def terms(*, gap: float, smoothness: float, effect: Effect) -> Terms:
     return Terms(2 * gap, inverse, smoothness * effect.variance, share=0)
 
 
+step_size: Callable[..., float]
+rate: Callable[..., Rate]
 step_size, rate = step_size_and_rate("compressed_sgd", terms)
 
 

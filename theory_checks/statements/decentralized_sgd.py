@@ -58,7 +58,7 @@ from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 from dsgd.problems.quadratic import Quadratic
 from theory_checks.machinery import instances, moments, ranges, runs
-from theory_checks.machinery.rates import Terms, step_size_and_rate
+from theory_checks.machinery.rates import Rate, Terms, step_size_and_rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 
 
@@ -113,6 +113,8 @@ def terms_of_mean(
     return Terms(2 * gap, smoothness * slowdown, smoothness * noise**2 / workers, drift)
 
 
+step_size: Callable[..., float]
+rate: Callable[..., Rate]
 step_size, rate = step_size_and_rate("decentralized_sgd", terms)
 
 

@@ -38,7 +38,7 @@ import algorithms
 from dsgd.base import Algorithm, Compressor, Problem
 from dsgd.compressors.sizes import fixed_size
 from theory_checks.machinery import instances, moments, ranges, runs
-from theory_checks.machinery.rates import Terms, step_size_and_rate
+from theory_checks.machinery.rates import Rate, Terms, step_size_and_rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 
 
@@ -70,6 +70,8 @@ def terms(
     return Terms(2 * gap, 2 * smoothness, noisy, drift, share=0.5, factor=2)
 
 
+step_size: Callable[..., float]
+rate: Callable[..., Rate]
 step_size, rate = step_size_and_rate("error_compensated_sgd", terms)
 
 

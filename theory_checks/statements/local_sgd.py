@@ -55,7 +55,7 @@ from dsgd.base import Algorithm, Problem
 from dsgd.graphs.topology import Topology
 from dsgd.problems.quadratic import Quadratic
 from theory_checks.machinery import instances, moments, paths, ranges
-from theory_checks.machinery.rates import Terms, step_size_and_rate
+from theory_checks.machinery.rates import Rate, Terms, step_size_and_rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement, need
 from theory_checks.statements.decentralized_sgd import (
     LONG,
@@ -184,6 +184,8 @@ def terms(
     return terms_of_mean(gap, smoothness, noise, workers, 1 + 2 * memory.steady, drift)
 
 
+step_size: Callable[..., float]
+rate: Callable[..., Rate]
 step_size, rate = step_size_and_rate("local_sgd", terms)
 
 

@@ -9,14 +9,14 @@ data: heterogeneity does not contribute to the noise here. The rest is as in `th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import instances, ranges, runs
-from theory_checks.machinery.rates import Terms, step_size_and_rate
+from theory_checks.machinery.rates import Rate, Terms, step_size_and_rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 from theory_checks.statements import sgd
 
@@ -70,6 +70,8 @@ def terms(
     return sgd.terms(gap=gap, smoothness=smoothness, noise=math.sqrt(total))
 
 
+step_size: Callable[..., float]
+rate: Callable[..., Rate]
 step_size, rate = step_size_and_rate("minibatch_sgd", terms)
 
 

@@ -17,12 +17,13 @@ that $\sigma^2$ may be their average along the path.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import algorithms
 from dsgd.base import Problem
 from theory_checks.machinery import instances, ranges, runs
-from theory_checks.machinery.rates import Terms, step_size_and_rate
+from theory_checks.machinery.rates import Rate, Terms, step_size_and_rate
 from theory_checks.machinery.statement import Condition, Draws, Method, Outcome, Statement
 
 
@@ -45,6 +46,8 @@ def terms(*, gap: float, smoothness: float, noise: float) -> Terms:
     return Terms(2 * gap, smoothness, smoothness * noise**2, share=0)
 
 
+step_size: Callable[..., float]
+rate: Callable[..., Rate]
 step_size, rate = step_size_and_rate("sgd", terms)
 
 
