@@ -171,19 +171,19 @@ def main(args: Args) -> None:
             **alpha,
             yscale="linear",
             ylabel="loss f(mean x)",
-            title=f"{batches}\nlast tenth of {args.steps:,} rounds",
+            title=f"random batches, l2 = {args.l2:g}\nlast tenth of {args.steps:,} rounds",
         ),
         figures.curves(
             lines_by_alpha(slopes, alphas),
             **alpha,
             ylabel=SLOPE,
-            title=f"{settings}\nafter {args.exact_steps:,} rounds",
+            title=f"exact gradients, {l2}\nafter {args.exact_steps:,} rounds",
         ),
         figures.curves(
             studies.lines(course, "rounds", "grad_sqnorm"),
             xlabel="rounds",
             ylabel=SLOPE,
-            title=f"{settings}\nalpha = {worst}",
+            title=f"exact gradients, {l2}\nalpha = {worst}",
         ),
     ]
     heading = (
