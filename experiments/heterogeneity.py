@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.table import Table
 
 import dsgd
@@ -136,8 +137,7 @@ def main(args: Args) -> None:
     shown = [family for family in args.families if family in SHOWN]
     exact = {(name, label): make_case(name, label, rate) for name, label in keys}
     for family in shown:
-        # Momentum multiplies the step by 1 / (1 - beta).
-        smaller = rate * (1 - graph_methods.MOMENTUM) if family == "momentum" else rate
+        smaller = momentum_rate(rate) if family == "momentum" else rate
         exact[family, REFERENCE] = make_case(REFERENCE, worst, rate, family in SAMPLED)
         for name in SHOWN[family]:
             exact[family, name] = make_case(name, worst, smaller, family in SAMPLED)
@@ -147,20 +147,54 @@ def main(args: Args) -> None:
     }
     found_exact = studies.run(args, "exact gradients", exact, "exact.csv")
     found = studies.run(args, "random batches", cases)
+    what = f"{args.data} on {graph.name}"
+    sheet, tabulated = show_alphas(args, what, graph.name, found, found_exact, alphas)
+    sheets = {"figure": sheet}
+    if shown:
+        families = show_families(args, f"{what}, alpha = {worst}", found_exact, shown)
+        sheets["families"], tabulated["families"] = families
+    if args.families:
+        tabulated["methods"] = graph_methods.tabulate(args.families, args.progress)
+    commands.finish(args, sheets, tabulated)
+
+
+def momentum_rate(rate: float) -> float:
+    """Returns the step size of methods with momentum, which multiplies it by 1 / (1 - beta)."""
+    return rate * (1 - graph_methods.MOMENTUM)
+
+
+def show_alphas(
+    args: Args,
+    what: str,
+    graph: str,
+    found: Outcomes,
+    found_exact: Outcomes,
+    alphas: dict[str, float],
+) -> tuple[Figure, dict[str, Table]]:
+    """Draws and tabulates what the methods reach at each alpha.
+
+    Args:
+        args: the command's.
+        what: beginning of the titles of the tables.
+        graph: name of the graph.
+        found, found_exact: with random batches, and with exact gradients.
+        alphas: by their labels, the smallest first.
+    """
+    worst, l2 = next(iter(alphas)), f"l2 = {args.exact_l2:g}"
     losses = {key: dsgd.history.tail_mean(one.history["loss"]) for key, one in found.items()}
     slopes = {key: one.history["grad_sqnorm"][:, -1] for key, one in found_exact.items()}
-    what, l2 = f"{args.data} on {graph.name}", f"l2 = {args.exact_l2:g}"
-    batches = f"random batches, best step size, l2 = {args.l2:g}"
-    settings = f"exact gradients, step size {rate:g}, {l2}"
     tabulated = {
         "losses": tabulate(
             f"{what}:\nloss over the last tenth of {args.steps:,} rounds",
-            f"{batches}, {statistics.runs(args.seeds)}",
+            f"random batches, best step size, l2 = {args.l2:g}, {statistics.runs(args.seeds)}",
             losses,
             alphas,
         ),
         "slopes": tabulate(
-            f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds", settings, slopes, alphas
+            f"{what}:\n|f'(mean x)|^2 after {args.exact_steps:,} rounds",
+            f"exact gradients, step size {args.exact_learning_rate:g}, {l2}",
+            slopes,
+            alphas,
         ),
     }
     alpha: dict[str, Any] = {"xscale": "log", "xlabel": "Dirichlet alpha (left: heterogeneous)"}
@@ -187,38 +221,50 @@ def main(args: Args) -> None:
         ),
     ]
     heading = (
-        f"{args.data}, {args.workers} workers, {graph.name}; "
+        f"{args.data}, {args.workers} workers, {graph}; "
         f"{statistics.errors('bands on the left', args.seeds)}, on one partition, which leaves "
         f"every worker {args.batch_size} samples"
     )
-    sheets = {"figure": figures.sheet(panels, 3, heading, height=3.6, sharey=False)}
-    if shown:
-        of_momentum = f"({rate * (1 - graph_methods.MOMENTUM):.3g} with momentum)"
-        settings = f"exact gradients, step size {rate:g} {of_momentum}, {l2}"
-        sheets["families"] = figures.sheet(
-            [partial(draw_family, found_exact, family) for family in shown],
-            2,
-            f"{what}, alpha = {worst}; {settings}",
-            height=2.9,
-            legend_columns=None,
-            sharey=True,
-        )
-        table = tables.table(
-            f"{what}, alpha = {worst}:\nafter {args.exact_steps:,} rounds",
-            ("method", "|f'(mean x)|^2", "Mbit"),
-            f"{settings}.\nMbit: sent and received per worker. variance reduction: random "
-            f"batches of {args.batch_size} samples.",
-        )
-        for family in shown:
-            table.add_section()
-            table.add_row(family, "", "")
-            again = (REFERENCE,) if family == shown[0] or family in SAMPLED else ()
-            rows = {name: found_exact.get((family, name)) for name in (*again, *SHOWN[family])}
-            studies.fill(table, rows, cells)
-        tabulated["families"] = table
-    if args.families:
-        tabulated["methods"] = graph_methods.tabulate(args.families, args.progress)
-    commands.finish(args, sheets, tabulated)
+    return figures.sheet(panels, 3, heading, height=3.6, sharey=False), tabulated
+
+
+def show_families(
+    args: Args, what: str, found: Outcomes, families: list[str]
+) -> tuple[Figure, Table]:
+    """Draws and tabulates the methods of each family at the smallest alpha.
+
+    Args:
+        args: the command's.
+        what: beginning of the titles.
+        found: with exact gradients.
+        families: of `SHOWN`.
+    """
+    rate = args.exact_learning_rate
+    settings = (
+        f"exact gradients, step size {rate:g} ({momentum_rate(rate):.3g} with momentum), "
+        f"l2 = {args.exact_l2:g}"
+    )
+    sheet = figures.sheet(
+        [partial(draw_family, found, family) for family in families],
+        2,
+        f"{what}; {settings}",
+        height=2.9,
+        legend_columns=None,
+        sharey=True,
+    )
+    table = tables.table(
+        f"{what}:\nafter {args.exact_steps:,} rounds",
+        ("method", "|f'(mean x)|^2", "Mbit"),
+        f"{settings}.\nMbit: sent and received per worker. variance reduction: random "
+        f"batches of {args.batch_size} samples.",
+    )
+    for family in families:
+        table.add_section()
+        table.add_row(family, "", "")
+        again = (REFERENCE,) if family == families[0] or family in SAMPLED else ()
+        rows = {name: found.get((family, name)) for name in (*again, *SHOWN[family])}
+        studies.fill(table, rows, cells)
+    return sheet, table
 
 
 def make_builder(name: str, W: dsgd.Topology, problem: dsgd.Problem) -> studies.Build:

@@ -20,7 +20,7 @@ class Accelerating(NamedTuple):
 
     Args:
         params: x, its model.
-        x_f: the extrapolate model.
+        x_f: the extrapolated model.
         correction: y, the dual variable.
         lost: the rounding error of y (see `algorithms.decentralized.exact_diffusion.Corrected`).
     """

@@ -159,8 +159,7 @@ def _period(setting: Setting, candidate: Candidate, rate: float, values: Point) 
 @contextmanager
 def _name_errors(candidate: Candidate, what: str = "") -> Iterator[None]:
     """Converts errors of the block, also those of the user's functions, to ValueErrors that begin
-    with the candidate. Errors of files and processes,
-    and warnings, keep their type.
+    with the candidate. Errors of files and processes, and warnings, keep their type.
     """
     where = f"plan: candidate {candidate}{what}"
     try:

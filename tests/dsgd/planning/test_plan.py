@@ -25,13 +25,13 @@ CLUSTER = clusters.Cluster(
 )
 PROBLEM = problems.random_quadratic(N, 64, noise=0.02)
 SIGN = compressors.sign
+NEEDS_ALL = Candidate("EC-SGD", algorithms.error_compensated_sgd, (SIGN, SIGN))
 CANDIDATES = (
     Candidate("mini-batch SGD", algorithms.minibatch_sgd),
     Candidate("local SGD", algorithms.local_sgd, ("H",), {"H": (2, 7)}),
     Candidate("asynchronous SGD", algorithms.asynchronous_sgd, updates=True),
-    Candidate("EC-SGD", algorithms.error_compensated_sgd, (SIGN, SIGN)),
+    NEEDS_ALL,
 )
-NEEDS_ALL = CANDIDATES[3]
 
 
 def make_plan(candidates=CANDIDATES, cluster=CLUSTER, **options) -> dsgd.Plan:
