@@ -164,3 +164,26 @@ def test_a_call_in_a_hidden_branch_is_refused_by_name(where):
     refused = rf"mine: round.{call} is called inside .*use round.when\(condition, send, x\)"
     with pytest.raises(ValueError, match=refused):
         unrecorded_collectives(HIDDEN[where])
+
+
+RECORDING = {  # calls that record without an exchange of their own
+    "when": lambda round, g: round.every(2, round.average, g),
+    "joint": lambda round, g: round.joint().__enter__(),
+    "delayed": lambda round, g: round.delayed(1).__enter__(),
+    "computed": lambda round, g: round.computed(jnp.ones(N)),
+    "log": lambda round, g: round.log(size=g[0, 0]),
+    "refuse_if": lambda round, g: round.refuse_if(g[0, 0] > 1e9, "too large"),
+}
+
+
+@pytest.mark.parametrize("call", RECORDING)
+def test_every_call_that_records_knows_that_it_is_hidden(call):
+    def record(g, round):
+        RECORDING[call](round, g)
+        return g[0]
+
+    def hidden(g, round):
+        return lax.cond(round.step > 2, lambda g: record(g, round), lambda g: g[0], g)
+
+    with pytest.raises(ValueError, match=rf"mine: round.{call} is called inside jax.lax.cond"):
+        unrecorded_collectives(hidden)
