@@ -72,7 +72,7 @@ def expected_effect(
         std: sigma, seconds, above 0.
         micro_batches: M.
         workers: N, an integer or an array.
-        thresholds: tau, seconds, a number or an array whose shape broadcasts with that of N; at
+        thresholds: tau, seconds, a number or an array that broadcasts with N; at
             least $M \mu / 2$ (assumption C.3), below which the model is not accurate. Infinity
             drops nothing.
         communication: T^c, seconds, at least 0.

@@ -226,7 +226,7 @@ def flatten(tree: PyTree, layer_wise: bool) -> PyTree:
 
 
 def unflatten(vectors: PyTree, like: PyTree, layer_wise: bool) -> PyTree:
-    """Reshapes vectors `[..., d]` to the tree from whose leaves `[n, ...]` `flatten` made them.
+    """Reshapes vectors `[..., d]` to the tree with leaves `[n, ...]`: the inverse of `flatten`.
 
     Args:
         vectors: leaves `[..., d]`, with any axes in place of the workers' axis.

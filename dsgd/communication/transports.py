@@ -54,7 +54,7 @@ def all_reduce(pattern: AllReduce, N: int) -> Transport:
     r"""Returns the transport of an all-reduce of uncompressed rows. On a ring each worker sends
     $2 \frac{N-1}{N} d$ elements on average.
 
-    Padding is not counted: the program has one collective over d elements, whose pieces differ in
+    Padding is not counted: the program has one collective over d elements, in pieces that differ in
     length if N does not divide d. (Messages through servers are padded, and their padding counts.)
     If workers are absent, the all-reduce is among the workers that participate.
 

@@ -81,7 +81,7 @@ def start(N: int, timings: Timings | tuple[()] = (), delayed_exchanges: int = 0)
     Args:
         N: number of workers.
         timings: timings before the first round; () if they are not carried.
-        delayed_exchanges: number of exchanges whose messages are delayed.
+        delayed_exchanges: number of exchanges with delayed messages.
     """
     zero, E, pending = jnp.zeros((), jnp.float32), delayed_exchanges, ()
     if E:

@@ -187,7 +187,7 @@ def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[S
 def _advance_one(
     plan: Plan, method: Method, key, carry: Carry, data, shared, batches, chunk: Chunk
 ):
-    """Returns the results of `advance` for one run, whose method is `method`."""
+    """Returns the results of `advance` for one run of `method`."""
     key, record_every = run_keys.split(key)[1], plan.record_every
     # Both are evaluated for their shapes first; with an inlined jit they are traced only once.
     run_round, measure = (

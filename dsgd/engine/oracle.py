@@ -217,7 +217,7 @@ class _Block:
 
     Args:
         function: (params, batch) -> the result for one worker.
-        oracle: the round's oracle, in whose data a pool is flat.
+        oracle: the round's oracle; a pool in its data is flat.
         query, key: as in `Oracle.gradients`.
         ids: ids of the workers.
         places: rows of the workers in the block; None: they are the whole block.

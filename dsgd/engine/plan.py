@@ -66,11 +66,11 @@ class Plan(NamedTuple):
         cluster: cluster on which the run is simulated; None: the run has no clock.
         train_loss: whether records include the loss on the drawn batches.
         evaluate_every: records between evaluations of the problem.
-        timings: number of micro-batches of a round whose timings are carried, for a method that
+        timings: number of micro-batches of a round, if their timings are carried for a method that
             reads them; 0: it does not.
         weighs: whether the method's means are weighted by the workers' weights; otherwise gradients
             are multiplied by them.
-        delayed_exchanges: number of exchanges whose messages are delayed, which the clock carries.
+        delayed_exchanges: number of exchanges with delayed messages, which the clock carries.
         taped: whether the records include the tape, from which `dsgd.replay` computes seconds.
     """
 

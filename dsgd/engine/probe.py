@@ -58,7 +58,7 @@ class Probe(NamedTuple):
 
     @property
     def delayed_exchanges(self) -> int:
-        """Number of exchanges whose messages are delayed."""
+        """Number of exchanges with delayed messages."""
         return sum(not sending.waits for sending in self.sendings)
 
     @property
@@ -99,7 +99,7 @@ def _probe(given: sameness.Key) -> Probe:
 
 
 def probe_at(plan: Plan, points: dict[str, jax.Array]) -> Probe:
-    """Returns the properties of the plan's method, whose hyperparameters are traced.
+    """Returns the properties of the plan's method, with traced hyperparameters.
 
     Args:
         plan: plan of the run.

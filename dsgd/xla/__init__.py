@@ -13,7 +13,7 @@ which versions that was measured. To measure again, on CPUs:
 | `sum_rows`, `moments` | sums over the rows of an array; sums of the differences of rows from the
 first row, and of their squares |
 | `sum_elements`, `inner`, `sqnorm` | sums over the elements of vectors |
-| `rescale` | (on all platforms) arrays whose sums of squares do not overflow |
+| `rescale` | (on all platforms) arrays with sums of squares that do not overflow |
 | `largest`, `among_largest`, `ranks` | indices of the k largest elements of a vector; a mask of
 these elements; the order of magnitudes |
 | `materialize` | the same arrays, stored before they are used |

@@ -25,13 +25,13 @@ SHARE = 0.5  # last part of a run on which step sizes are compared
 
 
 class Case(NamedTuple):
-    """A method whose step size is tuned.
+    """A method; its step size is tuned.
 
     Args:
         build: (learning_rate, and the other names of `grid`) -> method.
         problem: the problem; its workers are distributed over as many devices as divide their
             number.
-        cluster: cluster whose clock is recorded in the history.
+        cluster: the cluster; its clock is recorded in the history.
         steps, seeds: numbers of rounds and of independent runs; None: those of the flags.
         records: approximate number of records of a run; each evaluates the full objective.
         share: the last part of the run, over which losses are averaged.

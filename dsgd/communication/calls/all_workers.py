@@ -26,7 +26,7 @@ class AllWorkerCalls(Sender):
         r"""Returns the mean over all workers, $\frac1N \sum_n x_n$: leaves `[n, ...]` become
         `[...]`.
 
-        The mean is over the workers that participate and whose messages arrive; it is 0 if there
+        The mean is over the workers that participate, if their messages arrive; it is 0 if there
         are none.
 
         Args:
@@ -102,7 +102,7 @@ class AllWorkerCalls(Sender):
                 previous message.
 
         Returns:
-            The rows; with a compressor, a `Delivery` whose `received` has the rows.
+            The rows; with a compressor, a `Delivery` with the rows in `received`.
         """
         transport = transports.to_all(self.workers)
         if compressor is None:
@@ -124,7 +124,7 @@ class AllWorkerCalls(Sender):
             last: as in `all_gather`.
 
         Returns:
-            A `Delivery` whose `received` has leaves `[...]`.
+            A `Delivery`; `received` has leaves `[...]`.
         """
         delivery = self.all_gather(tree, compressor, last)
         self.record.weighs = True

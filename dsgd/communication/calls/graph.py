@@ -64,7 +64,7 @@ class GraphCalls(Sender):
         Args:
             tree: leaves `[n, ...]`.
             weights: push-sum weights w, `[n]`.
-            topology: W, whose columns sum to 1.
+            topology: W, with columns that sum to 1.
         """
         with self._gossip("push_sum", (tree, weights), topology, _divides_by_zero) as turn:
             return workers.mix((tree, weights), topology, turn, keep_sums=True)

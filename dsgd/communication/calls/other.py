@@ -123,7 +123,7 @@ class OtherCalls(Sender):
     def sent(
         self, up: jax.Array, down: jax.Array, pattern: Carrying, *, simulated: bool = False
     ) -> None:
-        """Records an exchange whose bits the method computes itself.
+        """Records an exchange; the method computes its bits itself.
 
         Args:
             up, down: bits that each worker sends and receives, uint32 `[n, 4]`, counts of

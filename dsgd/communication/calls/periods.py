@@ -66,7 +66,7 @@ class PeriodCalls(Sender):
 
     @contextmanager
     def joint(self) -> Iterator[None]:
-        """Context whose calls are one exchange: its messages carry the data of all calls.
+        """Context of calls that are one exchange: its messages carry the data of all calls.
 
         Raises:
             ValueError: if the calls have different communication patterns.
@@ -77,7 +77,7 @@ class PeriodCalls(Sender):
 
     @contextmanager
     def delayed(self, rounds: Period) -> Iterator[None]:
-        """Context whose messages the method uses only `rounds` rounds later. On the clock of a
+        """Context of messages that the method uses only `rounds` rounds later. On the clock of a
         cluster the workers go on in the meantime, and wait for the messages in that later round,
         after they have computed its gradient.
 
@@ -139,7 +139,7 @@ class PeriodCalls(Sender):
 
 def _common_multiple(outer: Period, period: Period) -> Period:
     """Returns the number of rounds between exchanges of `every` nested in another `every` of period
-    `outer`, or in `when`, whose period is 0.
+    `outer`, or in `when`, which has the period 0.
     """
     if not isinstance(outer, Tracer) and outer <= 1:
         return period

@@ -39,7 +39,7 @@ class ServerCalls(Sender):
             via: `network.multi_server` or another `network.NServers`.
 
         Returns:
-            A `Delivery` whose `received` has leaves `[n, part]`.
+            A `Delivery`; `received` has leaves `[n, part]`.
 
         Raises:
             ValueError: if `via` is another pattern.
@@ -59,7 +59,7 @@ class ServerCalls(Sender):
             last: as in `all_gather`.
 
         Returns:
-            A `Delivery` whose `received` has leaves `[N, part]`.
+            A `Delivery`; `received` has leaves `[N, part]`.
 
         Raises:
             ValueError: if no `to_servers` of this round is left to reply to.
