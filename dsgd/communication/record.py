@@ -197,7 +197,7 @@ class Record:
         Args:
             call, transport, size: as in `Sending`.
             sent: its bits.
-            reply_key: random key of the reply; None: nobody replies.
+            reply_key: random key of the reply; None: there is no reply.
         """
         frame = self.frame
         if reply_key is not None:
