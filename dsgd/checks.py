@@ -22,7 +22,7 @@ import numpy.typing
 from jax.core import Tracer
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from dsgd import array_likes, modes
+from dsgd import array_likes, modes, spelling
 from dsgd.base import Evaluation, Key, Loss, Parameters, PyTree, Sampler
 
 F = TypeVar("F", bound=Callable)
@@ -197,7 +197,8 @@ def arguments(function: F, *, members: bool = True) -> F:
     annotations.
 
     An argument of another type raises a ValueError that names the function, the argument, and what
-    was expected. Ranges, and missing or unknown arguments, are left to the function. Traced values
+    was expected; an unknown one a TypeError with the most similar name. Ranges and missing
+    arguments are left to the function. Traced values
     are accepted as numbers and arrays. If the function needs the value of one, the error names the
     argument. `Annotated[T, "a pair"]` replaces the description in the message.
     `Annotated[Callable[[A, B], C], "(x, y)"]` describes the arguments with which a function is
@@ -228,7 +229,9 @@ def arguments(function: F, *, members: bool = True) -> F:
 
 
 def _validate(function: Any, name: str, members: bool) -> Any:
-    order = tuple(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    order = tuple(parameters)
+    any_keyword = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     _VALIDATED.add(name.rpartition(".")[2])
 
     @functools.cache
@@ -247,6 +250,10 @@ def _validate(function: Any, name: str, members: bool) -> Any:
 
     @functools.wraps(function)
     def validating(*args: Any, **kwargs: Any) -> Any:
+        if not any_keyword and (unknown := next((key for key in kwargs if key not in order), "")):
+            known = [argument for argument in order if argument != "self"]
+            end = spelling.suggest(unknown, known) or f"; expected {', '.join(known)}"
+            raise TypeError(f"{name}: unexpected keyword argument {unknown!r}{end}")
         requirements = needs()
         given = {**dict(zip(order, args, strict=False)), **kwargs}
 
