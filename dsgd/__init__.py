@@ -29,7 +29,6 @@ from dsgd.base import (
     Problem,
     Query,
     Regularizer,
-    Result,
     Round,
     Sampler,
     State,
@@ -51,6 +50,7 @@ from dsgd.runs.feed import Batches
 from dsgd.runs.history import Diverged
 from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.replays import replay
+from dsgd.runs.results import Result
 from dsgd.runs.sweeps import Sweep, sweep
 
 __version__ = "0.3.0"

@@ -662,21 +662,3 @@ class Problem(NamedTuple):
     def max_local_samples(self) -> int | None:
         """The largest number of samples of any worker, or None."""
         return max(self.local_samples) if self.local_samples else None
-
-
-class Result(NamedTuple):
-    """Result of a run.
-
-    Args:
-        state: the last state. Leaves are `[seeds?, ...]`, those of `state.workers`
-            `[seeds?, N, ...]`.
-        history: numpy arrays by name, `[seeds?, records]`, except `step`, `[records]`, and series
-            with one number per worker, `[seeds?, records, N]`.
-        params: the final model, with leaves `[seeds?, ...]`.
-        tape: what `dsgd.replay` reads; None, unless the run was `taped`.
-    """
-
-    state: State
-    history: dict[str, np.ndarray]
-    params: PyTree
-    tape: Any = None

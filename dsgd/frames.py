@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from dsgd import checks, records
-from dsgd.base import Result
 from dsgd.runs.history import History
+from dsgd.runs.results import Result
 from dsgd.runs.sweeps import Sweep
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import causes, checks, modes, workers
-from dsgd.base import Algorithm, Key, Problem, Result, State
+from dsgd.base import Algorithm, Key, Problem, State
 from dsgd.clusters import Cluster
 from dsgd.contract import collectives
 from dsgd.engine import loop, pooled, programs, protocol, randomness, run_keys
@@ -23,6 +23,7 @@ from dsgd.engine.probe import Probe, probe
 from dsgd.findings import Finding, Findings
 from dsgd.machines import agreement, arrays, subprocess_call
 from dsgd.runs import driver, plans
+from dsgd.runs.results import Result
 from dsgd.wire import counts
 
 STEPS = 6, 24  # minimum and maximum number of rounds of one run

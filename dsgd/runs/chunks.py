@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dsgd import checks, workers
-from dsgd.base import PyTree, Result, State
+from dsgd.base import PyTree, State
 from dsgd.engine import indices, loop, pooled, programs, protocol
 from dsgd.engine.plan import Carry, Chunk, Records
 from dsgd.engine.probe import probe
@@ -29,6 +29,7 @@ from dsgd.runs.checkpoints import Checkpoint
 from dsgd.runs.history import Log
 from dsgd.runs.interrupts import Interrupted, Stop
 from dsgd.runs.progress import Progress
+from dsgd.runs.results import Result
 from dsgd.runs.run_spec import RunSpec, Tape
 
 _CHUNK_SECONDS = 0.5  # target duration of a chunk; the loss is validated after each

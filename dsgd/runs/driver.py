@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from dsgd import checks, modes
-from dsgd.base import Algorithm, Key, Pattern, Problem, PyTree, Result, State
+from dsgd.base import Algorithm, Key, Pattern, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, pooled, programs, protocol
 from dsgd.engine.probe import probe
@@ -20,6 +20,7 @@ from dsgd.runs import chunks, plans, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
 from dsgd.runs.plans import ConstantFactory
+from dsgd.runs.results import Result
 from dsgd.runs.run_spec import RunSpec
 
 
@@ -179,7 +180,7 @@ def run(
     plans.warn_if_drawn_again(job)
     result = chunks.execute(job, checkpoint)
     plans.warn_if_silent(job, result.history["bits"])
-    return result
+    return result._replace(settings=job.settings(key))
 
 
 @checks.arguments

@@ -14,13 +14,13 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from dsgd import causes, checks, modes
-from dsgd.base import Result
 from dsgd.clusters import Cluster
 from dsgd.engine import clock, programs, queries, rounds, run_keys, tape
 from dsgd.engine.plan import Plan
 from dsgd.engine.probe import probe_at
 from dsgd.runs import traced
 from dsgd.runs.plans import ConstantFactory
+from dsgd.runs.results import Result
 from dsgd.runs.run_spec import Tape
 from dsgd.runs.sweeps import FromPoint, Sweep, all_points, examples, grid_values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd.base import Algorithm, Problem, State
+import dsgd
+from dsgd.base import Algorithm, Key, Problem, State
 from dsgd.engine import loop
 from dsgd.engine.plan import Chunk, Plan
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
+from dsgd.runs.results import Settings
 
 
 class RunSpec(NamedTuple):
@@ -71,6 +74,35 @@ class RunSpec(NamedTuple):
             self.problem.evaluation.replicated,
             batches,
             chunk,
+        )
+
+    def settings(self, key: Key) -> Settings:
+        """Returns the settings of the run and the versions.
+
+        Args:
+            key: the user's key.
+        """
+        plan = self.plan
+        return Settings(
+            method=self.name,
+            problem=repr(self.problem),
+            workers=plan.N,
+            steps=self.steps,
+            seeds=self.keys.shape[0] if plan.runs else None,
+            key=np.asarray(jax.random.key_data(key)).tolist(),
+            record_every=plan.record_every,
+            evaluate_every=plan.evaluate_every,
+            train_loss=plan.train_loss,
+            taped=plan.taped,
+            cluster=plan.cluster and plan.cluster.name,
+            batches=self.feed and (self.feed.fingerprint or "without a fingerprint"),
+            start=self.before,
+            devices=plan.mesh.size,
+            platform=plan.mesh.devices.flat[0].platform,
+            float64=jnp.result_type(float) == np.float64,
+            dsgd=dsgd.__version__,
+            jax=jax.__version__,
+            python=platform.python_version(),
         )
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dsgd import array_likes, causes, checks, modes, sameness
-from dsgd.base import Algorithm, Key, Params, Problem, PyTree, Result, State
+from dsgd.base import Algorithm, Key, Params, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.engine import loop
 from dsgd.machines import arrays, forks
@@ -23,6 +23,7 @@ from dsgd.runs import chunks, plans, traced
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History, evaluated_records, tail_mean
 from dsgd.runs.interrupts import Interrupted
+from dsgd.runs.results import Result, Settings
 from dsgd.runs.run_spec import RunSpec
 
 
@@ -37,7 +38,7 @@ class Sweep(NamedTuple):
             (`[grid ..., seeds, records, N]` for series with one number per worker).
         state: the last states, with leaves `[grid ..., seeds, ...]`.
         params: the final models, with leaves `[grid ..., seeds, ...]`.
-        tape: as in `Result`.
+        tape, settings: as in `Result`.
     """
 
     grid: dict[str, np.ndarray]
@@ -45,6 +46,7 @@ class Sweep(NamedTuple):
     state: State
     params: Params
     tape: Any = None
+    settings: Settings = Settings()
 
     @checks.arguments
     def best(
@@ -139,7 +141,8 @@ class Sweep(NamedTuple):
         history = self.at(index)
         state, params = jax.tree.map(lambda leaf: leaf[index], (self.state, self.params))
         tape = self.tape and self.tape.grid_point(index)
-        return Result(state, history, params, tape)
+        settings = Settings(self.settings, hyperparameters=self.point(index))
+        return Result(state, history, params, tape, settings)
 
     def _check(self, index: tuple[int, ...]) -> None:
         shape = tuple(map(len, self.grid.values()))
@@ -303,6 +306,7 @@ def sweep(
         jax.tree.map(unfold, result.state),
         jax.tree.map(unfold, result.params),
         result.tape and result.tape._replace(shape=(*shape, seeds)),
+        job.settings(key),
     )
 
 

@@ -1,0 +1,42 @@
+"""The result of a run."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from dsgd.base import PyTree, State
+from dsgd.runs.history import History
+
+
+class Settings(dict[str, Any]):
+    """Settings of a run by name, as numbers, texts and lists: the names of the method and the
+    problem, the arguments of `dsgd.run`, and the versions of dsgd, JAX and Python.
+
+    It has no leaves for JAX, so `jax.tree.map` accepts results of runs with different settings; its
+    result has no settings.
+    """
+
+
+jax.tree_util.register_pytree_node(Settings, lambda settings: ((), None), lambda *_: Settings())
+
+
+class Result(NamedTuple):
+    """Result of a run.
+
+    Args:
+        state: the last state. Leaves are `[seeds?, ...]`, those of `state.workers`
+            `[seeds?, N, ...]`.
+        history: numpy arrays by name, `[seeds?, records]`, except `step`, `[records]`, and series
+            with one number per worker, `[seeds?, records, N]`.
+        params: the final model, with leaves `[seeds?, ...]`.
+        tape: what `dsgd.replay` reads; None, unless the run was `taped`.
+        settings: settings of the run and versions, by name.
+    """
+
+    state: State
+    history: History
+    params: PyTree
+    tape: Any = None
+    settings: Settings = Settings()
