@@ -34,8 +34,8 @@ def numbers(where: str, values: Any) -> np.ndarray:
     Args:
         where: name of the values, for messages.
         values: an array of numpy, JAX, PyTorch or any library with `__array__` or DLPack; a pandas,
-            polars or pyarrow column or table of numbers; a buffer; a number; or nested lists of
-            these.
+            polars or pyarrow column or table of numbers, or a column of equally long lists; a
+            buffer; a number; or nested lists of these.
 
     Returns:
         An array of integers, bools or floating-point numbers with any number of axes, in a type
@@ -209,6 +209,8 @@ def _read_column(values: Any, which: str = "") -> np.ndarray:
             f"{which}{missing} missing entries; expected none; fill them or drop these rows first"
         )
     array = _to_numpy(values, which)
+    if array.dtype == object and array.ndim == 1 and _arrays_only(array):
+        return _stack([_read(each) for each in array], axis=0)
     if not _is_real(array.dtype):
         raise _Refused(f"{which}{_reason(array)}")
     return array
@@ -224,6 +226,8 @@ def _to_numpy(values: Any, which: str) -> np.ndarray:
             return np.from_dlpack(values)
         return np.asarray(values)
     except Exception as error:  # an object's own conversion may raise anything
+        if str(getattr(values, "dtype", "")) == "torch.bfloat16" and not values.requires_grad:
+            return np.asarray(jnp.from_dlpack(values.contiguous().cpu()))
         remedy = (
             ".detach().cpu().numpy(), of a dense float32 tensor"
             if hasattr(values, "detach")
@@ -346,6 +350,11 @@ def _scalars_only(values: list | tuple) -> bool:
             )
         )
     return False
+
+
+def _arrays_only(array: np.ndarray) -> bool:
+    """Whether the elements of an object array `[m]` are arrays, such as the lists of a column."""
+    return array.size > 0 and all(type(each) is np.ndarray for each in array)
 
 
 def _flat(values: Any) -> Iterable[Any]:

@@ -499,6 +499,9 @@ class Sampler(sameness.Compared):
             earlier ones, as in epochs.
         keyed: (key, streamed batch) -> the batch together with the key for the random numbers of
             the loss, in the form that `draw` returns; None: the loss draws no random numbers.
+        read: (where, streamed batch on the host, N) -> the batch in the form that `draw` returns,
+            leaves `[N, ...]`. If the batch does not fit, it raises a ValueError that begins with
+            `where`. None: batches are streamed in this form.
         batch_error: streamed batches on the host, leaves `[rounds, N, ...]` -> the reason why the
             loss is not defined on them, or "" if it is; None: they are not validated.
         choose: (data[n], int32 `[b]`) -> the batch of the samples with these numbers; None: methods
@@ -512,6 +515,7 @@ class Sampler(sameness.Compared):
     batch_sizes: tuple[int, ...] | None = None
     numbered: bool = False
     keyed: Callable | None = None
+    read: Callable | None = None
     batch_error: Callable | None = None
     choose: Callable | None = None
 

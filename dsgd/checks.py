@@ -143,6 +143,13 @@ def kind(value: Any) -> str:
     )
 
 
+def outline(tree: PyTree) -> str:
+    """Returns a pytree as text for an error message: one array, or a container with its leaves."""
+    if jax.tree_util.all_leaves([tree]):
+        return "one array"
+    return f"a {type(tree).__name__} with leaves {_leaves(tree)}"
+
+
 def require_same(
     where: str, given: PyTree, needed: PyTree, leading: Sequence[int] = (), *, types: bool = False
 ) -> None:
@@ -166,6 +173,23 @@ def require_same(
         if jnp.shape(leaf) != shape or (types and jnp.result_type(leaf) != jnp.result_type(want)):
             expected = jax.ShapeDtypeStruct(shape, jnp.result_type(want))
             raise ValueError(f"{where}{keystr(path)} as {kind(leaf)}; expected {kind(expected)}")
+
+
+def require_workers_axis(where: str, tree: PyTree, N: int, remedy: str = "") -> None:
+    """Raises ValueError if a leaf of a tree has no leading axis of N workers.
+
+    Args:
+        where: beginning of the message.
+        tree: the arrays.
+        N: number of workers.
+        remedy: end of the message.
+    """
+    for path, leaf in tree_leaves_with_path(tree):
+        if np.ndim(leaf) < 1 or np.shape(leaf)[0] != N:
+            raise ValueError(
+                f"{where}{keystr(path)} has shape {np.shape(leaf)}; expected a leading axis for "
+                f"the {N} workers{remedy}"
+            )
 
 
 def require_scalar(where: str, value: Any, expected: str = "a scalar,") -> None:
@@ -753,6 +777,7 @@ _MEMBERS = {  # arguments of the functions in these tuples
         "draw": "key data",
         "truncate": "batch b",
         "keyed": "key batch",
+        "read": "where batch N",
         "batch_error": "batches",
     },
     "Loss": {"value": "params batch", "gradient": "params batch"},
@@ -784,6 +809,7 @@ _OPTIONAL = {
     "function",
     "truncate",
     "keyed",
+    "read",
     "statistics",
     "omega",
     "delta",

@@ -251,6 +251,118 @@ def with_keys(sampler: Sampler) -> Sampler:
     return replace(sampler, draw=Keyed(sampler.draw), keyed=add_key)
 
 
+@dataclass(frozen=True, eq=False)
+class Streamed(sameness.Compared):
+    """(where, streamed batch on the host, N) -> the batch as `Examples`, leaves `[N, m, ...]`. A
+    pair (inputs, targets) gets weights of 1.
+
+    Args:
+        sample: shapes and types of one sample, (inputs, targets), see `one`.
+    """
+
+    sample: tuple[PyTree, PyTree]
+
+    def __call__(self, where: str, batch: PyTree, N: int) -> Examples:
+        if type(batch) in (tuple, list) and len(batch) == 2:
+            inputs, targets = batch
+            weights = None
+        elif isinstance(batch, Examples):
+            inputs, targets, weights, _ = batch
+        else:
+            raise ValueError(f"{where} is {_describe(batch)}")
+        leaves = [
+            *_require_like(f"{where}: inputs", inputs, self.sample[0], N),
+            *_require_like(f"{where}: targets", targets, self.sample[1], N),
+        ]
+        m = leaves[0][1].shape[1]
+        weights = np.ones((N, m)) if weights is None else np.asarray(weights)
+        for name, leaf in (*leaves, (f"{where}: weights", weights)):
+            if leaf.shape[:2] != (N, m):
+                raise ValueError(
+                    f"{name} has shape {leaf.shape}; expected {m} samples of each worker, as "
+                    "the inputs have"
+                )
+        return Examples(inputs, targets, convert(weights))  # type: ignore[arg-type]
+
+
+def _require_like(where: str, given: PyTree, sample: PyTree, N: int) -> list[tuple[str, Any]]:
+    """Returns the arrays of a streamed batch with their names for messages.
+
+    Args:
+        where: beginning of the names.
+        given: the inputs or the targets, leaves `[N, m, ...]`.
+        sample: shapes and types of those of one sample of the problem's data.
+
+    Raises:
+        ValueError: if they do not have the structure, types and shapes of the samples.
+    """
+
+    def is_leaf(node: Any) -> bool:
+        return isinstance(node, sparse.SparseRows)
+
+    structure = jax.tree.structure(sample)
+    if jax.tree.structure(given, is_leaf=is_leaf) != structure:
+        several = isinstance(given, list | tuple) and structure.num_leaves == 1
+        remedy = "; pass one array, numpy.stack(...)" if several else ""
+        raise ValueError(
+            f"{where} is {checks.outline(given)}; expected {checks.outline(sample)}, as in the "
+            f"problem's data{remedy}"
+        )
+    found = []
+    for (path, leaf), like in zip(
+        tree_leaves_with_path(given, is_leaf=is_leaf), jax.tree.leaves(sample), strict=True
+    ):
+        name = f"{where}{keystr(path)}"
+        dtype = leaf.values.dtype if is_leaf(leaf) else leaf.dtype
+        kind = f"{dtype}{list(leaf.shape)}"
+        shape = ", ".join(map(str, (N, "m", *like.shape)))
+        if leaf.shape[:1] != (N,) or leaf.shape[2:] != like.shape or leaf.ndim < 2:
+            raise ValueError(
+                f"{name} is {kind}; expected [{shape}] for m samples of each of the {N} workers"
+                f"{_remedy(leaf, like, N)}"
+            )
+        if _family(dtype) != _family(like.dtype):
+            raise ValueError(
+                f"{name} is {kind}; expected {like.dtype}[{shape}], as in the problem's data; "
+                f"pass .astype(numpy.{like.dtype})"
+                + (", scaled as those, often / 255" if dtype == np.uint8 else "")
+            )
+        found.append((name, leaf))
+    return found
+
+
+def _family(dtype: Any) -> str:
+    """Returns which kind of numbers an array has, in any precision."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return "floating point"
+    return "bools" if dtype == np.bool_ else "integers"
+
+
+def _remedy(leaf: np.ndarray, like: jax.ShapeDtypeStruct, N: int) -> str:
+    """Returns how to give a leaf of a streamed batch the shape `[N, m, *like.shape]`."""
+    if leaf.shape[1:] == like.shape and leaf.shape[0] % N == 0:
+        return (
+            f"; dsgd.Batches.split(batches, {N}) distributes the samples of a batch over the "
+            "workers, dsgd.Batches.stack([...]) takes one source of batches for each worker"
+        )
+    channels_last = (*leaf.shape[3:], *leaf.shape[2:3])
+    if leaf.ndim == 5 and channels_last == like.shape:
+        return "; move the channels to the last axis, numpy.moveaxis(images, -3, -1)"
+    return ""
+
+
+def _describe(batch: PyTree) -> str:
+    """Returns what a batch is, and how to pass a pair of inputs and targets."""
+    if isinstance(batch, dict) and len(batch) >= 2:
+        names = list(batch)
+        example = ", ".join(f"batch[{name!r}]" for name in names[:2])
+        remedy = f"yield the pair ({example})"
+        given = f"a dictionary with {', '.join(map(repr, names))}"
+    else:
+        given, remedy = checks.outline(batch), "yield such a pair"
+    return f"{given}; expected a pair (inputs, targets), or problems.Examples; {remedy}"
+
+
 def first(batch: Examples, samples: jax.Array) -> Examples:
     """Returns the batch with zero weights on all but the first `samples` samples."""
     return batch._replace(

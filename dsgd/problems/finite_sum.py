@@ -25,6 +25,7 @@ from dsgd.problems.blocks import ByWorker, Loaded
 from dsgd.problems.examples import (
     EPOCH,
     Examples,
+    Streamed,
     arrays,
     minibatch,
     one,
@@ -378,6 +379,7 @@ def finite_sum(
         batch_sizes=None
         if whole or min(sizes) >= batch_size
         else tuple(min(batch_size, size) for size in sizes),
+        read=Streamed((one(rows.inputs), one(rows.targets))),
         batch_error=meaning.OfBatches(loss, outputs)
         if isinstance(outputs, jax.ShapeDtypeStruct)
         else None,

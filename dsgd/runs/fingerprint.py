@@ -10,7 +10,8 @@ import json
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
 from dsgd.base import Problem, PyTree
@@ -71,7 +72,7 @@ def make(job: RunSpec, has_checkpoint: bool) -> dict[str, str]:
             job.problem.evaluation.replicated,
             _rows_digest(job.problem.data) + weights_text(job.problem),
         ),
-        "batches": _batches(job, has_checkpoint),
+        **_batches(job, has_checkpoint),
         "seeds": str(job.keys.shape[0] if plan.runs else None),
         "record_every": str(plan.record_every),
         "train_loss": str(plan.train_loss),
@@ -133,19 +134,26 @@ def _hyperparameters(job: RunSpec) -> dict[str, str]:
     return {f"grid {name}": f"{np.asarray(values).tolist()}" for name, values in job.points.items()}
 
 
-def _batches(job: RunSpec, has_checkpoint: bool) -> str:
-    """Returns the fingerprint of the streamed batches, which a run with a checkpoint requires."""
+def _batches(job: RunSpec, has_checkpoint: bool) -> dict[str, str]:
+    """Returns the fingerprint of the streamed batches, which a run with a checkpoint requires, and
+    a digest of the first one.
+    """
     if job.feed is None:
-        return "None"
-    if job.feed.fingerprint is None and not has_checkpoint:
-        return "unnamed"
+        return {"batches": "None"}
+    if not has_checkpoint:
+        return {"batches": job.feed.fingerprint or "unnamed"}
     if job.feed.fingerprint is None:
         raise ValueError(
             "run: checkpoint is given, but batches have no fingerprint, so a resumed run might get "
             "other batches; expected an attribute `fingerprint`; pass dsgd.Batches(batches, "
             "'CIFAR-10, shuffled with seed 3')"
         )
-    return job.feed.fingerprint
+    by_worker = NamedSharding(job.plan.mesh, P(workers.AXIS))
+    rows = _rows_digest(arrays.place(job.feed.first, by_worker))
+    return {
+        "batches": job.feed.fingerprint,
+        "digest of the first batch": hashlib.sha256(rows.encode()).hexdigest()[:16],
+    }
 
 
 def _program(job: RunSpec) -> str:

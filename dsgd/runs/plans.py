@@ -188,13 +188,7 @@ def check_runnable(problem: Problem, cluster: Cluster | None = None) -> None:
         )
     if cluster is not None:
         cluster.require_workers(N)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(problem.data):
-        if np.ndim(leaf) < 1 or np.shape(leaf)[0] != N:
-            where = jax.tree_util.keystr(path)
-            raise ValueError(
-                f"{problem.name}: data{where} has shape {np.shape(leaf)}; expected a leading axis "
-                f"for the {N} workers"
-            )
+    checks.require_workers_axis(f"{problem.name}: data", problem.data, N)
     _require_kept(problem)
     _require_weights(problem, N)
     with causes.error_context(f"init of {problem.name}"):

@@ -103,6 +103,13 @@ def test_lists_of_numbers_are_arrays_and_other_containers_structure():
     assert risk([[1, 2]] * 6, [0.5] * 6).data.inputs.shape[-1] == 2
 
 
+def test_columns_of_equally_long_lists_are_matrices():
+    rows = pd.Series([np.array([1.5, 2]), np.array([3, 4.5])])
+    assert array_likes.numbers("here", rows).tolist() == [[1.5, 2], [3, 4.5]]
+    with pytest.raises(ValueError, match=r"here: got rows of shapes \(1,\) and \(2,\)"):
+        array_likes.numbers("here", pd.Series([np.ones(2), np.ones(1)]))
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -108,6 +108,7 @@ def test_a_run_interrupted_by_its_batches_is_saved_and_resumes(problem, tmp_path
         (dsgd.Batches(batches, "eights"), "batches = sevens in the checkpoint, eights in this run"),
         (None, "batches = sevens in the checkpoint, None in this run"),
         (iter(batches), r"dsgd\.Batches"),
+        (dsgd.Batches(itertools.islice(batches, 1, None), "sevens"), "digest of the first batch"),
     ):
         with pytest.raises(ValueError, match=message):
             run(METHOD, problem, 100, batches=other, checkpoint=tmp_path)
