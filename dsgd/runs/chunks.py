@@ -49,7 +49,10 @@ def execute(job: RunSpec, folder: str | Path | None) -> Result:
     several = job.plan.mesh.is_multi_process
     with Stop() as stop, agreement.all_or_none(job.name, several):
         about = fingerprint.validate(job, has_checkpoint=folder is not None)
-        with nullcontext() if folder is None else Checkpoint(folder, about, several) as checkpoint:
+        with (
+            nullcontext() if folder is None else Checkpoint(folder, about, several) as checkpoint,
+            job.observers.watch(stop) if job.observers else nullcontext(),
+        ):
             return _run(job, checkpoint, stop)
 
 
@@ -70,6 +73,7 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
     if job.feed:
         with stop.users_code():
             job.feed.skip(queue.sent - job.before)
+    _pass_on(job, log)
     if _is_enough(job, log, stop):
         last = queue.sent
     pace = _pace(job, queue.carry, inputs)
@@ -99,6 +103,7 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
                 pace.update(count)
                 bar.update(done, log.last_loss())
                 _check(job, log)
+                _pass_on(job, log)
             if not queue.waiting:
                 if _is_enough(job, log, stop):
                     last = queue.sent
@@ -280,6 +285,12 @@ def _check(job: RunSpec, log: Log) -> None:
         warnings.warn(f"{job.name}: {doubtful}", stacklevel=2)
     if not job.points:
         log.check(job.name, partial(nonfinite.report, job))
+
+
+def _pass_on(job: RunSpec, log: Log) -> None:
+    """Passes the records that are new to the functions of `on_record`."""
+    if job.observers and job.observers.functions:
+        job.observers.update(log.history())
 
 
 def _is_enough(job: RunSpec, log: Log, stop: Stop) -> bool:

@@ -19,6 +19,7 @@ from dsgd.engine.probe import probe
 from dsgd.runs import chunks, plans, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
+from dsgd.runs.observers import Observers, OnRecord
 from dsgd.runs.plans import ConstantFactory
 from dsgd.runs.results import Result
 from dsgd.runs.run_spec import RunSpec
@@ -41,6 +42,7 @@ def run(
     checkpoint: str | Path | None = None,
     start: Result | State | None = None,
     until: Annotated[Callable[[History], bool], "(history)"] | None = None,
+    on_record: OnRecord = (),
     train_loss: bool = False,
     progress: bool = False,
     taped: bool = False,
@@ -100,6 +102,11 @@ def run(
             record ends with one. The number of rounds therefore depends on the speed of the
             machine. The returned history, state and checkpoint are those of the last completed
             round.
+        on_record: a function of a record, or a list of such functions, for example `dsgd.loggers`.
+            A record is a dictionary with the entries of the history at one record, and is passed
+            once. The functions are called after each chunk; in a run that resumes from a
+            checkpoint, first with the records of the checkpoint; in a run of several processes,
+            only in process 0. An error of a function ends the run, and has an attribute `history`.
         train_loss: whether the history also contains `train_loss`, the loss on the drawn batches:
             its mean over the workers that computed, each at its own model; or, if the method sets
             the local work, the mean over the samples that count; with several queries, that of the
@@ -177,10 +184,12 @@ def run(
     job = RunSpec(
         plan, (algorithm,), problem, {}, keys, steps, feed, state, before, progress, until
     )
+    settings = job.settings(key)
+    job = job._replace(observers=Observers(job.name, on_record, settings))
     plans.warn_if_drawn_again(job)
     result = chunks.execute(job, checkpoint)
     plans.warn_if_silent(job, result.history["bits"])
-    return result._replace(settings=job.settings(key))
+    return result._replace(settings=settings)
 
 
 @checks.arguments

@@ -17,6 +17,7 @@ from dsgd.engine import loop
 from dsgd.engine.plan import Chunk, Plan
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
+from dsgd.runs.observers import Observers
 from dsgd.runs.results import Settings
 
 
@@ -36,6 +37,7 @@ class RunSpec(NamedTuple):
         before: number of rounds that were completed before `start`.
         progress: whether to show a progress bar.
         until: (history so far) -> whether to stop; None: the run ends after `steps` rounds.
+        observers: receive the records; None: nothing does.
     """
 
     plan: Plan
@@ -49,6 +51,7 @@ class RunSpec(NamedTuple):
     before: int = 0
     progress: bool = False
     until: Callable[[History], bool] | None = None
+    observers: Observers | None = None
 
     @property
     def name(self) -> str:

@@ -23,6 +23,7 @@ from dsgd.runs import chunks, plans, traced
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History, evaluated_records, tail_mean
 from dsgd.runs.interrupts import Interrupted
+from dsgd.runs.observers import Observers, OnRecord
 from dsgd.runs.results import Result, Settings
 from dsgd.runs.run_spec import RunSpec
 
@@ -224,6 +225,7 @@ def sweep(
     train_loss: bool = False,
     progress: bool = False,
     taped: bool = False,
+    on_record: OnRecord = (),
     **grids: Any,
 ) -> Sweep:
     """Runs every combination of hyperparameters with every seed, as one compiled program.
@@ -242,7 +244,7 @@ def sweep(
             be swept.
         problem, steps, key, batches, cluster: as in `dsgd.run`.
         record_every, evaluate_every, mesh, checkpoint, train_loss: as in `dsgd.run`.
-        progress, taped: as in `dsgd.run`.
+        progress, taped, on_record: as in `dsgd.run`.
         seeds: R runs for each grid point, with the keys `jax.random.split(key, R)`.
         grids: values by argument name, each a sequence of numbers.
 
@@ -286,6 +288,10 @@ def sweep(
             name: values if name == "step" else unfold(values) for name, values in history.items()
         }
 
+    settings = Settings(
+        job.settings(key), grid={name: values.tolist() for name, values in grid.items()}
+    )
+    job = job._replace(observers=Observers(job.name, on_record, settings, unfold_history))
     try:
         result = chunks.execute(job, checkpoint)
     except Interrupted as stopped:
@@ -306,7 +312,7 @@ def sweep(
         jax.tree.map(unfold, result.state),
         jax.tree.map(unfold, result.params),
         result.tape and result.tape._replace(shape=(*shape, seeds)),
-        job.settings(key),
+        settings,
     )
 
 
