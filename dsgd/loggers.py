@@ -38,7 +38,7 @@ class _ByRun(Logger):
     """
 
     def __init__(self, seeds: Seeds) -> None:
-        self._seeds = _validate(seeds)
+        self._seeds: Seeds = _validate(seeds)
 
     def start(self, settings: Settings) -> None:
         self._settings = settings
@@ -239,7 +239,7 @@ class CSV(Logger):
 
     def __init__(self, path: str | Path, *, seeds: Seeds = "mean") -> None:
         self._path = records.user_path("CSV: path", path)
-        self._seeds = _validate(seeds)
+        self._seeds: Seeds = _validate(seeds)
 
     def start(self, settings: Settings) -> None:
         self._settings = settings

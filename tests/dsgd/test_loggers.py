@@ -8,7 +8,6 @@ import json
 import jax
 import numpy as np
 import optax
-import pytest
 import rich
 from rich.console import Console
 
@@ -72,8 +71,3 @@ def test_the_console_prints_settings_and_the_last_record(monkeypatch):
     assert "minibatch_sgd: round 4" in text
     for loss in history["loss"][..., -1].mean(axis=1):
         assert f" {loss:.4g} " in text
-
-
-def test_unknown_ways_of_seeds_are_refused(as_users_call):
-    with pytest.raises(ValueError, match="seeds = 'all'; expected 'mean' or 'runs'"):
-        loggers.CSV("records.csv", seeds="all")
