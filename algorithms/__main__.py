@@ -4,14 +4,13 @@
     python -m algorithms --write
 
 Run the second command after a change of a method's `@method(...)`, in the folder of the sources. It
-writes the imports of algorithms/__init__.py and the methods in docs/reference/.
+writes the imports of algorithms/__init__.pyi and the methods in docs/reference/.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +18,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from algorithms.facts import METHODS, Facts
+from algorithms.facts import Facts
+from algorithms.registry import METHODS
 from dsgd import records
 
 HERE = Path(__file__).parent
-INIT = HERE / "__init__.py"
+INIT = HERE / "__init__.pyi"
 REFERENCE = HERE.parent / "docs" / "reference"
 TABLE, LIST = REFERENCE / "methods.md", REFERENCE / "api" / "algorithms.rst"
 EXACT = {"": "", "any data": "data", "any data and samples": "data and samples"}
@@ -52,10 +52,7 @@ def tabulate() -> Table:
 
 def texts() -> dict[Path, str]:
     """Returns the texts of the files that follow from the methods' facts."""
-    found = find_methods()
-    for module in found:
-        importlib.import_module(module)  # a new file is not imported by `algorithms` yet
-    result = {INIT: imports(INIT.read_text(encoding="utf-8"), found)}
+    result = {INIT: imports(INIT.read_text(encoding="utf-8"), find_methods())}
     for path, body in ((TABLE, markdown), (LIST, summary)):
         pattern = r"(?<=methods: )([\w ]+)( -->\n|\n)(.*?)(?=<!-- end -->|\.\. end\n)"
 
@@ -67,7 +64,9 @@ def texts() -> dict[Path, str]:
 
 
 def find_methods() -> dict[str, list[str]]:
-    """Returns the names of the functions below `@method(...)`, by module, read from the files."""
+    """Returns the names of the functions below `@method(...)` by module, such as
+    "compressed.demo", read from the files.
+    """
     found: dict[str, list[str]] = {}
     for path in sorted(HERE.rglob("*.py")):
         names = [
@@ -77,26 +76,22 @@ def find_methods() -> dict[str, list[str]]:
             and any(ast.unparse(each).startswith("method(") for each in node.decorator_list)
         ]
         if names:
-            found[".".join(path.relative_to(HERE.parent).with_suffix("").parts)] = names
+            found[".".join(path.relative_to(HERE).with_suffix("").parts)] = names
     return found
 
 
 def imports(text: str, found: dict[str, list[str]]) -> str:
-    """Returns the text of algorithms/__init__.py with imports of these methods.
+    """Returns the text of algorithms/__init__.pyi with imports of these methods.
 
     Args:
         text: the present text.
         found: names by module.
     """
     tree, lines = ast.parse(text), text.splitlines()
-    given = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("algorithms")
-    ]
+    given = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     names = {node.module or "": {alias.name for alias in node.names} for node in given}
     gone = {name for each in names.values() for name in each}
-    for module in [each for each in names if each.count(".") == 2 and not _exists(each)]:
+    for module in [each for each in names if each.count(".") == 1 and not _exists(each)]:
         del names[module]
     for module, methods in found.items():
         names.setdefault(module, set()).update(methods)
@@ -121,7 +116,7 @@ def imports(text: str, found: dict[str, list[str]]) -> str:
 
 
 def _exists(module: str) -> bool:
-    path = HERE.parent.joinpath(*module.split("."))
+    path = HERE.joinpath(*module.split("."))
     return path.is_dir() or path.with_suffix(".py").exists()
 
 
@@ -130,10 +125,10 @@ def _assigns(node: ast.stmt, name: str) -> bool:
 
 
 def _import(module: str, names: list[str]) -> str:
-    line = f"from {module} import {', '.join(names)}"
+    line = f"from .{module} import {', '.join(names)}"
     if len(line) <= _LINE:
         return line
-    return "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
+    return "\n".join([f"from .{module} import (", *(f"    {name}," for name in names), ")"])
 
 
 def select(families: list[str]) -> Iterator[Facts]:

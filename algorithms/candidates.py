@@ -20,7 +20,7 @@ from algorithms.decentralized.decentralized_sgd import decentralized_sgd
 from algorithms.decentralized.exact_diffusion import exact_diffusion
 from algorithms.decentralized.lead import lead
 from algorithms.decentralized.local_exact_diffusion import local_exact_diffusion
-from algorithms.facts import METHODS
+from algorithms.facts import imported
 from algorithms.local_updates.diloco import diloco
 from algorithms.local_updates.local_sgd import local_sgd
 from algorithms.local_updates.scaffold import scaffold
@@ -45,7 +45,7 @@ def candidate(function: Callable[..., Algorithm], title: str = "", **changes: An
         ValueError: if the method has no default instance, or takes a step size in place of an
             optimizer.
     """
-    facts = METHODS[function.__name__]
+    facts = imported[function.__name__]
     if facts.settings is None:
         raise ValueError(
             f"candidate: {facts.name} has no default instance; expected dsgd.Candidate with its "

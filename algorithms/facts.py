@@ -7,14 +7,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 import optax
 
 from algorithms import optimizers
-from dsgd import Algorithm, Topology, checks
+from dsgd import Algorithm, Topology
 
 Build = Callable[..., Algorithm]
 Exact = Literal["", "any data", "any data and samples"]
@@ -104,8 +103,8 @@ class Facts:
         return self.function(**settings)
 
 
-METHODS: dict[str, Facts] = {}
-"""The facts of each method, by the name of its function."""
+imported: dict[str, Facts] = {}
+"""The facts of each method in the modules that have been imported, by the name of its function."""
 
 
 def method(
@@ -129,7 +128,7 @@ def method(
     """
 
     def register(function: F) -> F:
-        METHODS[function.__name__] = Facts(
+        imported[function.__name__] = Facts(
             function,
             sends,
             exact,
@@ -145,42 +144,3 @@ def method(
         return function
 
     return register
-
-
-def instances() -> dict[str, Callable[[optax.GradientTransformation, int], Algorithm]]:
-    """Returns the function (optimizer, N) -> method of each default instance and variant."""
-    found: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] = {}
-    for facts in METHODS.values():
-        if facts.settings is not None:
-            found[facts.name] = facts.instance
-            for end, changes in facts.variants.items():
-                found[f"{facts.name}_{end}"] = partial(facts.instance, **changes)
-    return found
-
-
-def find(name: str) -> Facts:
-    """Returns the facts of the method of an entry of the registry, which may be a variant."""
-    return next(
-        facts
-        for facts in METHODS.values()
-        if name in (facts.name, *(f"{facts.name}_{end}" for end in facts.variants))
-    )
-
-
-def full_name(name: str) -> str:
-    """Returns the name in the registry for a name, also with hyphens, or an alias.
-
-    Raises:
-        ValueError: if no method has this name.
-    """
-    spelled, known = name.replace("-", "_"), instances()
-    if spelled in known:
-        return spelled
-    for facts in METHODS.values():
-        for alias in facts.aliases:
-            full = facts.name + spelled.removeprefix(alias)
-            if spelled.startswith(alias) and full in known:
-                return full
-    raise ValueError(
-        f"make: unknown method {checks.show(name)}; expected one of {', '.join(known)}"
-    )

@@ -10,6 +10,7 @@ from dsgd import (
     loggers,
     network,
     problems,
+    spelling,
     wire,
     work,
     workers,
@@ -111,3 +112,5 @@ __all__ = [
     "work",
     "workers",
 ]
+
+spelling.add_suggestions(__name__)

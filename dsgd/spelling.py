@@ -1,11 +1,18 @@
-"""Suggestions for names of arguments and attributes that do not exist."""
+"""Suggestions for names of arguments and attributes that do not exist; attributes that are
+imported at their first use.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
-SYNONYMS: dict[str, tuple[str, ...]] = {
+import lazy_loader
+
+SYNONYMS: dict[str, Sequence[str]] = {
     "H": ("period",),
     "lr": ("optimizer", "step_size", "learning_rate"),
 }
@@ -13,20 +20,80 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 about an unknown name suggests those that exist in its place."""
 
 
-def suggest(given: str, known: Iterable[str]) -> str:
+def suggest(
+    given: str, known: Iterable[str], synonyms: Mapping[str, Sequence[str]] = SYNONYMS
+) -> str:
     """Returns the end of an error message about an unknown name.
 
     Args:
         given: the name.
         known: the names that exist.
+        synonyms: names to suggest in place of a name, if they exist.
 
     Returns:
-        "; did you mean x?" with the synonyms of the name, or else the most similar name; "" if
-        there is neither.
+        "; did you mean x?" with the synonyms of the name, or else the most similar name, or else
+        those that begin with it; "" if there are none.
     """
     exact = list(known)
-    close = [name for name in SYNONYMS.get(given, ()) if name in exact]
+    close = [name for name in synonyms.get(given, ()) if name in exact]
     if not close:
         folded = {name.casefold(): name for name in exact}
-        close = [folded[name] for name in difflib.get_close_matches(given.casefold(), folded, 1)]
+        start = given.casefold()
+        similar = difflib.get_close_matches(start, folded, 1)
+        close = [folded[name] for name in similar or folded if similar or name.startswith(start)]
     return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def missing(
+    package: str,
+    name: str,
+    known: Iterable[str],
+    synonyms: Callable[[], Mapping[str, Sequence[str]]] = lambda: SYNONYMS,
+) -> AttributeError:
+    """Returns the error about an attribute that a package does not have.
+
+    Args:
+        package: its name.
+        name: the attribute.
+        known: the package's public names.
+        synonyms: returns those of `suggest`.
+    """
+    # `from package import name` asks for the attribute before it imports a module.
+    silent = name.startswith("_") or importlib.util.find_spec(f"{package}.{name}")
+    end = "" if silent else suggest(name, known, synonyms())
+    return AttributeError(f"module {package!r} has no attribute {name!r}{end}")
+
+
+def add_suggestions(package: str) -> None:
+    """Adds a `__getattr__` to a package, which suggests one of its public names. Type checkers do
+    not see it, and report unknown attributes.
+    """
+    module: Any = sys.modules[package]
+
+    def fail(name: str) -> NoReturn:
+        raise missing(package, name, module.__all__)
+
+    module.__getattr__ = fail
+
+
+def attach(
+    package: str,
+    file: str,
+    synonyms: Callable[[], Mapping[str, Sequence[str]]] = lambda: SYNONYMS,
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], Any]:
+    """Returns the `__getattr__`, `__dir__` and `__all__` of a package that imports each of its
+    public names at the first use. The stub next to the file, `__init__.pyi`, has the imports.
+
+    Args:
+        package: its name.
+        file: its file.
+        synonyms: see `missing`.
+    """
+    load, names, public = lazy_loader.attach_stub(package, file)
+
+    def find(name: str) -> Any:
+        if name in public:
+            return load(name)
+        raise missing(package, name, public, synonyms)
+
+    return find, names, public

@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 
 import algorithms
 import dsgd
-from algorithms import facts
+from algorithms import registry
 from dsgd import plots
 from experiments.shared import commands, figures, statistics, studies, tables, tuning
 
@@ -67,7 +67,7 @@ class Args(commands.Model, commands.EqualWorkers, commands.Tuning):
 
 
 def main(args: Args) -> None:
-    args = replace(args, methods=tuple(map(facts.full_name, args.methods)))
+    args = replace(args, methods=tuple(map(registry.full_name, args.methods)))
     problem, cluster = tuning.make_problem(args), tuning.make_cluster(args)
     text = args.model == "language-model"
     cases = {
@@ -141,7 +141,7 @@ def draw(histories: Mapping[str, studies.History], target: float) -> Figure:
     of its folder.
     """
     sheet, panels = plots.figure(3, width=figures.WIDTH / 3, height=4.4)
-    families = {name: facts.find(name).family for name in histories}
+    families = {name: registry.find(name).family for name in histories}
     for axes, (label, cost) in zip(panels, statistics.COSTS.items(), strict=True):
         axes.set(xlabel=label.replace(" sent and received", ""), xscale="log", yscale="log")
         axes.axhline(target, color="0.4", linewidth=0.8)

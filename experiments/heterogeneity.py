@@ -24,7 +24,7 @@ from rich.table import Table
 
 import dsgd
 import topologies
-from algorithms import facts
+from algorithms import registry
 from dsgd import problems
 from experiments.shared import (
     commands,
@@ -269,7 +269,7 @@ def show_families(
 
 def make_builder(name: str, W: dsgd.Topology, problem: dsgd.Problem) -> studies.Build:
     """Returns the function learning_rate -> method on a graph that fits it."""
-    build, needs = graph_methods.builder(name), facts.METHODS[name.partition(",")[0]].needs
+    build, needs = graph_methods.builder(name), registry.METHODS[name.partition(",")[0]].needs
     if name == "gt_saga":
         build = graph_methods.builder(name, samples=problem.max_local_samples)
     else:

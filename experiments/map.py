@@ -35,7 +35,7 @@ from matplotlib.ticker import LogLocator
 from rich.table import Table
 
 import dsgd
-from algorithms import SYNCHRONOUS, facts
+from algorithms import SYNCHRONOUS, registry
 from dsgd import Candidate, clusters, plots, records
 from experiments.planning import plane
 from experiments.planning.plane import Best, Chosen, Runs
@@ -107,7 +107,7 @@ class Panel(NamedTuple):
 
 
 def main(args: Args) -> None:
-    given = [facts.full_name(name.lower()) for name in args.methods]
+    given = [registry.full_name(name.lower()) for name in args.methods]
     commands.require_known("--methods", given, METHODS)
     methods = [name for name in METHODS if name == BASELINE or name in given]
     tasks = {

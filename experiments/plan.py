@@ -33,7 +33,7 @@ import optax
 import algorithms
 import dsgd
 import topologies
-from algorithms import facts
+from algorithms import registry
 from algorithms.candidates import candidate
 from dsgd import Candidate, clusters, compressors
 from dsgd.runs.sweeps import default_metric
@@ -220,16 +220,18 @@ def find(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
         return found
     spelled = name.lower().replace("-", "_")
     try:
-        full = spelled if spelled in facts.METHODS else facts.full_name(spelled)
+        full = spelled if spelled in registry.METHODS else registry.full_name(spelled)
     except ValueError as error:
         known = ", ".join(dict.fromkeys(each.name for each in candidates))
         raise ValueError(
             f"--methods {name}: expected some of {known}, or a name that python -m algorithms lists"
         ) from error
     found = [each for each in candidates if each.name == full]
-    if not found and full not in facts.METHODS:
-        raise ValueError(f"--methods {name}: expected {facts.find(full).name}, not a variant of it")
-    return found or [candidate(facts.METHODS[full].function)]
+    if not found and full not in registry.METHODS:
+        raise ValueError(
+            f"--methods {name}: expected {registry.find(full).name}, not a variant of it"
+        )
+    return found or [candidate(registry.METHODS[full].function)]
 
 
 def select_accepted(candidates: Sequence[Candidate], problem: dsgd.Problem) -> list[Candidate]:

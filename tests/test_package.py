@@ -56,11 +56,13 @@ def test_the_protocol_has_few_fields():
     assert sum(fields.values()) <= 40, fields
 
 
-def test_importing_dsgd_does_not_import_slow_packages():
-    """Data sets, figures and graphs are imported only when they are used."""
-    slow = ["sklearn", "matplotlib", "networkx", "orbax", "tyro", "IPython"]
+def test_imports_are_few():
+    """Data sets, figures, graphs and methods are imported only when they are used."""
+    slow = ["sklearn", "matplotlib", "networkx", "orbax", "tyro", "IPython", "flax"]
+    slow += ["scipy.optimize", "scipy.linalg", "algorithms.registry", "algorithms.kimad"]
     code = (
-        "import jax, optax, flax, sys; before = set(sys.modules); import dsgd; "
+        "import jax, optax, sys; before = set(sys.modules); "
+        "import algorithms, dsgd, topologies; algorithms.local_sgd; "
         f"print(set({slow}) & (set(sys.modules) - before))"
     )
     assert (

@@ -1,5 +1,6 @@
 """Gossip topologies: static graphs, time-varying schedules, mixing weights and pictures."""
 
+from dsgd import spelling
 from topologies.acceleration import chebyshev, fast_mix
 from topologies.equi_topo import equi_dynamic, equi_static
 from topologies.finite_time import base_graph, one_peer_hypercube
@@ -56,3 +57,5 @@ __all__ = [
     "torus",
     "uniform",
 ]
+
+spelling.add_suggestions(__name__)

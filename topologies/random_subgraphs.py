@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import linprog, minimize_scalar
 
 from dsgd import checks
 from dsgd.graphs.sizes import require_memory
@@ -90,6 +89,8 @@ def probabilities(laplacians: np.ndarray, budget: float) -> np.ndarray:
     The function is concave, and at most $\sum_j p_j v^T L_j v$ for every unit vector v with sum 0.
     Each iteration maximizes the minimum of these bounds over the eigenvectors so far.
     """
+    from scipy.optimize import linprog  # noqa: PLC0415 (takes a quarter of a second to import)
+
     m, n = laplacians.shape[:2]
     centered = np.linalg.svd(np.ones((1, n)))[2][1:].T  # a basis of the vectors with sum 0
     reduced = centered.T @ laplacians @ centered
@@ -116,6 +117,8 @@ def probabilities(laplacians: np.ndarray, budget: float) -> np.ndarray:
 
 def best_step(laplacians: np.ndarray, p: np.ndarray) -> float:
     r"""Returns the $\alpha$ that minimizes the largest eigenvalue of $E[W^T W] - 11^T/n$."""
+    from scipy.optimize import minimize_scalar  # noqa: PLC0415
+
     n = laplacians.shape[1]
     mean, spread = (np.tensordot(weights, laplacians, 1) for weights in (p, p * (1 - p)))
     square, uniform = mean @ mean + 2 * spread, np.full((n, n), 1 / n)

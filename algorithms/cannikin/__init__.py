@@ -10,6 +10,7 @@ from algorithms.cannikin.policies import Observation, System, adaptdl, cannikin,
 from algorithms.cannikin.processes import train_processes
 from algorithms.cannikin.scalings import adascale, constant, scalable, square_root
 from algorithms.cannikin.training import train
+from dsgd import spelling
 
 __all__ = [
     "ClusterModel",
@@ -37,3 +38,5 @@ __all__ = [
     "train",
     "train_processes",
 ]
+
+spelling.add_suggestions(__name__)

@@ -15,6 +15,7 @@ from algorithms.dropcompute.speedups import (
     threshold,
 )
 from algorithms.dropcompute.thresholds import auto_threshold
+from dsgd import spelling
 
 __all__ = [
     "Accumulated",
@@ -33,3 +34,5 @@ __all__ = [
     "threshold",
     "train_processes",
 ]
+
+spelling.add_suggestions(__name__)

@@ -7,6 +7,7 @@ from algorithms.kimad.budgets import Budget, budget
 from algorithms.kimad.choices import CompressorSet, from_compressors, top_k, whole_model
 from algorithms.kimad.monitors import Monitor, exponential_average, harmonic_mean, last, oracle
 from algorithms.kimad.updates import Update, gradient, local_steps
+from dsgd import spelling
 
 __all__ = [
     "Budget",
@@ -26,3 +27,5 @@ __all__ = [
     "uniform",
     "whole_model",
 ]
+
+spelling.add_suggestions(__name__)

@@ -2,6 +2,7 @@
 of bits, and the record that the engine reads.
 """
 
+from dsgd import spelling
 from dsgd.communication import bits
 from dsgd.communication.bits import Bits
 from dsgd.communication.calls.sender import MESSAGE
@@ -43,3 +44,5 @@ __all__ = [
     "unflatten",
     "unshard",
 ]
+
+spelling.add_suggestions(__name__)

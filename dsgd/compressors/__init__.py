@@ -2,6 +2,7 @@
 members.
 """
 
+from dsgd import spelling
 from dsgd.compressors.check import check
 from dsgd.compressors.chunks import block_top_k, chunked_top_k, two_bit
 from dsgd.compressors.codebooks import eight_bit, one_bit
@@ -90,3 +91,5 @@ __all__ = [
     "whole_model",
     "with_seed",
 ]
+
+spelling.add_suggestions(__name__)

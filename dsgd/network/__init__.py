@@ -2,6 +2,7 @@
 simulation.
 """
 
+from dsgd import spelling
 from dsgd.network.clocks import Ports, Timing, elapse, exchange
 from dsgd.network.kinds import (
     AllGather,
@@ -60,3 +61,5 @@ __all__ = [
     "simulate",
     "star",
 ]
+
+spelling.add_suggestions(__name__)

@@ -1,5 +1,6 @@
 """Plans: which method, with which settings, is the fastest on a cluster."""
 
+from dsgd import spelling
 from dsgd.planning.candidates import Candidate
 from dsgd.planning.changes import Change
 from dsgd.planning.estimates import Estimate
@@ -20,3 +21,5 @@ __all__ = [
     "Planned",
     "plan",
 ]
+
+spelling.add_suggestions(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dsgd import spelling
 from dsgd.problems.adapters import Model
 from dsgd.problems.blocks import ByWorker
 from dsgd.problems.data import Dataset, load
@@ -60,7 +61,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports the models on first access, since importing flax takes a quarter of a second."""
     if name not in ("CNN", "MLP", "ResNet18", "Transformer"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise spelling.missing(__name__, name, __all__)
     from dsgd.problems import models  # noqa: PLC0415
 
     return getattr(models, name)

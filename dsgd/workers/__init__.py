@@ -2,6 +2,7 @@
 count of data that a compiled program sends between devices.
 """
 
+from dsgd import spelling
 from dsgd.wire.traffic import traffic
 from dsgd.workers.axis import (
     AXIS,
@@ -94,3 +95,5 @@ __all__ = [
     "with_participation",
     "with_weights",
 ]
+
+spelling.add_suggestions(__name__)

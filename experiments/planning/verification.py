@@ -39,7 +39,7 @@ from scipy import stats
 
 import algorithms
 import dsgd
-from algorithms import facts
+from algorithms import registry
 from dsgd import (
     Candidate,
     cache,
@@ -228,7 +228,7 @@ class Row(NamedTuple):
 
 
 def main(args: Args) -> None:
-    methods = (facts.full_name(name.lower()) for name in args.methods)
+    methods = (registry.full_name(name.lower()) for name in args.methods)
     args = dataclasses.replace(args, methods=tuple(methods))
     commands.require_known("--methods", args.methods, METHODS)
     points = [Point(*each) for each in itertools.product(args.rates, args.latencies)]

@@ -18,7 +18,7 @@ import algorithms
 import dsgd
 import theory_checks
 import topologies
-from algorithms import facts
+from algorithms import facts, registry
 from dsgd import clusters, problems
 from experiments.shared import tables
 
@@ -41,7 +41,7 @@ LIMITS = {"": "biased", "any data": "exact", "any data and samples": "exact*"}
 
 def builder(name: str, **changes: Any) -> Build:
     """Returns the builder of a method with SGD and its default settings, apart from `changes`."""
-    return lambda step, W: facts.METHODS[name].instance(optax.sgd(step), W, **changes)
+    return lambda step, W: registry.METHODS[name].instance(optax.sgd(step), W, **changes)
 
 
 def builders(*names: str) -> dict[str, Build]:
@@ -130,7 +130,7 @@ def measure(name: str) -> Costs:
 
 def facts_of(name: str) -> facts.Facts:
     """Returns the facts of the method with this name in `METHODS`."""
-    return facts.METHODS[name.partition(",")[0]]
+    return registry.METHODS[name.partition(",")[0]]
 
 
 def _tolerates_losses(method: dsgd.Algorithm) -> bool:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import algorithms
 import dsgd
-from algorithms import facts
+from algorithms import registry
 from dsgd import clusters, problems, work
 from dsgd.engine import programs
 from tests.methods.files import FILES
@@ -68,7 +68,7 @@ def make(name: str, optimizer: optax.GradientTransformation) -> dsgd.Algorithm:
 
 def file(name: str) -> ModuleType:
     """Returns the file of tests of a method."""
-    return FILES["kimad_sgd" if name == "kimad" else facts.find(name).name]
+    return FILES["kimad_sgd" if name == "kimad" else registry.find(name).name]
 
 
 @cache

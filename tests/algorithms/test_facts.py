@@ -18,7 +18,8 @@ import algorithms
 import dsgd
 import topologies
 from algorithms import __main__ as listing
-from algorithms.facts import METHODS, Facts, full_name
+from algorithms.facts import Facts
+from algorithms.registry import METHODS, full_name
 from dsgd import compressors, problems
 
 SGD, N = optax.sgd(0.1), 8

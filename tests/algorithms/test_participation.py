@@ -16,7 +16,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from algorithms import facts
+from algorithms import registry
 from dsgd import clusters, compressors, network, problems
 from dsgd.communication.calls.sender import GOES_ON
 from tests.methods.files import CASES
@@ -81,7 +81,7 @@ def test_a_worker_that_does_not_participate_has_no_work():
         x = x - GAMMA * g
 
 
-REFUSED = [name for name in algorithms.ALGORITHMS if "all workers" in facts.find(name).needs]
+REFUSED = [name for name in algorithms.ALGORITHMS if "all workers" in registry.find(name).needs]
 COMPARED = {name.partition(",")[0] for name, case in CASES.items() if case.absent}
 # the others are compared with a recursion
 TRIED = [name for name in algorithms.ALGORITHMS if name in REFUSED or name not in COMPARED]
@@ -124,7 +124,7 @@ UNFIT = [
     ),
     # directed graphs are for push-sum, whose weights must remain positive
     *(
-        (facts.METHODS[name].instance(SGD, PUSH), {"delivered": HALF}, ONE_SIDED)
+        (registry.METHODS[name].instance(SGD, PUSH), {"delivered": HALF}, ONE_SIDED)
         for name in ("decentralized_sgd", "atc_tracking", "k_gt", "proximal_tracking")
     ),
     (algorithms.local_sgd(SGD, H, PUSH), {"delivered": HALF}, ONE_SIDED),

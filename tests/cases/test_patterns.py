@@ -17,7 +17,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from algorithms import facts, memories
+from algorithms import memories, registry
 from dsgd import clusters, communication, compressors, network, problems
 from dsgd.wire import counts
 from tests.dsgd.by_hand import method, run
@@ -43,12 +43,12 @@ PATTERNS: dict[str, dsgd.Pattern] = {
 
 def kinds(name: str) -> list[type[dsgd.Pattern]]:
     """Returns the kinds of patterns that a method accepts as `via`, from its annotation."""
-    via = inspect.signature(facts.METHODS[name].function).parameters.get("via")
+    via = inspect.signature(registry.METHODS[name].function).parameters.get("via")
     every = (network.AllReduce, network.OneServer, network.NServers)
     return [kind for kind in every if kind.__name__ in str(getattr(via, "annotation", ""))]
 
 
-METHODS = [name for name in facts.METHODS if kinds(name)]
+METHODS = [name for name in registry.METHODS if kinds(name)]
 # arguments with which all messages of a method use the pattern, and those that it has no default of
 SPECIAL: dict[str, dict[str, Any]] = {
     "des_loc": {"first": 4, "second": 6},
@@ -62,7 +62,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 def build(name: str, via: Any) -> dsgd.Algorithm:
     optimizer = optax.adam(0.1) if name == "des_loc" else SGD  # with moments to send
-    return facts.METHODS[name].instance(optimizer, N, **SPECIAL.get(name, {}), via=via)
+    return registry.METHODS[name].instance(optimizer, N, **SPECIAL.get(name, {}), via=via)
 
 
 def accepted_patterns(name: str) -> set[str]:

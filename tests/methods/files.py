@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from algorithms import facts
+from algorithms import registry
 
 SHARED = {"bits", "compressors", "events", "files", "given", "graphs", "steps"}
 FILES: dict[str, ModuleType] = {
@@ -32,6 +32,6 @@ EQUALS = {
 
 def form(name: str) -> Callable[[int, int, int], Any]:
     """Returns the closed form of a registered instance."""
-    own = facts.find(name)
+    own = registry.find(name)
     file = FILES[own.name]
     return getattr(file, f"bits{name.removeprefix(own.name)}", file.bits)

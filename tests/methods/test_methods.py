@@ -16,7 +16,7 @@ from budgets import sampled, smoke_cases
 
 import algorithms
 import dsgd
-from algorithms import facts
+from algorithms import registry
 from dsgd import clusters, problems
 from dsgd.base import Query, Round
 from dsgd.communication import communicate
@@ -45,7 +45,7 @@ def test_two_methods_are_the_same(name):
 
 def test_each_method_has_a_file_and_each_file_a_method():
     """Functions that change a method may also have files."""
-    assert facts.METHODS.keys() <= FILES.keys() <= {*facts.METHODS, *algorithms.__all__}
+    assert registry.METHODS.keys() <= FILES.keys() <= {*registry.METHODS, *algorithms.__all__}
 
 
 def test_methods_that_do_not_need_all_workers_are_compared_with_absent_ones():
@@ -54,7 +54,7 @@ def test_methods_that_do_not_need_all_workers_are_compared_with_absent_ones():
     """
     compared = {name.partition(",")[0] for name, case in CASES.items() if case.absent}
     continues = {
-        name for name, each in facts.METHODS.items() if "all workers" not in each.needs
+        name for name, each in registry.METHODS.items() if "all workers" not in each.needs
     } - {"error_feedback", "powersgd", "dion"}
     assert continues <= compared
 
@@ -115,7 +115,7 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
 def test_methods_accept_different_starts_if_their_files_say_so(name):
     method = algorithms.make(name, optax.sgd(0.1), 8)
     rows = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
-    if getattr(FILES[facts.find(name).name], "APART", False):
+    if getattr(FILES[registry.find(name).name], "APART", False):
         workers = algorithms.with_starts(method, rows).init(jnp.zeros(3), 8).workers
         models = getattr(workers, "inner", workers).params  # "inner": of variance reduction
         np.testing.assert_array_equal(models, rows)
@@ -139,7 +139,7 @@ ONE_OF_EACH = {"ef21", "extra", "fed_dyn", "gradient_tracking", "lead", "local_s
 )
 def test_exact_methods_reach_the_optimum_of_different_data_and_others_do_not(name):
     """From different starts, if the method allows them."""
-    N, own = 8, facts.find(name)
+    N, own = 8, registry.find(name)
     random = np.random.default_rng(0)
     slopes, targets, starts = random.uniform(0.4, 1.6, (3, N, 40)) * [[[1]], [[2]], [[1]]]
     cluster = clusters.Cluster(clusters.constant(1.0), up=clusters.constant(1e6), latency=1e-3)
@@ -162,11 +162,11 @@ def is_real(parameter: inspect.Parameter) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", sampled([name for name in facts.METHODS if name in algorithms.ALGORITHMS])
+    "name", sampled([name for name in registry.METHODS if name in algorithms.ALGORITHMS])
 )
 def test_swept_numbers_keep_the_types_of_states_in_half_precision(name):
     """Of the step size, and of all numbers of the method."""
-    own, N = facts.METHODS[name], 8
+    own, N = registry.METHODS[name], 8
     defaults = {
         each.name: own.settings.get(each.name, each.default)
         for each in inspect.signature(own.function).parameters.values()

@@ -16,7 +16,7 @@ from budgets import smoke_cases
 import algorithms
 import dsgd
 import topologies
-from algorithms import facts
+from algorithms import registry
 from dsgd import problems
 from dsgd.engine import leaves
 
@@ -167,7 +167,7 @@ def test_weights_apply_to_f_and_not_to_the_regularizer():
 def test_methods_that_do_not_use_the_regularizer_are_refused(name):
     problem = problems.regularized(quadratic(), problems.l1(0.1))
     method = algorithms.make(name, optax.sgd(0.1), 4)
-    if facts.find(name).regularizer:
+    if registry.find(name).regularizer:
         assert dsgd.exchanges(method, problem)
         return
     with pytest.raises(ValueError, match=r"does not use the regularizer of .* round\.prox") as e:
