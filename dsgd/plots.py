@@ -5,20 +5,35 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure, FigureBase
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.axis import Axis, XAxis
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter
 
-from dsgd import checks
+from dsgd import checks, records
+from dsgd.base import Problem
 from dsgd.frames import Runs, single_points
+from dsgd.problems.partition import class_counts
 from dsgd.runs.history import History, evaluated_records, mean_and_error
 
-__all__ = ["COLOURS", "MARKERS", "STYLES", "curves", "draw_lines", "figure", "panels", "plain_log"]
+__all__ = [
+    "COLOURS",
+    "MARKERS",
+    "STYLES",
+    "class_colours",
+    "curves",
+    "draw_lines",
+    "figure",
+    "log_scale",
+    "panels",
+    "partition",
+    "save",
+]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 """Colours of Okabe and Ito, which people with any common colour blindness can distinguish."""
@@ -29,18 +44,30 @@ MARKERS = ("", "o", "s", "D", "^", "v", "P", "X", "<", ">", "p", "h", "*", "d", 
 
 _AXES = {  # name in the history: (unit of the axis in units of the history, label of the axis)
     "step": (1, "rounds"),
+    "communications": (1, "communication rounds"),
+    "gradients": (1, "gradients per worker"),
     "bits": (1e6, "megabits sent and received per worker"),
+    "bits_up": (1e6, "megabits sent per worker"),
+    "bits_down": (1e6, "megabits received per worker"),
     "clock": (1, "simulated seconds"),
     "loss": (1, "loss f(x)"),
+    "gap": (1, "f(x) - f*"),
+    "distance": (1, "|x - x*|²"),
     "grad_sqnorm": (1, "|f'(x)|²"),
     "objective": (1, "objective f(x) + r(x)"),
     "prox_grad_sqnorm": (1, "|x - prox(x - f'(x))|²"),
     "consensus": (1, "consensus distance"),
     "train_loss": (1, "loss of the batches"),
-    "test_error": (1, "test error"),
+    "staleness": (1, "staleness, updates"),
+    "period": (1, "local steps between averages"),
+    "threshold": (1, "threshold, seconds"),
+    "idle": (1, "idle rounds"),
+    "missing": (1, "bits above the budget"),
 }
+_LOCAL_STEPS = "rounds (local steps)"
 _Columns = Annotated[str | Sequence[str], "a name in the history, or a list of such names"]
-_Scale = Literal["linear", "log"]
+Band = Literal["error", "quartiles"]
+_Bands = Annotated[Band, "'error' or 'quartiles'"]
 
 
 @checks.arguments
@@ -49,8 +76,11 @@ def curves(
     x: _Columns = "step",
     y: _Columns = "loss",
     *,
-    xscale: _Scale = "linear",
-    yscale: _Scale = "linear",
+    logx: bool = False,
+    logy: bool = False,
+    band: _Bands = "error",
+    labels: Mapping[str, str] | None = None,
+    save: str | Path | None = None,
 ) -> Figure:
     """Plots runs as lines: the mean over seeds, in a band of one standard error.
 
@@ -58,24 +88,36 @@ def curves(
         runs: a result, a sweep, a history, or a dictionary of these by method, as in `dsgd.frame`.
             Each method and each point of a sweep is one line. Only evaluated records are plotted.
         x: a name in the history, for example "step", "bits" or "clock", or a list of names, each of
-            which becomes a column of panels. If x differs between seeds, its mean is used.
+            which becomes a column of panels. If x differs between seeds, its mean is used. If a
+            method communicates in some rounds only, the label of "step" is "rounds (local steps)".
         y: a name in the history, or a list of names, each of which becomes a row of panels.
-        xscale, yscale: "linear" or "log", for all panels.
+        logx, logy: whether the axes of all panels are logarithmic. Numbers that are not positive
+            are omitted on these.
+        band: "error", or "quartiles": the median over seeds, in a band from the first to the third
+            quartile.
+        labels: labels of axes by name in the history, with units, such as those of a problem's own
+            metrics: {"test_rmse": "test error, °C"}; None: the name in words.
+        save: file to which the figure is written, as by `save`; None: none.
 
     Returns:
         The figure. Its `axes` are the panels, row by row.
 
     Raises:
         ValueError: if a name is not in a history or has one number per worker, there are no names,
-            a scale is unknown, or `runs` is not as in `dsgd.frame`.
+            `labels` has a name that is not on an axis, `band` is unknown, `runs` is not as in
+            `dsgd.frame`, or the suffix of `save` is none of those of `save`.
     """
     xs, ys = ([name] if isinstance(name, str) else list(name) for name in (x, y))
     for what, names in (("x", xs), ("y", ys)):
         if not names:
             raise ValueError(f"curves: {what} = []; expected a name in the history, or several")
-    for what, scale in (("xscale", xscale), ("yscale", yscale)):
-        if scale not in ("linear", "log"):
-            raise ValueError(f"curves: {what} = {scale!r}; expected 'linear' or 'log'")
+    if unused := [name for name in labels or {} if name not in (*xs, *ys)]:
+        raise ValueError(
+            f"curves: labels of {', '.join(unused)}; expected names of x or y: "
+            f"{', '.join((*xs, *ys))}"
+        )
+    if save is not None:
+        save = _figure_path("curves: save", save)
     histories = {_line_label(labels): history for labels, history in single_points("curves", runs)}
     across = [
         {
@@ -90,14 +132,26 @@ def curves(
     ]
     sheet, axes = figure(len(xs), len(ys), sharey="row")
     for panel, (rows, columns) in zip(axes, itertools.product(up, across), strict=True):
-        panel.set(xscale=xscale, yscale=yscale)
-        draw_lines(panel, {label: (columns[label], rows[label]) for label in histories})
+        log_scale(panel, "x" * logx + "y" * logy)
+        draw_lines(panel, {label: (columns[label], rows[label]) for label in histories}, band)
+    words = {name: label for name, (_, label) in _AXES.items()}
+    if any(map(_has_local_steps, histories.values())):
+        words["step"] = _LOCAL_STEPS
+    words |= labels or {}
     for panel, name in zip(axes[-len(xs) :], xs, strict=True):
-        panel.set_xlabel(_label(name))
+        panel.set_xlabel(words.get(name, name.replace("_", " ")))
     for panel, name in zip(axes[:: len(xs)], ys, strict=True):
-        panel.set_ylabel(_label(name))
-    _legend(sheet, axes[0], max(len(history["loss"]) for history in histories.values()))
+        panel.set_ylabel(words.get(name, name.replace("_", " ")))
+    _legend(sheet, axes[0], max(len(history["loss"]) for history in histories.values()), band)
+    if save is not None:
+        _write(sheet, save)
     return sheet
+
+
+def _has_local_steps(history: History) -> bool:
+    """Whether a method communicates in fewer rounds than it makes."""
+    rounds = history["step"][-1] - history["step"][0]
+    return "communications" in history and bool((history["communications"][:, -1] < rounds).any())
 
 
 def _line_label(labels: dict[str, Any]) -> str:
@@ -127,22 +181,19 @@ def _series(label: str, history: History, what: str, name: str) -> np.ndarray:
     return np.atleast_2d(np.where(np.isfinite(values), values, np.nan))
 
 
-def _label(name: str) -> str:
-    return _AXES[name][1] if name in _AXES else name.replace("_", " ")
-
-
-def _legend(sheet: Figure, panel: Axes, seeds: int) -> None:
+def _legend(sheet: Figure, panel: Axes, seeds: int, band: Band) -> None:
     """Adds a legend with the names of the lines and the meaning of the bands.
 
     It is below the panels, or to their right if there are many lines. The size of the panels stays
     the same.
     """
     handles, labels = panel.get_legend_handles_labels()  # omits lines without a label
-    bands = f"bands: standard error over {seeds} seeds" if seeds > 1 else None
+    middle, around = ("mean", "standard error") if band == "error" else ("median", "quartiles")
+    bands = f"bands: {around} over {seeds} seeds" if seeds > 1 else None
     if not labels and not bands:
         return
     if not labels:
-        handles, labels = panel.lines, [f"mean of {seeds} seeds"]
+        handles, labels = panel.lines, [f"{middle} of {seeds} seeds"]
     width, height = sheet.get_size_inches()
     widest = max(map(len, labels))
     columns = max(1, min(len(labels), int(12 * width / (widest + 7))))
@@ -158,33 +209,47 @@ def _legend(sheet: Figure, panel: Axes, seeds: int) -> None:
 
 
 @checks.arguments
-def draw_lines(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """Draws one line per method, with a band of one standard error over seeds.
+def draw_lines(
+    axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], band: _Bands = "error"
+) -> None:
+    """Draws one line per method, with a band over seeds.
 
     Args:
         axes: the axes to draw on.
         lines: (x `[records]`, y `[seeds, records]`) by method. The n-th method always has the n-th
-            colour and style, and from the ninth on a marker. On a logarithmic x axis, records with
-            x <= 0 are omitted.
+            colour and style, and from the ninth on a marker. Numbers that are not positive are
+            omitted on logarithmic axes.
+        band: "error": the mean and one standard error; "quartiles": the median and the quartiles.
 
     Raises:
-        ValueError: if a line has other shapes.
+        ValueError: if a line has other shapes, or `band` is unknown.
     """
+    if band not in ("error", "quartiles"):
+        raise ValueError(f"draw_lines: band = {band!r}; expected 'error' or 'quartiles'")
+    least = [0 if scale == "log" else -np.inf for scale in (axes.get_xscale(), axes.get_yscale())]
     for i, (label, (cost, y)) in enumerate(lines.items()):
         if np.ndim(y) != 2 or np.shape(cost) != np.shape(y)[1:]:
             raise ValueError(
                 f"draw_lines: lines[{label!r}] has x {list(np.shape(cost))} and y "
                 f"{list(np.shape(y))}; expected [records] and [seeds, records]"
             )
-        on_axis = cost > (0 if axes.get_xscale() == "log" else -np.inf)
+        on_axis = cost > least[0]
         if not on_axis.any():
             continue
-        x, (middle, error) = cost[on_axis], mean_and_error(y[:, on_axis])
+        x, shown = cost[on_axis], y[:, on_axis]
+        if band == "error":
+            middle, error = mean_and_error(shown)
+            low, high = middle - error, middle + error
+        else:
+            low, middle, high = np.quantile(shown, (0.25, 0.5, 0.75), axis=0)
+        middle = np.where(middle > least[1], middle, np.nan)
         colour, style = COLOURS[i % len(COLOURS)], STYLES[(i + i // len(COLOURS)) % len(STYLES)]
         (line,) = axes.plot(x, middle, color=colour, linestyle=style, linewidth=1.8, label=label)
         if i >= len(COLOURS):
             line.set(marker=MARKERS[i // len(COLOURS) % len(MARKERS)], markevery=0.2)
-        axes.fill_between(x, middle - error, middle + error, color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(
+            x, low, high, where=np.isfinite(middle), color=colour, alpha=0.2, linewidth=0
+        )
 
 
 @checks.arguments
@@ -222,7 +287,7 @@ def figure(
 
 @checks.arguments
 def panels(
-    sheet: FigureBase, columns: int, rows: int = 1, *, sharey: bool | Literal["row"] = True
+    sheet: Figure | SubFigure, columns: int, rows: int = 1, *, sharey: bool | Literal["row"] = True
 ) -> np.ndarray:
     """Adds panels in the common style to a figure, or to a part of one.
 
@@ -248,18 +313,163 @@ def panels(
         "grid.alpha": 0.3,
         "axes.spines.top": False,
         "axes.spines.right": False,
+        "axes.formatter.limits": (-3, 5),
+        "axes.formatter.use_mathtext": True,
     }
     with mpl.rc_context(style):
-        return sheet.subplots(rows, columns, squeeze=False, sharey=sharey).ravel()
+        axes = sheet.subplots(rows, columns, squeeze=False, sharey=sharey).ravel()
+    # Labels such as 0.0125 are 38 points wide. Labels of the y axis need about 60 points.
+    room = 72 * sheet.bbox.width / sheet.dpi / columns - 60
+    for panel in axes:
+        panel.xaxis.set_major_locator(
+            MaxNLocator(int(np.clip(room / 46, 2, 8)), steps=(1, 2, 2.5, 5, 10))
+        )
+    return axes
 
 
 @checks.arguments
-def plain_log(axis: Axis) -> None:
-    """Formats a logarithmic axis with a few plain numbers: 0.1, 0.3, 1, ...
+def log_scale(axes: Axes, names: str = "xy") -> None:
+    """Makes axes logarithmic, with plain numbers (0.1, 0.3, 1, ...) or powers of ten as labels, as
+    many as have room.
 
     Args:
-        axis: `axes.xaxis` or `axes.yaxis`.
+        axes: the panel.
+        names: the axes: "x", "y", "xy", or "" for none.
+
+    Raises:
+        ValueError: if `names` has another letter.
     """
-    axis.set_major_locator(LogLocator(subs=(1, 3)))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
+    if set(names) - {"x", "y"}:
+        raise ValueError(f"log_scale: names = {names!r}; expected 'x', 'y', 'xy' or ''")
+    axes.set(**{f"{name}scale": "log" for name in names})
+    for axis in (getattr(axes, f"{name}axis") for name in names):
+        axis.set_major_locator(_LogTicks())
+        axis.set_major_formatter(_LogLabels())
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _is_plain(low: float, high: float) -> bool:
+    """Whether the numbers of an axis are short without exponents."""
+    return bool(1e-4 <= low < high < 2e5 and high / low < 2e5)
+
+
+class _LogTicks(LogLocator):
+    """Ticks at 1 and 3 times powers of ten if their labels have room, at 1, 2 and 5 times if there
+    are few, else at powers of ten.
+    """
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        axis, (low, high) = self.axis, sorted((vmin, vmax))
+        if low <= 0 or not isinstance(axis, Axis):
+            return super().tick_values(vmin, vmax)
+        powers = np.arange(math.floor(np.log10(low)), math.ceil(np.log10(high)) + 1)
+        # Room of a label and length of the axis, in font sizes: matplotlib reserves three of them
+        # for the width of a label, two for its height.
+        room, length = 1.6, 2 * axis.get_tick_space()
+        if isinstance(axis, XAxis):
+            widest = max(len(f"{10.0**power:g}") for power in powers[[0, -1]])
+            room, length = 0.64 * (widest if _is_plain(low, high) else 4) + 0.6, 1.5 * length
+        decade = length / np.log10(high / low)
+        for factors, gap in (((1, 3), 0.477), ((1, 2, 5), 0.301)):
+            ticks = np.outer(10.0**powers, factors).ravel()
+            inside = ((low <= ticks) & (ticks <= high)).sum()
+            if gap * decade < room:
+                break
+            if inside > 2:
+                return ticks
+        else:
+            if inside < 2:
+                return MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)).tick_values(low, high)
+            return ticks
+        return 10.0 ** powers[powers % math.ceil(room / decade) == 0]
+
+
+class _LogLabels(LogFormatterSciNotation):
+    """Plain numbers if all of them are short, else powers of ten."""
+
+    def __init__(self) -> None:
+        super().__init__(minor_thresholds=(np.inf, np.inf))
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        assert self.axis is not None
+        low, high = sorted(self.axis.get_view_interval())
+        return f"{x:g}" if _is_plain(low, high) else super().__call__(x, pos)
+
+
+@checks.arguments
+def save(sheet: Figure, path: str | Path) -> None:
+    """Writes a figure, atomically.
+
+    Args:
+        sheet: the figure.
+        path: the file. Its suffix is the format: .pdf, .png or .svg.
+
+    Raises:
+        ValueError: if it has another suffix.
+    """
+    _write(sheet, _figure_path("save: path", path))
+
+
+def _write(sheet: Figure, path: Path) -> None:
+    with records.replacing(path) as temporary:
+        sheet.savefig(temporary, dpi=150)
+
+
+def _figure_path(where: str, path: str | Path) -> Path:
+    found = records.user_path(where, path)
+    if found.suffix.lower() not in (".pdf", ".png", ".svg"):
+        raise ValueError(f"{where} = {str(path)!r}; expected a file .pdf, .png or .svg")
+    return found
+
+
+@checks.arguments
+def partition(data: Problem | Sequence[Any]) -> Figure:
+    """Draws how the samples of each class are distributed over the workers: one row for each class,
+    in which the area above a worker is proportional to its number of samples.
+
+    The title has the mean total variation distance of `dsgd.problems.class_counts`.
+
+    Args:
+        data: as in `dsgd.problems.class_counts`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: as for `dsgd.problems.class_counts`.
+    """
+    counted = class_counts(data)
+    N, classes = counted.counts.shape
+    sheet, (axes,) = figure(1, width=7.0, height=1.2 + 0.25 * min(classes, 20))
+    edges = (np.arange(N)[:, None] + [-0.42, 0.42]).ravel()
+    tops = np.zeros((2 * N - 1, classes))  # every second one is the gap between two workers
+    tops[::2] = 0.9 * counted.counts / counted.counts.max()
+    for row, colour in enumerate(class_colours(classes)):
+        base = row - 0.45
+        axes.stairs(base + tops[:, row], edges, baseline=base, fill=True, fc=colour, lw=0)
+    axes.grid(visible=False)
+    shown = range(0, classes, math.ceil(classes / 20))
+    axes.set_yticks(shown, [str(counted.classes[row]) for row in shown])
+    axes.set(xlabel="worker", ylabel="class", xlim=(-0.5, N - 0.5), ylim=(-0.55, classes - 0.45))
+    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    few, most = counted.samples.min(), counted.samples.max()
+    axes.set_title(
+        f"{few if few == most else f'{few} to {most}'} samples per worker; "
+        f"mean total variation distance {counted.distances.mean():.2f}",
+        fontsize=10,
+    )
+    return sheet
+
+
+@checks.arguments
+def class_colours(classes: int) -> list[Any]:
+    """Returns one colour for each class, which people with any common colour blindness can
+    distinguish: `COLOURS` if these suffice, else from dark to light.
+
+    Args:
+        classes: number of classes.
+    """
+    count = checks.positive_int("class_colours: classes", classes)
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    return list(mpl.colormaps["viridis"](np.linspace(0, 1, count)))

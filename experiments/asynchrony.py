@@ -123,7 +123,7 @@ def main(args: Args) -> None:
         tabulated[where.replace(" ", "-")] = table
         shown = {name: one for name, one in outcomes.items() if one}
         for x, label in (("rounds", "updates"), ("simulated seconds", "simulated seconds")):
-            look = {"xscale": "log", "xlabel": label, "ylabel": f"{where}: loss f(x)"}
+            look = {"log": "xy", "xlabel": label, "ylabel": f"{where}: loss f(x)"}
             losses.append(figures.curves(studies.lines(shown, x), target, **look))
         histograms.append(partial(draw_histogram, where, list(shown), stale))
     point = saturation_point(args, bits)
@@ -291,9 +291,8 @@ def draw_histogram(where: str, names: list[str], stale: dict[str, np.ndarray], a
             late = np.maximum(stale[name], 1)
             share = np.histogram(late, edges)[0] / late.size
             axes.stairs(share, edges, **figures.look(i, linewidth=1.8))
-    axes.set(yscale="log", ylim=(1e-4, 1))
     label = "staleness t - D(t) (0 is shown as 1)"
-    figures.describe(axes, label, f"{where}: share of updates", log="x")
+    figures.describe(axes, label, f"{where}: share of updates", log="xy", ylim=(1e-4, 1))
 
 
 def draw_saturation(full: Saturation, point: float, name: str, axes: Axes) -> None:

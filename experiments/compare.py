@@ -143,7 +143,8 @@ def draw(histories: Mapping[str, studies.History], target: float) -> Figure:
     sheet, panels = plots.figure(3, width=figures.WIDTH / 3, height=4.4)
     families = {name: registry.find(name).family for name in histories}
     for axes, (label, cost) in zip(panels, statistics.COSTS.items(), strict=True):
-        axes.set(xlabel=label.replace(" sent and received", ""), xscale="log", yscale="log")
+        plots.log_scale(axes)
+        axes.set_xlabel(label.replace(" sent and received", ""))
         axes.axhline(target, color="0.4", linewidth=0.8)
         for i, (name, history) in enumerate(histories.items()):
             x, best = cost(history)[1:], np.minimum.accumulate(history["loss"].mean(axis=0))[1:]
@@ -162,7 +163,6 @@ def draw(histories: Mapping[str, studies.History], target: float) -> Figure:
     if silent:
         panels[1].set_title(f"{', '.join(silent)} sends nothing", fontsize=9, color="0.4")
     panels[0].set_ylabel("loss f(x), best so far")
-    plots.plain_log(panels[0].yaxis)
     name_families(sheet, panels[0], families)
     return sheet
 

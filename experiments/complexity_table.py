@@ -232,7 +232,7 @@ def draw(epsilons: Sequence[float], predicted: Steps, measured: Steps) -> Figure
     """Draws iterations against 1 / epsilon: measured solid, predicted dashed."""
     sheet, (axes,) = plots.figure(1, width=9.6, height=5.8)
     x = 1 / np.array(epsilons)
-    axes.set(xscale="log", yscale="log", xlabel="1/ε", ylabel="iterations T")
+    figures.describe(axes, "1/ε", "iterations T", log="xy")
     for name, colour, marker in zip(measured, plots.COLOURS, theorems.MARKERS, strict=False):
         look = {"color": colour, "marker": marker, "markersize": 6, "linewidth": 1.8}
         axes.plot(x, measured[name], label=name, **look)

@@ -27,7 +27,7 @@ if __name__ == "compression":
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -266,9 +266,14 @@ def draw_curves(args: Args, found: Outcomes, task: tuple[str, str]) -> Figure:
     panels = []
     for memory, x in itertools.product(MEMORIES, list(statistics.COSTS)[:2]):
         shown = {name: found.get((*task, name, memory)) for name in args.compressors}
-        look: dict[str, Any] = {"xscale": "linear" if x == "rounds" else "log", "xlabel": x}
         panels.append(
-            figures.curves(studies.lines(shown, x), title=memory, ylabel="loss f(x)", **look)
+            figures.curves(
+                studies.lines(shown, x),
+                log="y" if x == "rounds" else "xy",
+                title=memory,
+                xlabel=x,
+                ylabel="loss f(x)",
+            )
         )
     bands = statistics.errors("bands", args.seeds)
     return figures.sheet(

@@ -24,7 +24,7 @@ from rich.table import Table
 
 import dsgd
 from dsgd import plots, records
-from experiments.shared import commands, tables
+from experiments.shared import commands, figures, tables
 from experiments.survey.convergence_terms import Budget, Term, list_measures
 from experiments.survey.theorems import MARKERS, METHODS
 
@@ -209,13 +209,8 @@ def draw(args: Args, terms: Sequence[Term]) -> Figure:
     sheet, panels = plots.figure(3, 2, width=4.4, height=4, sharey=False)
     for axes, (name, panel) in zip(panels, PANELS.items(), strict=False):
         shown = [term for term in terms if term.panel == name]
-        axes.set(
-            xscale="log",
-            yscale="log",
-            xlabel=panel.label,
-            title=panel.title.format(T=args.fixed_steps),
-        )
-        axes.set_ylabel("average of E|f'(x)|² over T steps")
+        y, title = "average of E|f'(x)|² over T steps", panel.title.format(T=args.fixed_steps)
+        figures.describe(axes, panel.label, y, title, log="xy")
         for term in shown:
             draw_term(axes, term)
         draw_guide(axes, panel, shown)

@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 
 import algorithms
 import dsgd
-from dsgd import clusters, network, problems, work
+from dsgd import clusters, network, plots, problems, work
 from experiments.shared import commands, figures, statistics, studies, tables
 from experiments.shared.studies import Case, Tuned
 
@@ -58,7 +58,7 @@ class Args(commands.Data, commands.Common):
     target: commands.Share = 0.9
     """Target of the test accuracy, as a share."""
     out: Path = Path("results/federated")
-    """Folder for config.json, history.csv and figure.png."""
+    """Folder for config.json, history.csv, figure.png and partition.png."""
 
 
 class Clients(NamedTuple):
@@ -117,7 +117,8 @@ def main(args: Args) -> None:
         f"{setting}; {bands}\nmeans over {WINDOW} rounds; grey line: target {goal}",
         legend_columns=None,
     )
-    commands.finish(args, {"figure": sheet}, {"costs": table})
+    sheets = {"figure": sheet, "partition": plots.partition(clients.problem)}
+    commands.finish(args, sheets, {"costs": table})
 
 
 def make_clients(args: Args) -> Clients:
@@ -134,9 +135,7 @@ def make_clients(args: Args) -> Clients:
         seed=args.seed,
         data_dir=args.data_dir,
     )
-    labels = problems.load(args.data, args.data_dir).train_targets
-    parts = problems.split(labels, args.clients, "dirichlet", alpha=args.alpha, seed=args.seed)
-    sizes = np.array([len(part) for part in parts])
+    sizes = problems.class_counts(problem).samples
     steps = np.ceil(args.epochs * sizes / np.minimum(sizes, args.batch_size)).astype(int)
     return Clients(problem, steps, int(np.ceil(steps.mean())))
 
@@ -235,8 +234,7 @@ def draw(
         xlabel=COSTS[cost],
         ylabel="test accuracy in %",
         title=heading if by_rounds else "",
-        xscale="linear" if by_rounds else "log",
-        yscale="linear",
+        log="" if by_rounds else "x",
         ylim=(max(0, 100 * target - 20), 100),
     )(axes)
 

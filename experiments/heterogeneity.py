@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -197,19 +197,20 @@ def show_alphas(
             alphas,
         ),
     }
-    alpha: dict[str, Any] = {"xscale": "log", "xlabel": "Dirichlet alpha (left: heterogeneous)"}
+    alpha = "Dirichlet alpha (left: heterogeneous)"
     course = {name: one for (name, label), one in found_exact.items() if label == worst}
     panels = [
         figures.curves(
             lines_by_alpha(losses, alphas),
-            **alpha,
-            yscale="linear",
+            log="x",
+            xlabel=alpha,
             ylabel="loss f(mean x)",
             title=f"random batches, l2 = {args.l2:g}\nlast tenth of {args.steps:,} rounds",
         ),
         figures.curves(
             lines_by_alpha(slopes, alphas),
-            **alpha,
+            log="xy",
+            xlabel=alpha,
             ylabel=SLOPE,
             title=f"exact gradients, {l2}\nafter {args.exact_steps:,} rounds",
         ),

@@ -233,8 +233,7 @@ def draw_speedups(
 ) -> None:
     """Draws the speedups of Kimad, and of Kimad with the true bandwidth, slightly shifted."""
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xscale("log")
-    plots.plain_log(axes.xaxis)
+    plots.log_scale(axes, "x")
     there = {
         x: ratios_of(outcomes[case])
         for x, name in by_x.items()

@@ -31,7 +31,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator
 from rich.table import Table
 
 import dsgd
@@ -330,8 +329,6 @@ def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
             "latency, ms" if i % columns == 0 else None,
             log="xy",
         )
-        if columns > 2:  # narrow panels show only powers of ten
-            axes.xaxis.set_major_locator(LogLocator())
         draw_panel(args, axes, panel, [colour(name) for name in methods])
     handles = [Patch(color=colour(methods[i]), label=methods[i]) for i in shown]
     handles.append(Patch(facecolor="white", hatch="////", edgecolor="0.4", label="undecided"))

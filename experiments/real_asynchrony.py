@@ -309,7 +309,7 @@ def histogram(axes: Axes, one: Measured, name: str) -> None:
         ("predicted", one.predicted, {"color": plots.COLOURS[1], "linewidth": 1.8}),
     ):
         axes.stairs(np.histogram(values, edges)[0] / values.size, edges, label=what, **style)
-    axes.set(yscale="log", ylim=(5e-4, 1), xlabel="staleness, updates", title=name)
+    figures.describe(axes, "staleness, updates", title=name, log="y", ylim=(5e-4, 1))
 
 
 if __name__ == "__main__":

@@ -326,8 +326,7 @@ def draw(found: dict[str, studies.Tuned], x: str, y: str, target: float, axes: A
         target if y == BITS else None,
         xlabel=x,
         ylabel="bits per byte" if y == BITS else "loss f, nats",
-        xscale="linear" if by_tokens else "log",
-        yscale="linear",
+        log="" if by_tokens else "x",
     )(axes)
     axes.set_ylim(top=SHOWN * max(values[:, -1].mean() for _, values in lines.values()))
 

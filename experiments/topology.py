@@ -265,7 +265,7 @@ def draw(
         shown = {name: found[partition, name] for name in members if (partition, name) in found}
         for x in statistics.COSTS:
             look = {"xlabel": x, "ylabel": "loss f(mean x)", "title": partition}
-            look["xscale"] = "linear" if x == "rounds" else "log"
+            look["log"] = "y" if x == "rounds" else "xy"
             panels.append(figures.curves(studies.lines(shown, x), target, **look))
         apart = {
             name: (x[1:], y[:, 1:])

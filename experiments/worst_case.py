@@ -222,23 +222,15 @@ def draw(args: Args, curves: dict[str, Curve], by_rounds: dict[int, tuple[float,
         left.plot(one.best, one.least, "*", color=colour, markersize=12)
         if one.theorem is not None and one.theorem <= args.rates[-1]:
             left.axvline(one.theorem, color=colour, linestyle=":")
-    left.set(
-        xscale="log",
-        yscale="log",
-        ylim=(None, 10),
-        xlabel="γL",
-        ylabel=f"worst |x - x*|², T = {args.steps}",
-    )
-    left.legend(frameon=False)
+    y = f"worst |x - x*|², T = {args.steps}"
+    figures.describe(left, "γL", y, log="xy", legend=True, ylim=(None, 10))
     T, (worst, bound) = list(by_rounds), zip(*by_rounds.values(), strict=True)
     right.plot(T, worst, marker="o", label="worst case")
     right.plot(T, bound, marker="o", linestyle="--", label="Theorem 5.2.11")
-    right.set(
-        xscale="log", yscale="log", xlabel="rounds T", ylabel="worst average of |f'(x)|², DSGD"
-    )
+    y = "worst average of |f'(x)|², DSGD"
+    figures.describe(right, "rounds T", y, log="xy", legend=True)
     right.set_xticks(T, map(str, T))
     right.xaxis.set_minor_locator(NullLocator())
-    right.legend(frameon=False)
     figures.title(
         sheet,
         f"exact worst cases on ring({args.workers}); stars: best steps; dotted: theorems' largest",

@@ -360,7 +360,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.history.evaluated_records: {"history": SWEEP.history},
     plots.draw_lines: {"axes": SHEET.subplots(), "lines": {"one": (np.ones(5), np.ones((2, 5)))}},
     plots.panels: {"sheet": Figure()},
-    plots.plain_log: {"axis": SHEET.axes[0].xaxis},
+    plots.log_scale: {"axes": SHEET.axes[0]},
     problems.finite_sum: {"workers": 3},
     problems.per_sample: {
         "problem": problems.logistic_regression("digits", workers=2, batch_size=2)
@@ -561,7 +561,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "dsgd.sweep(delays.constant, problem, steps=1, key=key, bound=[1])": "returned the Delays",
     "dsgd.sweep(delayed, problem, steps=1, key=key, bound=[1, -1])": "bound = -1",
     "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "consensus_step = 1.5",
-    "plots.curves(swept, yscale='cubic')": "curves: yscale = 'cubic'",
+    "plots.curves(swept, band='deviation')": "draw_lines: band = 'deviation'",
     "dsgd.frame(problem)": "a dsgd.Result, a dsgd.Sweep, a history",
     "swept.best(share=-1)": "share = -1",
     "-1.0 * clusters.exponential(1.0)": "factor",

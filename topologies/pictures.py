@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dsgd import checks
+from dsgd.base import Problem
 from dsgd.graphs.topology import Topology
 
 if TYPE_CHECKING:
@@ -16,19 +18,27 @@ if TYPE_CHECKING:
 
 
 @checks.arguments
-def draw(topology: Topology, axes: Axes | None = None) -> Figure:
+def draw(
+    topology: Topology, axes: Axes | None = None, *, data: Problem | Sequence[Any] | None = None
+) -> Figure:
     """Draws a topology, with its name, degree and rho as the title. Directed edges are arrows; for
     a schedule, the edges of all rounds are drawn. Workers that have names are labelled with them.
 
-    The nodes of a regular graph are placed on a circle, those of other graphs by a force-directed
-    layout (Kamada and Kawai).
+    The nodes of regular graphs and of chains are placed on a circle, those of other graphs by a
+    force-directed layout (Kamada and Kawai).
 
     Args:
         topology: the topology to draw.
         axes: matplotlib axes to draw into; None: a new figure.
+        data: as in `dsgd.problems.class_counts`, for the same number of workers: each node is a pie
+            of the classes of its samples; None: nodes are dots.
 
     Returns:
         The figure.
+
+    Raises:
+        ValueError: if the data have another number of workers, and as for
+            `dsgd.problems.class_counts`.
     """
     import networkx as nx  # noqa: PLC0415 (takes a second to import)
     from matplotlib.axes import Axes  # noqa: PLC0415
@@ -41,10 +51,13 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
     graph = nx.Graph() if topology.symmetric else nx.DiGraph()
     graph.add_nodes_from(range(topology.n))
     graph.add_edges_from(topology.edges.tolist())
-    size, places = min(120.0, 2500.0 / topology.n), _places(graph)
-    nx.draw_networkx_nodes(
-        graph, places, ax=axes, node_size=size, node_color="#0072B2", linewidths=0
-    )
+    size, places = min(120.0, 2500.0 / topology.n) * (1 if data is None else 2), _places(graph)
+    if data is None:
+        nx.draw_networkx_nodes(
+            graph, places, ax=axes, node_size=size, node_color="#0072B2", linewidths=0
+        )
+    else:
+        _draw_pies(axes, np.array([places[worker] for worker in range(topology.n)]), size, data)
     arrows = (
         {}
         if topology.symmetric
@@ -80,5 +93,64 @@ def draw(topology: Topology, axes: Axes | None = None) -> Figure:
 def _places(graph: nx.Graph) -> dict[int, np.ndarray]:
     import networkx as nx  # noqa: PLC0415
 
-    regular = len({degree for _, degree in graph.degree}) == 1
-    return nx.circular_layout(graph) if regular else nx.kamada_kawai_layout(graph.to_undirected())
+    degrees = {degree for _, degree in graph.degree}
+    if len(degrees) == 1 or (degrees == {1, 2} and nx.is_connected(graph.to_undirected())):
+        return nx.circular_layout(graph)
+    return nx.kamada_kawai_layout(graph.to_undirected())
+
+
+def _draw_pies(axes: Axes, places: np.ndarray, size: float, data: Any) -> None:
+    """Draws a pie of the classes of each worker's samples, with a legend of the classes.
+
+    Args:
+        axes: the axes.
+        places: positions of the workers, `[N, 2]`.
+        size: squared diameter of the pies, points.
+        data: as in `draw`.
+    """
+    from matplotlib.collections import PathCollection  # noqa: PLC0415
+    from matplotlib.patches import Patch  # noqa: PLC0415
+    from matplotlib.path import Path  # noqa: PLC0415
+    from matplotlib.transforms import IdentityTransform  # noqa: PLC0415
+
+    from dsgd import plots  # noqa: PLC0415 (imports matplotlib)
+    from dsgd.problems.partition import class_counts  # noqa: PLC0415
+
+    counted = class_counts(data)
+    if len(counted.counts) != len(places):
+        raise ValueError(
+            f"draw: the topology has {len(places)} nodes but the data have {len(counted.counts)} "
+            "workers; expected as many"
+        )
+    colours = plots.class_colours(len(counted.classes))
+    ends = 360 * np.cumsum(counted.shares, axis=1)
+    workers, classes = np.nonzero(counted.counts)
+    pies = PathCollection(
+        [
+            Path(np.asarray(wedge.vertices) / 2, wedge.codes)
+            for wedge in (
+                Path.wedge(90 - end, 90 - end + 360 * share)
+                for end, share in zip(
+                    ends[workers, classes], counted.shares[workers, classes], strict=True
+                )
+            )
+        ],
+        [size],
+        facecolors=[colours[label] for label in classes],
+        offsets=places[workers],
+        offset_transform=axes.transData,
+        transform=IdentityTransform(),
+        zorder=2,
+    )
+    axes.add_collection(pies)
+    shown = range(0, len(colours), -(-len(colours) // 12))
+    axes.legend(
+        handles=[Patch(color=colours[label], label=str(counted.classes[label])) for label in shown],
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        ncols=6,
+        frameon=False,
+        fontsize=7,
+        handlelength=0.8,
+        columnspacing=0.8,
+    )

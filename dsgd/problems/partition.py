@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dsgd import array_likes, checks
+from dsgd.base import Problem
+from dsgd.engine import pooled
+from dsgd.problems.examples import Examples
 
 
 def _iid(
@@ -206,3 +211,91 @@ def require_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.n
             need = f"indices from 0 to {samples - 1}, at least one"
             raise ValueError(f"partition: worker {n} has {checks.show(parts[n])}; expected {need}")
     return checked
+
+
+class ClassCounts(NamedTuple):
+    """How the samples of each class are distributed over the workers; `str` returns a table.
+
+    Args:
+        counts: number of samples of each worker and class, int `[N, classes]`.
+        classes: labels of the classes, `[classes]`.
+    """
+
+    counts: np.ndarray
+    classes: np.ndarray
+
+    @property
+    def samples(self) -> np.ndarray:
+        """Number of samples of each worker, int `[N]`."""
+        return self.counts.sum(axis=1)
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Share of each class in each worker's samples, `[N, classes]`."""
+        return self.counts / self.samples[:, None]
+
+    @property
+    def distances(self) -> np.ndarray:
+        r"""Total variation distance $\frac12 \sum_c |p_{nc} - p_c|$ between each worker's shares
+        and those of all samples together, `[N]`: 0 if they are equal, below 1.
+        """
+        whole = self.counts.sum(axis=0) / self.counts.sum()
+        return np.abs(self.shares - whole).sum(axis=1) / 2
+
+    def __str__(self) -> str:
+        heading = ("worker", "samples", "distance", *map(str, self.classes))
+        rows = [
+            (str(n), str(m), f"{distance:.2f}", *(f"{share:.2f}" for share in shares))
+            for n, (m, distance, shares) in enumerate(
+                zip(self.samples, self.distances, self.shares, strict=True)
+            )
+        ]
+        last = ("mean", f"{self.samples.mean():.1f}", f"{self.distances.mean():.2f}")
+        rows.append((*last, *[""] * len(self.classes)))
+        widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
+        return "\n".join(
+            "  ".join(map(str.rjust, cells, widths)).rstrip() for cells in (heading, *rows)
+        )
+
+
+@checks.arguments
+def class_counts(data: Problem | Sequence[Any]) -> ClassCounts:
+    """Counts the samples of each class on each worker.
+
+    Args:
+        data: a problem on data with classes, such as `logistic_regression`; or N arrays with the
+            labels of each worker's samples, such as `[labels[part] for part in split(labels, N)]`.
+
+    Raises:
+        ValueError: if the problem's targets are not one integer per sample, or a worker has no
+            labels, or not one per sample.
+    """
+    labels = _labels(data) if isinstance(data, Problem) else list(map(np.asarray, data))
+    if not labels:
+        raise ValueError("class_counts: data = []; expected one array of labels for each worker")
+    for n, of_worker in enumerate(labels):
+        if of_worker.ndim != 1 or not of_worker.size:
+            raise ValueError(
+                f"class_counts: labels of worker {n} have shape {of_worker.shape}; expected [m] "
+                "with m >= 1"
+            )
+    classes, index = np.unique(np.concatenate(labels), return_inverse=True)
+    owner = np.repeat(np.arange(len(labels)), list(map(len, labels)))
+    cells = np.bincount(owner * len(classes) + index, minlength=len(labels) * len(classes))
+    return ClassCounts(cells.reshape(len(labels), len(classes)), classes)
+
+
+def _labels(problem: Problem) -> list[np.ndarray]:
+    """Returns the classes of each worker's samples."""
+    data = problem.data
+    targets = data.targets if isinstance(data, Examples | pooled.Pooled) else None
+    if not isinstance(targets, jax.Array) or targets.ndim != 2 or targets.dtype.kind not in "iu":
+        raise ValueError(
+            f"class_counts: the data of {problem.name} have no classes; expected targets that are "
+            "one integer per sample; pass the labels of each worker as arrays"
+        )
+    if isinstance(data, Examples):
+        real = np.asarray(data.weights) > 0
+        return [row[mine] for row, mine in zip(np.asarray(targets), real, strict=True)]
+    data = replace(data, inputs=())
+    return [pooled.worker_data(data, n).targets for n in range(len(targets))]

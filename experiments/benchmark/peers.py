@@ -314,7 +314,7 @@ def draw(rows: list[Row]) -> Figure:
         panels, [(what, d) for what in SHOWN for d in dimensions], strict=True
     ):
         panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
+        plots.log_scale(panel, "y")
         lines = {}
         for name in names:
             mine = [row for row in rows if (row.version, row.dimension) == (name, d)]

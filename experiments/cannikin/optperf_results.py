@@ -163,7 +163,7 @@ def figure_10(found: dict[tuple[str, str], Settled]) -> Figure:
         systems = {CANNIKIN: of.cannikin, LB_BSP: of.lb_bsp, ADAPTED: of.adapted, DDP: of.ddp}
         for name, times in systems.items():
             axes.plot(of.totals, times / of.optperf, marker=".", label=name, **LOOK[name])
-        axes.set(xscale="log", title=f"{cluster}: {workload}")
+        figures.describe(axes, title=f"{cluster}: {workload}", log="x")
         few = of.totals[[0, len(of.totals) // 2, -1]]
         axes.set_xticks(few, [str(total) for total in few])
         axes.set_xticks([], minor=True)
@@ -194,8 +194,7 @@ def overhead(overheads: dict[int, Overhead]) -> Figure:
     for i, (words, times) in enumerate((("all candidates", first), ("one", then))):
         axes.plot(n, 1e3 * times, marker="o", label=words, **figures.look(i))
     title = "learning and deciding, 100 candidates"
-    axes.set_xscale("log")
-    figures.describe(axes, "nodes", "milliseconds of an epoch", title, log="y", legend=True)
+    figures.describe(axes, "nodes", "milliseconds of an epoch", title, log="xy", legend=True)
     axes.set_xticks(n, [f"{each:,}" for each in n])
     axes.set_xticks([], minor=True)
     return sheet

@@ -189,13 +189,12 @@ def draw_batches(axes: Axes, setting: Setting, runs: Runs) -> None:
         look = {"color": COLOURS[system], "linestyle": STYLES[system], "alpha": 0.7}
         for run in runs[system]:
             axes.step(np.arange(1, len(run.totals) + 1), run.totals, where="mid", **look)
-    axes.set(xlabel="epoch", ylabel="total batch, samples", yscale="log", xscale="log")
+    figures.describe(axes, "epoch", "total batch, samples", log="xy")
     ticks = np.unique(
         setting.totals[np.linspace(0, len(setting.totals) - 1, 4).round().astype(int)]
     )
     axes.set_yticks(ticks, labels=[f"{total}" for total in ticks])
     axes.minorticks_off()
-    plots.plain_log(axes.xaxis)
 
 
 def draw_qualities(axes: Axes, setting: Setting, runs: Runs, *, over_seconds: bool) -> None:
@@ -222,9 +221,8 @@ def draw_qualities(axes: Axes, setting: Setting, runs: Runs, *, over_seconds: bo
             if run.reached:
                 last = factor * run.qualities[-1]
                 axes.plot(x[-1], last, MARKS[system], markersize=5, color=COLOURS[system])
-    axes.set(xscale="log", xlabel="simulated seconds" if over_seconds else "epoch")
-    axes.set_ylabel("test accuracy, %" if accuracy else "test bits per byte")
-    plots.plain_log(axes.xaxis)
+    y = "test accuracy, %" if accuracy else "test bits per byte"
+    figures.describe(axes, "simulated seconds" if over_seconds else "epoch", y, log="x")
 
 
 def draw_bars(axes: Axes, runs: Runs) -> None:

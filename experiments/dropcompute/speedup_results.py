@@ -216,8 +216,8 @@ def growth(
             words = f"{name}: bound {limits[name]:.2f}"
             axes.axhline(limits[name], **figures.look(i, linewidth=0.9))
         axes.plot(counts, values, **figures.look(i, linewidth=1.8, label=words))
-    axes.set(xscale="log", xlim=(1, counts[-1]))
-    figures.describe(axes, "workers N", "effective speedup at the best threshold", log="y")
+    y = "effective speedup at the best threshold"
+    figures.describe(axes, "workers N", y, log="xy", xlim=(1, counts[-1]))
     axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figures.title(
         sheet,

@@ -329,11 +329,9 @@ def draw(
 
     draw_over_time(errors, setting, of, "error", 1, period)
     most = max(history["error"][0, setting.warm_up + 1 :].max() for history in of.values()) or 1.0
-    errors.set(yscale="log", ylim=(LEAST * most, 2 * most))
-    errors.set(
-        ylabel="compression error |decoded - original|²",
-        title=f"One worker, T_comm = {seconds:g} s (figure 9)",
-    )
+    y, title = "compression error", f"One worker, T_comm = {seconds:g} s (figure 9)"
+    figures.describe(errors, None, f"{y} |decoded - original|²", title, log="y")
+    errors.set_ylim(LEAST * most, 2 * most)
 
     draw_steps(steps, setting, histories, times)
     what = f"{setting.problem.name}, {N} workers, one period in {period:g} s, noise {noise:g}"

@@ -173,13 +173,9 @@ def draw(setting: Setting, rate: Rate, found: dict[str, tuple[float, History]]) 
     clock = np.linspace(0, setting.seconds, 1000, endpoint=False)
     level = [rate.at(second) / 1e6 for second in clock]
     messages.plot(clock, level, color="black", linewidth=0.8, linestyle=":")
-    losses.set(xlabel="seconds", ylabel="loss", yscale="log")
-    messages.set(
-        xlabel="seconds",
-        ylabel="Mbit of a worker's message\n(dotted, black: Mbit/s of its link)",
-        yscale="log",
-    )
-    losses.legend(frameon=False, fontsize=9)
+    figures.describe(losses, "seconds", "loss", log="y", legend=True)
+    words = "Mbit of a worker's message\n(dotted, black: Mbit/s of its link)"
+    figures.describe(messages, "seconds", words, log="y")
     shape = ":".join(f"{bits / 1e6:g}" for bits in rate.bits)
     figures.title(
         sheet,

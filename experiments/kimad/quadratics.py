@@ -363,8 +363,8 @@ def draw_messages(
     for label, (best, colour) in shown.items():
         clock, bits = best.history["clock"], best.history["message_up"]
         axes.step(clock, bits, where="pre", color=colour, linewidth=1.2, label=label)
-    axes.set(yscale="log", xlim=(0, seconds[-1]))
-    plots.plain_log(axes.yaxis)
+    plots.log_scale(axes, "y")
+    axes.set_xlim(0, seconds[-1])
 
 
 def speedups(slow: Best, fast: Best) -> np.ndarray:

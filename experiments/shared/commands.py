@@ -35,9 +35,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 import dsgd
-from dsgd import cache, clusters, records
+from dsgd import cache, clusters, plots, records
 from dsgd.machines import agreement, heartbeat, runtime
-from experiments.shared import figures, resuming, tables
+from experiments.shared import resuming, tables
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -478,7 +478,7 @@ def finish(args: Any, sheets: Mapping[str, Figure], made: Mapping[str, Table]) -
     """
     screen = tables.console()
     for name, sheet in sheets.items():
-        figures.save_figure(sheet, args.out / f"{name}.png")
+        plots.save(sheet, args.out / f"{name}.png")
     for name, table in made.items():
         tables.show(screen, table, args.out / f"{name}.csv")
     files = sorted(path.name for path in args.out.iterdir() if path.is_file())

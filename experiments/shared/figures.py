@@ -1,5 +1,5 @@
 """Parts that the figures of experiments share: styles of lines, axes with their legend, panels of
-curves, titles, files. Everything else is in `dsgd.plots`.
+curves, titles. Everything else is in `dsgd.plots`.
 """
 
 from __future__ import annotations
@@ -7,27 +7,19 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
-from dsgd import plots, records
+from dsgd import plots
 from experiments.shared import statistics
 
 # Inches. Pages show figures 832 pixels wide: a figure of this width has text of 13 pixels there.
 WIDTH = 9.0
-FEW_DECADES = 1e4  # up to this ratio, a logarithmic axis has plain numbers
 
 Panel = Callable[[Axes], Any]
-
-
-def save_figure(sheet: Figure, path: Path) -> None:
-    """Writes a figure as PNG, atomically."""
-    with records.replacing(path) as temporary:
-        sheet.savefig(temporary, dpi=150)
 
 
 def title(sheet: Figure, text: str) -> None:
@@ -56,16 +48,14 @@ def describe(
     Args:
         axes: the panel.
         x, y, title: labels; None leaves them as they are.
-        log: axes with a logarithmic scale, which get a few plain numbers: "x", "y" or "xy".
+        log: axes with a logarithmic scale, as in `plots.log_scale`: "x", "y" or "xy".
         legend: whether the panel gets a legend of its lines.
         others: properties, as for `Axes.set`.
     """
     labels = {"xlabel": x, "ylabel": y, "title": title}
     axes.set(**{name: text for name, text in labels.items() if text is not None})
-    axes.set(**{f"{name}scale": "log" for name in log})
+    plots.log_scale(axes, log)
     axes.set(**others)
-    for name in log:
-        plots.plain_log(axes.xaxis if name == "x" else axes.yaxis)
     if legend:
         axes.legend(frameon=False, fontsize=9)
 
@@ -74,27 +64,26 @@ def curves(
     lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
     target: float | None = None,
     legend: Any = "",
+    log: str = "y",
     **look: Any,
 ) -> Panel:
-    """Returns the function that draws lines with error bands over seeds, by default on a
-    logarithmic y axis.
+    """Returns the function that draws lines with error bands over seeds.
 
     Args:
         lines: x `[records]` and y `[seeds, records]`, by name.
         target: value at which a grey line is drawn; None: no line.
         legend: its place in the panel; "": no legend.
-        look: labels, scales and title, as in `Axes.set`.
+        log: axes with a logarithmic scale, as in `plots.log_scale`.
+        look: labels, limits and title, as in `Axes.set`.
     """
 
     def draw(axes: Axes) -> None:
-        axes.set(**{"yscale": "log", **look})
+        plots.log_scale(axes, log)
+        axes.set(**look)
         axes.title.set_fontsize(10)
         plots.draw_lines(axes, lines)
         if target is not None:
             axes.axhline(target, color="0.4", linewidth=0.8)
-        low, high = axes.get_ylim()
-        if axes.get_yscale() == "log" and high < FEW_DECADES * low:
-            plots.plain_log(axes.yaxis)
         if legend:
             axes.legend(frameon=False, fontsize=9, loc=legend)
 

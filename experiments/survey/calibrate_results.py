@@ -153,8 +153,7 @@ def draw(result: Calibration, where: str) -> Figure:
         draw_one(right, i, name, sizes, expected, measured)
     right.set(title="rounds", xlabel="bytes of the model", ylabel="seconds a round")
     for axes in (left, right):
-        axes.set(xscale="log", yscale="log")
-        axes.legend(frameon=False, fontsize=9)
+        figures.describe(axes, log="xy", legend=True)
     latency, bandwidth = result.switch.alpha.times(1e6), result.switch.beta.inverse(BITS / 1e6)
     switch = f"latency {short(latency.value)} µs, {short(bandwidth.value)} Mbit/s"
     figures.title(

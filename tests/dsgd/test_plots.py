@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scripts
 from matplotlib.collections import PolyCollection
 
 import dsgd
-from dsgd import plots
+from dsgd import plots, problems
 
 RNG = np.random.default_rng(0)
 
@@ -55,9 +56,7 @@ def test_lines_are_means_and_bands_are_standard_errors():
 
 def test_axes_have_names_and_units():
     each = history()
-    sheet = plots.curves(
-        {"one": each}, ["step", "bits", "clock"], ["loss", "consensus"], yscale="log"
-    )
+    sheet = plots.curves({"one": each}, ["step", "bits", "clock"], ["loss", "consensus"], logy=True)
     panels = np.array(sheet.axes).reshape(2, 3)
     assert [axes.get_xlabel() for axes in panels[1]] == [
         "rounds",
@@ -72,6 +71,89 @@ def test_axes_have_names_and_units():
     (legend,) = sheet.legends
     assert legend.get_title().get_text() == "bands: standard error over 3 seeds"
     sheet.canvas.draw()
+
+
+def test_local_steps_and_columns_of_users_have_labels():
+    each = history() | {"rmse_of_test": RNG.uniform(size=(3, 5))}
+    each["communications"] = np.arange(5) * np.full((3, 1), 10.0)
+    labels = {"rmse_of_test": "test error, °C", "bits": "Mbit"}
+    names = ["step", "bits", "communications"]
+    sheet = plots.curves({"one": history(), "two": each}, "step", "loss")
+    assert sheet.axes[0].get_xlabel() == "rounds"
+    sheet = plots.curves(each, names, "rmse_of_test", labels=labels)
+    assert [axes.get_xlabel() for axes in sheet.axes] == ["rounds", "Mbit", "communication rounds"]
+    assert sheet.axes[0].get_ylabel() == "test error, °C"
+    assert plots.curves(each, y="rmse_of_test").axes[0].get_ylabel() == "rmse of test"
+    each["communications"] = np.arange(5) * np.array([[10.0], [9.9], [10.0]])
+    sheet = plots.curves({"one": history(), "two": each}, "step", "loss")
+    assert sheet.axes[0].get_xlabel() == "rounds (local steps)"
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 15_000), (12_345, 12_390), (0.002, 0.0155), (11, 34), (3, 1e5), (1e-9, 1), (2e-7, 3e-7)],
+)
+def test_tick_labels_have_room_and_name_at_least_two_numbers(low, high):
+    each = history() | {"bits": np.linspace(low, high, 5) * np.full((3, 1), 1e6)}
+    each["loss"] = np.linspace(low, high, 5)[::-1] * np.ones((3, 1))
+    for log in (False, True):
+        sheet = plots.curves(each, ["bits"] * 3, "loss", logx=log, logy=log)
+        sheet.draw_without_rendering()
+        assert not scripts.overlapping_labels(sheet)
+        for axis in (sheet.axes[0].xaxis, sheet.axes[0].yaxis):
+            ends, ticks = axis.get_view_interval(), axis.get_majorticklocs()
+            assert 2 <= ((min(ends) <= ticks) & (ticks <= max(ends))).sum() <= 12
+
+
+def test_zeros_are_omitted_on_logarithmic_axes():
+    each = history()
+    each["consensus"][:, 0] = 0
+    (axes,) = plots.curves(each, y="consensus", logy=True).axes
+    np.testing.assert_array_equal(np.isnan(axes.lines[0].get_ydata()), [True] + 4 * [False])
+    assert band(axes)[0].min() > 0.5
+    assert len(plots.curves(each, y="consensus").axes[0].lines[0].get_ydata()) == 5
+    (axes,) = plots.curves(each, "bits", logx=True).axes
+    np.testing.assert_allclose(axes.lines[0].get_xdata(), [1, 2, 3, 4])
+
+
+def test_bands_can_be_quartiles():
+    each = history(seeds=5)
+    sheet = plots.curves({"one": each}, band="quartiles")
+    low, middle, high = np.quantile(each["loss"], [0.25, 0.5, 0.75], axis=0)
+    np.testing.assert_allclose(sheet.axes[0].lines[0].get_ydata(), middle)
+    np.testing.assert_allclose(band(sheet.axes[0]), [low, high])
+    assert sheet.legends[0].get_title().get_text() == "bands: quartiles over 5 seeds"
+
+
+def test_figures_are_saved_in_the_format_of_the_suffix(tmp_path):
+    for suffix, begin in ((".pdf", b"%PDF"), (".PNG", b"\x89PNG"), (".svg", b"<?xml")):
+        sheet = plots.curves(history(), save=tmp_path / "new" / f"one{suffix}")
+        assert (tmp_path / "new" / f"one{suffix}").read_bytes().startswith(begin)
+    with pytest.raises(ValueError, match=r"curves: save = 'one.csv'; expected a file .pdf, .png"):
+        plots.curves(history(), save="one.csv")
+    with pytest.raises(ValueError, match=r"save: path = 'one'; expected a file"):
+        plots.save(sheet, "one")
+    assert len(list((tmp_path / "new").iterdir())) == 3
+
+
+def test_areas_of_a_partition_are_numbers_of_samples():
+    labels = [[5, 5, 7], [7, 7], [5, 7, 7, 9]]
+    (axes,) = plots.partition(labels).axes
+    counts = np.array([[2, 1, 0], [0, 2, 0], [1, 2, 1]])
+    for row, patch in enumerate(axes.patches):
+        tops, edges, base = patch.get_data()
+        np.testing.assert_allclose((edges[::2] + edges[1::2]) / 2, [0, 1, 2], atol=1e-12)
+        np.testing.assert_allclose((tops - base)[::2], 0.45 * counts[:, row], atol=1e-12)
+        np.testing.assert_allclose((tops - base)[1::2], 0, atol=1e-12)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["5", "7", "9"]
+    mean = problems.class_counts(labels).distances.mean()
+    assert (
+        axes.get_title() == f"2 to 4 samples per worker; mean total variation distance {mean:.2f}"
+    )
+    many = plots.partition([RNG.integers(0, 12, 5) for _ in range(1000)])
+    many.draw_without_rendering()
+    assert not scripts.overlapping_labels(many)
+    assert len({tuple(patch.get_facecolor()) for patch in many.axes[0].patches}) == 12
 
 
 def test_each_point_of_a_sweep_is_a_line():
@@ -91,7 +173,7 @@ def test_only_evaluated_records_are_drawn_and_diverged_curves_end():
     (axes,) = plots.curves(each).axes
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), [0, 20, 40])
     np.testing.assert_array_equal(np.isnan(axes.lines[0].get_ydata()), [False, False, True])
-    (axes,) = plots.curves(history(), "bits", xscale="log").axes  # methods without cost are omitted
+    (axes,) = plots.curves(history(), "bits", logx=True).axes  # methods without cost are omitted
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [1, 2, 3, 4])
 
 
@@ -101,6 +183,7 @@ def test_invalid_arguments_are_refused():
         (history(), {"x": "seconds"}, "x = 'seconds'"),
         (history(), {"y": "samples"}, "y = 'samples'"),
         (history(), {"y": []}, r"y = \[\]"),
+        (history(), {"labels": {"clock": "s"}}, "labels of clock; expected names of x or y: step"),
         ({"one": history(), "two": short}, {"x": "clock"}, "x = 'clock' .*two|x = 'clock': .*two"),
     ):
         with pytest.raises(ValueError, match=f"curves: {words}"):

@@ -16,12 +16,12 @@ GRAPHS = {
     topologies.ring(1): None,
     topologies.ring(7): True,
     topologies.star(6): False,
-    topologies.chain(5): False,
+    topologies.chain(5): True,
     topologies.torus(3, 4): True,
     topologies.exponential(8): True,
     topologies.from_graph(nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)]), name="directed"): None,
     topologies.from_graph(nx.star_graph(["hub", "x", "y", "z"])): False,
-    topologies.from_graph(nx.DiGraph([("root", "a"), ("a", "b")]), topologies.pull): None,
+    topologies.from_graph(nx.DiGraph([("root", "a"), ("a", "b")]), topologies.pull): True,
     topologies.one_peer_exponential(8): None,
 }
 
@@ -73,3 +73,26 @@ def test_a_picture_is_drawn_on_the_given_axes():
     outer = Figure()
     axes = outer.subfigures(1, 2)[0].subplots()
     assert topologies.draw(topologies.star(6), axes) is outer
+
+
+def test_nodes_are_pies_of_the_classes_of_their_data():
+    labels, ring = [[0, 0, 0, 1], [2], [1, 2, 2]], topologies.from_graph(nx.path_graph(3))
+    (axes,) = topologies.draw(ring, data=labels).axes
+    plain = topologies.draw(ring)
+    (pies,) = [one for one in axes.collections if isinstance(one, PathCollection)]
+    assert len(pies.get_paths()) == 5
+    places = draw_curve(plain.axes[0])[0]
+    np.testing.assert_allclose(pies.get_offsets(), places[[0, 0, 1, 2, 2]])
+    # the share of a circle with the diameter 1, by its polygon
+    areas = [
+        abs(np.sum(x[:-1] * y[1:] - x[1:] * y[:-1])) / 2
+        for x, y in (path.interpolated(1).to_polygons()[0].T for path in pies.get_paths())
+    ]
+    np.testing.assert_allclose(
+        np.array(areas) / (np.pi / 4), [3 / 4, 1 / 4, 1, 1 / 3, 2 / 3], rtol=0.01
+    )
+    colours = [tuple(colour) for colour in pies.get_facecolor()]
+    assert colours[1] == colours[3] != colours[0] != colours[2] == colours[4]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["0", "1", "2"]
+    with pytest.raises(ValueError, match="topology has 4 nodes but the data have 3 workers"):
+        topologies.draw(topologies.ring(4), data=labels)

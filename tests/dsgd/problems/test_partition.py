@@ -5,10 +5,13 @@ from __future__ import annotations
 from itertools import chain, pairwise
 
 import numpy as np
+import optax
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from dsgd import problems
+from dsgd.engine.pooled import Pooled
 from dsgd.problems import split
 from dsgd.problems.partition import require_parts
 
@@ -85,3 +88,51 @@ def test_given_indices_must_be_those_of_samples():
     for parts in ([[0], [1]], [[0]] * 4):
         with pytest.raises(ValueError, match=rf"partition: {len(parts)} parts .*workers = 3"):
             require_parts(parts, 10, 3)
+
+
+def test_classes_are_counted_by_worker():
+    counted = problems.class_counts([["b", "a", "b", "b"], ["c"], ["a", "c", "c"]])
+    assert counted.classes.tolist() == ["a", "b", "c"]
+    assert counted.counts.tolist() == [[1, 3, 0], [0, 0, 1], [1, 0, 2]]
+    np.testing.assert_array_equal(counted.samples, [4, 1, 3])
+    np.testing.assert_allclose(counted.shares[0], [0.25, 0.75, 0])
+    # all samples: 2/8, 3/8, 3/8
+    np.testing.assert_allclose(counted.distances, [3 / 8, 5 / 8, 3 / 8])
+    assert str(counted).splitlines() == [
+        "worker  samples  distance     a     b     c",
+        "     0        4      0.38  0.25  0.75  0.00",
+        "     1        1      0.62  0.00  0.00  1.00",
+        "     2        3      0.38  0.33  0.00  0.67",
+        "  mean      2.7      0.46",
+    ]
+    for data, words in (
+        ([], "data = "),
+        ([[1], []], "worker 1"),
+        ([[[1]]], r"worker 0 .* \(1, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=f"class_counts: .*{words}"):
+            problems.class_counts(data)
+
+
+def test_classes_of_a_problem_are_those_of_its_parts():
+    """Padded samples do not count, also if the samples are pooled."""
+    labels = np.repeat([0, 1, 2], [200, 7, 13])
+    parts = [np.arange(205), np.arange(205, 211), np.arange(211, 220)]
+    given = problems.class_counts([labels[part] for part in parts])
+    for width in (2, 40_000):  # 40,000 numbers: padding would be larger than 8 MB
+        inputs = np.zeros((220, width), np.float32)
+        problem = problems.finite_sum(
+            problems.Model(lambda key: np.zeros(3, np.float32), _scores),
+            optax.softmax_cross_entropy_with_integer_labels,
+            (inputs, labels.astype(np.int32)),
+            3,
+            parts,
+        )
+        assert isinstance(problem.data, Pooled) == (width > 2)
+        np.testing.assert_array_equal(problems.class_counts(problem).counts, given.counts)
+    with pytest.raises(ValueError, match=r"class_counts: the data of quadratic.* have no classes"):
+        problems.class_counts(problems.random_quadratic(2, 3))
+
+
+def _scores(params, inputs):
+    return inputs[:, :1] + params[None]
