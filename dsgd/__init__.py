@@ -39,7 +39,7 @@ from dsgd.base import (
 from dsgd.communication import Communicator
 from dsgd.contract.check import check
 from dsgd.engine import cache
-from dsgd.frames import frame
+from dsgd.frames import frame, report
 from dsgd.graphs.topology import Topology
 from dsgd.machines.agreement import PeerFailed
 from dsgd.machines.heartbeat import PeerLost
@@ -105,6 +105,7 @@ __all__ = [
     "plan",
     "problems",
     "replay",
+    "report",
     "run",
     "run_local_processes",
     "sweep",

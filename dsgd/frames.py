@@ -1,9 +1,10 @@
-"""Conversion of histories to single runs and to pandas frames."""
+"""Conversion of histories to single runs, to pandas frames and to reports."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -49,6 +50,25 @@ def frame(runs: Runs) -> pd.DataFrame:
         pd.DataFrame(_columns(labels, history)) for labels, history in single_points("frame", runs)
     ]
     return pd.concat(frames, ignore_index=True)
+
+
+@checks.arguments
+def report(runs: Runs, path: str | Path, *, title: str | None = None) -> None:
+    """Writes a report of runs as an HTML page: curves that can be zoomed and whose axes can be
+    chosen, a table of the last records, the settings and the versions. The file needs no network.
+
+    Args:
+        runs: as in `frame`. Each method and each point of a sweep is one curve.
+        path: the file, which is replaced atomically.
+        title: heading of the page; None: the names of the problem and of the methods.
+
+    Raises:
+        ImportError: if bokeh is not installed.
+        ValueError: if `runs` is not as in `frame`.
+    """
+    from dsgd import reports  # noqa: PLC0415 (it imports matplotlib)
+
+    reports.write_report(runs, records.user_path("report: path", path), title)
 
 
 def _columns(labels: dict[str, Any], history: History) -> dict[str, Any]:

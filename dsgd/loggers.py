@@ -5,7 +5,6 @@ terminal; see `on_record` of `dsgd.run`.
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from dsgd import checks, records
+from dsgd import checks, optional, records
 from dsgd.runs.history import History
 from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.observers import Logger, Record
@@ -87,14 +86,14 @@ class TensorBoard(_ByRun):
     def __init__(self, folder: str | Path, *, seeds: Seeds = "mean") -> None:
         super().__init__(seeds)
         self._folder = records.user_path("TensorBoard: folder", folder)
-        self._package = _load("tensorboardX", "tensorboard")
+        self._package = optional.load("TensorBoard", "tensorboardX", "tensorboard")
 
     def _open(
         self, name: str, settings: dict[str, Any], step: int, metrics: dict[str, float]
     ) -> Any:
         writer = self._package.SummaryWriter(str(self._folder / name), purge_step=step)
         columns = {key: value for key, value in _texts(settings).items() if value is not None}
-        summaries = importlib.import_module("tensorboardX.summary")
+        summaries = optional.load("TensorBoard", "tensorboardX.summary", "tensorboard")
         for summary in summaries.hparams(columns, metrics)[:2]:
             writer.file_writer.add_summary(summary)
         return writer
@@ -126,7 +125,7 @@ class WandB(_ByRun):
         super().__init__(seeds)
         self._project = project
         self._folder = None if folder is None else records.user_path("WandB: folder", folder)
-        self._package = _load("wandb", "wandb")
+        self._package = optional.load("WandB", "wandb", "wandb")
 
     def _open(
         self, name: str, settings: dict[str, Any], step: int, metrics: dict[str, float]
@@ -172,7 +171,7 @@ class MLflow(_ByRun):
     ) -> None:
         super().__init__(seeds)
         self._experiment, self._uri = experiment, uri
-        self._package = _load("mlflow", "mlflow")
+        self._package = optional.load("MLflow", "mlflow", "mlflow")
 
     def start(self, settings: Settings) -> None:
         super().start(settings)
@@ -363,13 +362,3 @@ def _texts(settings: Mapping[str, Any]) -> dict[str, Any]:
         name: value if isinstance(value, str | bool | int | float | None) else json.dumps(value)
         for name, value in settings.items()
     }
-
-
-def _load(package: str, extra: str) -> Any:
-    """Imports an optional package."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ImportError(
-            f"loggers: {package} is not installed; pip install 'dsgd[{extra}]'"
-        ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -118,34 +118,44 @@ def curves(
         )
     if save is not None:
         save = _figure_path("curves: save", save)
-    histories = {_line_label(labels): history for labels, history in single_points("curves", runs)}
+    histories = {line_label(labels): history for labels, history in single_points("curves", runs)}
     across = [
         {
-            label: _series(label, history, "x", name).mean(axis=0)
+            label: series(label, history, "x", name).mean(axis=0)
             for label, history in histories.items()
         }
         for name in xs
     ]
     up = [
-        {label: _series(label, history, "y", name) for label, history in histories.items()}
+        {label: series(label, history, "y", name) for label, history in histories.items()}
         for name in ys
     ]
     sheet, axes = figure(len(xs), len(ys), sharey="row")
     for panel, (rows, columns) in zip(axes, itertools.product(up, across), strict=True):
         log_scale(panel, "x" * logx + "y" * logy)
         draw_lines(panel, {label: (columns[label], rows[label]) for label in histories}, band)
-    words = {name: label for name, (_, label) in _AXES.items()}
-    if any(map(_has_local_steps, histories.values())):
-        words["step"] = _LOCAL_STEPS
-    words |= labels or {}
+    words = axis_labels(histories.values()) | dict(labels or {})
     for panel, name in zip(axes[-len(xs) :], xs, strict=True):
-        panel.set_xlabel(words.get(name, name.replace("_", " ")))
+        panel.set_xlabel(words[name])
     for panel, name in zip(axes[:: len(xs)], ys, strict=True):
-        panel.set_ylabel(words.get(name, name.replace("_", " ")))
+        panel.set_ylabel(words[name])
     _legend(sheet, axes[0], max(len(history["loss"]) for history in histories.values()), band)
     if save is not None:
         _write(sheet, save)
     return sheet
+
+
+def axis_labels(histories: Iterable[History]) -> dict[str, str]:
+    """Returns the label of an axis, with the unit, for each series of some histories."""
+    found = list(histories)
+    words = {
+        name: _AXES[name][1] if name in _AXES else name.replace("_", " ")
+        for history in found
+        for name in history
+    }
+    if any(map(_has_local_steps, found)):
+        words["step"] = _LOCAL_STEPS
+    return words
 
 
 def _has_local_steps(history: History) -> bool:
@@ -154,7 +164,8 @@ def _has_local_steps(history: History) -> bool:
     return "communications" in history and bool((history["communications"][:, -1] < rounds).any())
 
 
-def _line_label(labels: dict[str, Any]) -> str:
+def line_label(labels: dict[str, Any]) -> str:
+    """Returns the name of a line: the method and the point of a sweep."""
     method, point = (
         labels.get("method"),
         [f"{name} = {value:.4g}" for name, value in labels.items() if name != "method"],
@@ -162,7 +173,7 @@ def _line_label(labels: dict[str, Any]) -> str:
     return ", ".join(([] if method is None else [method]) + point)
 
 
-def _series(label: str, history: History, what: str, name: str) -> np.ndarray:
+def series(label: str, history: History, what: str, name: str) -> np.ndarray:
     """Returns a series `[seeds, records]` in the unit of the axis, with NaN in place of non-finite
     numbers.
     """

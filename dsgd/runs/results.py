@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -40,3 +41,9 @@ class Result(NamedTuple):
     params: PyTree
     tape: Any = None
     settings: Settings = Settings()
+
+    def report(self, path: str | Path, *, title: str | None = None) -> None:
+        """Writes a report as an HTML page, as `dsgd.report` does."""
+        from dsgd import frames  # noqa: PLC0415 (it imports this module)
+
+        frames.report(self, path, title=title)

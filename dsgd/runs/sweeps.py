@@ -145,6 +145,12 @@ class Sweep(NamedTuple):
         settings = Settings(self.settings, hyperparameters=self.point(index))
         return Result(state, history, params, tape, settings)
 
+    def report(self, path: str | Path, *, title: str | None = None) -> None:
+        """Writes a report as an HTML page, as `dsgd.report` does."""
+        from dsgd import frames  # noqa: PLC0415 (it imports this module)
+
+        frames.report(self, path, title=title)
+
     def _check(self, index: tuple[int, ...]) -> None:
         shape = tuple(map(len, self.grid.values()))
         fits = len(index) == len(shape) and all(
