@@ -16,10 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import algorithms
@@ -169,8 +168,7 @@ def make_graphs(args: Args) -> dict[str, Graphs]:
 
 def make_problem(args: Args) -> dsgd.Problem:
     """Returns quadratics of the workers, different from each other, around an optimum at 0 with f =
-    0, so that small distances have no rounding errors; with the metric `distance`, the squared
-    distance to the optimum, and random starts.
+    0, so that small distances have no rounding errors, with random starts.
     """
     drawn = problems.random_quadratic(
         args.workers, args.dimension, heterogeneity=args.heterogeneity, seed=args.seed
@@ -179,15 +177,8 @@ def make_problem(args: Args) -> dsgd.Problem:
     b = b - A @ np.linalg.solve(A.mean(axis=0), b.mean(axis=0))
     scale = np.geomspace(1, args.condition**-0.5, args.dimension)
     around = problems.quadratic(scale[:, None] * A * scale, b - b.mean(axis=0), noise=args.noise)
-    evaluate: Any = around.evaluation.function
-
-    def add_distance(x, data, mean):
-        scalars, slope = evaluate(x, data, mean)
-        return {**scalars, "distance": jnp.sum((x - mean.minimizer) ** 2)}, slope
-
     return around._replace(
         init=lambda key: jax.random.normal(key, (args.dimension,)) / np.sqrt(args.dimension),
-        evaluate=dsgd.Evaluation(add_distance, around.evaluation.replicated),
     )
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import dsgd
-from dsgd.engine import loop, programs
+from dsgd.engine import leaves, loop, programs
 from dsgd.engine.plan import Chunk, Plan
 from dsgd.runs import plans, sweeps
 
@@ -77,5 +77,11 @@ def _traced(
     carry, number = loop.shapes(plan, points, keys), jax.ShapeDtypeStruct((), jnp.int32)
     advance = programs.traceable(loop.advance, plan, (0,))
     return advance.trace(
-        carry, points, keys, problem.data, problem.evaluation.replicated, None, Chunk(*[number] * 4)
+        carry,
+        points,
+        keys,
+        problem.data,
+        (problem.evaluation.replicated, leaves.minimizer(problem)),
+        None,
+        Chunk(*[number] * 4),
     )

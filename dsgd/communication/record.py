@@ -314,6 +314,12 @@ class Record:
         (frame,) = self._frames
         return tuple(frame.sendings)
 
+    def count_exchanges(self) -> jax.Array:
+        """Returns how many exchanges take place in the round, uint32."""
+        taking_place = [sending.now for sending in self.sendings() if sending.now is not None]
+        always = jnp.uint32(len(self.sendings()) - len(taking_place))
+        return sum((now.astype(jnp.uint32) for now in taking_place), always)
+
     def statistics(self, N: int) -> Statistics:
         """Returns the statistics of the round for the history; N is the number of workers."""
         (frame,) = self._frames

@@ -379,11 +379,11 @@ def _check_one_worker_per_device(
     other program is compiled.
     """
     rounds, N = _rounds(case, key, steps), case.problem.workers
-    bits = np.cumsum([0, *(rounds.up + rounds.down).sum(axis=1)]) / N
+    up, down = (np.cumsum([0, *each.sum(axis=1)]) / N for each in (rounds.up, rounds.down))
     data = case.problem.data if case.problem.evaluation.statistics else ()
     spread = Result(
         rounds.state,
-        {"bits": bits},
+        {"bits_up": up, "bits_down": down},
         programs.call(loop.models, rounds.plan, rounds.state, {}, data),
     )
     return [_compare_with_one_device(N, spread, alone), *_bits(case, rounds)]
@@ -543,7 +543,7 @@ def _differences(one: Result, other: Result, relative: float, absolute: float) -
             if not _is_close(leaf, leaf_of_other, relative, absolute):
                 yield f"{name}{jax.tree_util.keystr(path)}"
     for name, values in one.history.items():
-        exact = name == "bits"
+        exact = name.startswith("bits")
         if name != "step" and not _is_close(
             values, other.history[name], 0 if exact else relative, 0 if exact else absolute
         ):

@@ -1,6 +1,6 @@
 """Names of the series that the engine itself records."""
 
-BITS, CLOCK, TRAIN_LOSS, EVALUATED, SAMPLES, PRESENT, ARRIVED = (
+BITS, CLOCK, TRAIN_LOSS, EVALUATED, SAMPLES, PRESENT, ARRIVED, GAP, DISTANCE = (
     "bits",
     "clock",
     "train_loss",
@@ -8,10 +8,20 @@ BITS, CLOCK, TRAIN_LOSS, EVALUATED, SAMPLES, PRESENT, ARRIVED = (
     "samples",
     "present",
     "arrived",
+    "gap",
+    "distance",
 )
-COUNTED = (BITS, ARRIVED)
+TOTALS = "totals"
+"""Counts `[4, 4]` in the records, from which the history computes `OF_TOTALS` and the bits."""
+OF_TOTALS = ("bits_up", "bits_down", "communications", "gradients")
+COUNTED = (TOTALS, ARRIVED)
 """Counts, which are summed over all rounds of a record."""
-OF_ROUNDS = frozenset({BITS, CLOCK, TRAIN_LOSS, EVALUATED, SAMPLES, PRESENT, ARRIVED})
+OF_ROUNDS = frozenset(
+    {
+        *(BITS, CLOCK, TRAIN_LOSS, EVALUATED, SAMPLES, PRESENT, ARRIVED, GAP, DISTANCE),
+        *(TOTALS, *OF_TOTALS),
+    }
+)
 """Names that a method cannot log."""
 RESERVED = OF_ROUNDS | {
     "step",

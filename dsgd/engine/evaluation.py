@@ -7,6 +7,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 from dsgd import workers, xla
@@ -37,15 +38,19 @@ def measure(
     arguments as in `loop.advance`.
     """
     params, consensus = _model_and_consensus(plan, method, key, carry, step)
+    replicated, minimizer = shared
 
     def evaluate():
         all_params = leaves.join(plan.problem, params, carry.state.fixed)
-        scalars, slope = oracle.evaluate(plan.problem, all_params, data, shared)
+        scalars, slope = oracle.evaluate(plan.problem, all_params, data, replicated)
+        distance = {}
+        if minimizer is not None:
+            distance[columns.DISTANCE] = xla.sqnorm(optax.tree.sub(params, minimizer))
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
         sqnorm = unknown if slope is None else xla.sqnorm(slope)
         return jax.tree.map(
             lambda scalar: rounds.to_history_type(jnp.asarray(scalar)),
-            {**scalars, "grad_sqnorm": sqnorm},
+            {**scalars, "grad_sqnorm": sqnorm, **distance},
         )
 
     def skip():

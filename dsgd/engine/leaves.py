@@ -224,6 +224,22 @@ def _gradient(problem: Problem, fixed: Fixed, trained: Params, batch: PyTree) ->
     return trained_part(problem, problem.gradient(join(problem, trained, fixed), batch))
 
 
+def minimizer(problem: Problem) -> PyTree:
+    """Returns the trained leaves of `Constants.minimizer` in the types of the parameters; None if
+    it is not known.
+
+    Raises:
+        ValueError: if it is not a tree like the parameters.
+    """
+    known = problem.constants.minimizer
+    if known is None:
+        return None
+    like = shapes(problem)
+    checks.require_same(f"{problem.name}: constants.minimizer", known, like)
+    known = jax.tree.map(lambda leaf, like: np.asarray(leaf, like.dtype), known, like)
+    return split(flags(problem), known)[0]
+
+
 def trained_part(problem: Problem, slope: PyTree) -> PyTree:
     """Returns the trained leaves of a gradient with respect to all parameters. A gradient with
     respect to the trained leaves alone is returned unchanged.

@@ -113,7 +113,7 @@ def advance(
         carry: state of every run; donated.
         points, keys: as in `first_carry`.
         data: the problem's data, leaves `[N, ...]`.
-        shared: arguments of the problem's evaluation that all devices hold.
+        shared: arguments of evaluations that all devices hold, as in `RunSpec.shared`.
         batches: batches supplied by the user, leaves `[at least rounds, N, ...]`, or None.
         chunk: the rounds.
 
@@ -233,7 +233,8 @@ def _advance_one(
         evaluated = measure(key, carry, data, shared, at, due)
         if set(evaluated) & set(values) or "step" in values:
             raise ValueError(
-                f"{method.name} logs metrics {sorted(values)}; expected names other than step, "
+                f"{method.name} logs metrics {sorted(values.keys() - columns.OF_ROUNDS)}; expected "
+                f"names other than step, "
                 f"{', '.join(evaluated)}"
             )
         return carry, jax.tree.map(rounds.to_history_type, {**evaluated, **values})

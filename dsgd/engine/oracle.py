@@ -17,7 +17,7 @@ import optax
 from dsgd import checks, sameness, workers, xla
 from dsgd.base import Constants, LocalWork, Loss, Params, Problem, PyTree
 from dsgd.engine import accumulate, columns, leaves, pooled, protocol, queries, run_keys, units
-from dsgd.engine.queries import AllAsked, Asked
+from dsgd.engine.queries import Asked
 
 # Micro-batch m > 0 has the round's key with this number plus m folded in; workers' ids are smaller.
 _LATER = 1 << 31
@@ -103,23 +103,6 @@ class Oracle(NamedTuple):
             return mean, slopes
         own = self._weigh_rows(query, own) if self.weigh else own
         return mean, (own.astype(queries.loss_type(query.params)), slopes)
-
-    def count_samples(self, asked: AllAsked) -> jax.Array:
-        """Returns how many samples each worker computes in a round, int32 `[N]`, for queries with
-        local work. An exact gradient is that of all samples of a worker.
-        """
-        problem, N = self.problem, self.N
-
-        def count(query: Asked) -> jax.Array:
-            work = query.work or queries.whole_batches(problem, N)
-            each = jnp.sum(work.samples, axis=1)
-            if query.exact and problem.local_samples:
-                each = jnp.where(each > 0, np.asarray(problem.local_samples, np.int32), 0)
-            if query.workers is None:
-                return each
-            return jnp.zeros_like(each).at[query.workers].set(each[query.workers])
-
-        return sum(map(count, queries.each(asked)), jnp.zeros(N, jnp.int32))
 
     def _weigh_rows(self, query: Asked, tree: PyTree) -> PyTree:
         """Multiplies rows of the workers that the query asks by the workers' weights."""

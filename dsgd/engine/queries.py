@@ -76,6 +76,38 @@ def whole_batches(problem: Problem, N: int, M: int = 1) -> LocalWork:
     return to_samples(batches, problem.batch_size, problem.sampler.batch_sizes)
 
 
+def each_samples(
+    query: Asked, problem: Problem, N: int, present: jax.Array | None = None
+) -> jax.Array:
+    """Returns how many samples each worker that the query asks computes, int32 `[N]` or `[k]`; for
+    problems without a batch size, how many draws. An exact gradient is that of all samples of a
+    worker.
+
+    Args:
+        query, problem, N: query on a problem of N workers.
+        present: participation, bool `[N]`; None: all workers participate.
+    """
+    work = query.work or whole_batches(problem, N)
+    each = jnp.sum(work.samples, axis=1)
+    if query.exact and problem.local_samples:
+        each = jnp.where(each > 0, np.asarray(problem.local_samples, np.int32), 0)
+    if present is not None:
+        each = jnp.where(present, each, 0)
+    return each if query.workers is None else each[query.workers]
+
+
+def count_samples(asked: AllAsked, problem: Problem, N: int) -> jax.Array:
+    """Returns how many samples each worker computes in a round, int32 `[N]`, as `each_samples`."""
+
+    def count(query: Asked) -> jax.Array:
+        computed = each_samples(query, problem, N)
+        if query.workers is None:
+            return computed
+        return jnp.zeros(N, computed.dtype).at[query.workers].set(computed)
+
+    return sum(map(count, each(asked)), jnp.zeros(N, jnp.int32))
+
+
 def micro_batches(asked: AllAsked, default: int) -> int:
     """Returns the number of micro-batches of a round, in which a query without local work counts as
     `default`.

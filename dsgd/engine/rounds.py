@@ -12,7 +12,7 @@ import numpy as np
 from dsgd import modes, workers
 from dsgd.base import Now, PyTree, Round, State
 from dsgd.clusters import presence
-from dsgd.communication import Record
+from dsgd.communication import Bits, Record
 from dsgd.engine import (
     clock,
     columns,
@@ -36,7 +36,7 @@ def run_round(
     plan: Plan, method: Method, key: jax.Array, carry: Carry, data: PyTree, batches: Any, step: Any
 ) -> tuple[Carry, Records]:
     """Runs one round. Returns the new carry and the round's numbers by name: counts of the device's
-    workers (bits up and down together, and messages), the clock after the round, and the metrics
+    workers (bits, exchanges, gradients and messages), the clock after the round, and the metrics
     that the method logs.
 
     Args:
@@ -67,10 +67,9 @@ def run_round(
         values |= {f"{kind}{words}": number for words, number in numbers.items()}
     for query in queries.each(asked):
         values |= _invalid_indices(plan, query)
-    sent = statistics.bits
-    values[columns.BITS] = counts.total(counts.normalize(sent.up + sent.down))
-    if sent.messages is not None:
-        arrived = jnp.sum(sent.messages, axis=0, dtype=jnp.uint32)
+    values[columns.TOTALS] = _count_totals(plan, statistics.bits, record, asked, this_round)
+    if statistics.bits.messages is not None:
+        arrived = jnp.sum(statistics.bits.messages, axis=0, dtype=jnp.uint32)
         values[columns.ARRIVED] = counts.from_bits(arrived, 2)
     exchanges = tape.transfers(record.sendings()) if plan.taped or plan.cluster else []
     if plan.taped:
@@ -104,7 +103,7 @@ def query_and_update(
     oracle = Oracle(problem, plan.N, data, batches, weigh=not plan.weighs)
     oracle_values = {}
     if this_round.work is not None:
-        oracle_values[columns.SAMPLES] = oracle.count_samples(asked)
+        oracle_values[columns.SAMPLES] = queries.count_samples(asked, problem, plan.N)
 
     def answer(query):
         if problem.sampler.numbered and query.first_batch is None and batches is None:
@@ -190,6 +189,27 @@ def first_draws(plan: Plan) -> Any:
 def to_history_type(leaf: jax.Array) -> jax.Array:
     """Returns a number of the history in its floating-point type."""
     return leaf.astype(modes.wide_type(leaf.dtype))
+
+
+def _count_totals(
+    plan: Plan, sent: Bits, record: Record, asked: AllAsked, round: Round
+) -> jax.Array:
+    """Returns what the device's workers add to `columns.OF_TOTALS` in a round, uint32 `[4, 4]`.
+    Exchanges, and gradients of samples, which all devices know, are those of the first device.
+    """
+    samples = [
+        queries.each_samples(query, plan.problem, plan.N, round.present)
+        for query in queries.each(asked)
+    ]
+    samples = jnp.concatenate(samples).astype(jnp.uint32)
+    known = jnp.stack(
+        [
+            counts.from_bits(record.count_exchanges()[None], 1)[0],
+            counts.total(counts.from_bits(samples, len(samples))),
+        ]
+    )
+    known = jnp.where(workers.ids(plan.N)[0] == 0, known, jnp.uint32(0))
+    return jnp.concatenate([counts.total(jnp.stack([sent.up, sent.down], axis=1)), known])
 
 
 def _invalid_indices(plan: Plan, query: Asked) -> Records:

@@ -62,7 +62,11 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
     """
     inputs, last = _place_inputs(job), job.last
     log = Log(
-        runs=job.plan.runs, N=job.plan.N, record_every=job.plan.record_every, first=job.before
+        runs=job.plan.runs,
+        N=job.plan.N,
+        record_every=job.plan.record_every,
+        first=job.before,
+        minimum=job.problem.constants.minimum,
     )
     queue = _Queue(
         job,
@@ -140,7 +144,7 @@ def _place_inputs(job: RunSpec) -> _Inputs:
     everywhere, by_worker = (NamedSharding(mesh, spec) for spec in (P(), P(workers.AXIS)))
     data = arrays.place(pooled.lay_out(arrays.copy_arrays(problem.data), mesh.size), by_worker)
     points, keys, shared = arrays.place(
-        (job.points, job.keys, arrays.copy_arrays(problem.evaluation.replicated)), everywhere
+        (job.points, job.keys, arrays.copy_arrays(job.shared)), everywhere
     )
     return _Inputs(points, keys, data, shared)
 

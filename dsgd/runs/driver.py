@@ -121,20 +121,22 @@ def run(
 
     Returns:
         A `Result` with the last state, the history, and the final model. Arrays of the history are
-        `[seeds?, records]`, `step` is `[records]`. Always included are `loss` and
-        `grad_sqnorm` (of the full objective, at the final model), `consensus` ((1/N) sum |x_n -
-        x|^2; 0 for methods with a single model) and `bits` (cumulative bits sent and received per
-        worker). Runs on a cluster add `clock` (simulated seconds so far, until the last worker
-        finished, or until the last update of an asynchronous method). Metrics of the problem and of
-        the method, and `train_loss`, refer to the last round before the record; metrics of rounds
-        are NaN in the first record. With partial participation or message loss, `present` is the
-        fraction of workers that participated in the last round before the record, and `arrived` the
-        fraction of delivered messages among those sent since the previous record (for all-reduces
-        and servers, the workers' contributions; NaN if none was sent). Series with one number per
-        worker are `[seeds?, records, N]`: metrics of some methods, and, if the method sets the
-        local work, chooses samples or has several queries, `samples`, the number of samples that
-        each worker computed (in full draws if the problem has no batch size). The first record is
-        the initial state, the last one is after the last round.
+        `[seeds?, records]`, `step` is `[records]`. Always included are `loss` and `grad_sqnorm` (of
+        the full objective, at the final model), `consensus` ((1/N) sum |x_n - x|^2; 0 for methods
+        with a single model) and, cumulative and per worker, `bits_up`, `bits_down`, their sum
+        `bits`, `communications` (exchanges) and `gradients` (of single samples). Problems with a
+        known solution add `gap` and `distance` (|x - x*|^2). Runs on a cluster add `clock`
+        (simulated seconds so far, until the last worker finished, or until the last update of an
+        asynchronous method). Metrics of the problem and of the method, and `train_loss`, refer to
+        the last round before the record; metrics of rounds are NaN in the first record. With
+        partial participation or message loss, `present` is the fraction of workers that
+        participated in the last round before the record, and `arrived` the fraction of delivered
+        messages among those sent since the previous record (for all-reduces and servers, the
+        workers' contributions; NaN if none was sent). Series with one number per worker are
+        `[seeds?, records, N]`: metrics of some methods, and, if the method sets the local work,
+        chooses samples or has several queries, `samples`, the number of samples that each worker
+        computed (in full draws if the problem has no batch size). The first record is the initial
+        state, the last one is after the last round.
 
     Raises:
         ValueError: if `key` is not a single key or its draws depend on the number of devices;

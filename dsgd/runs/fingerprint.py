@@ -69,7 +69,7 @@ def make(job: RunSpec, has_checkpoint: bool) -> dict[str, str]:
         "workers": str(plan.N),
         "batch_size": str(job.problem.batch_size),
         "data": digest(
-            job.problem.evaluation.replicated,
+            job.shared,
             _rows_digest(job.problem.data) + weights_text(job.problem),
         ),
         **_batches(job, has_checkpoint),

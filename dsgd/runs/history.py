@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dsgd import checks
-from dsgd.engine import indices, tape
+from dsgd.engine import columns, indices, tape
 from dsgd.engine.clock import to_seconds
 from dsgd.wire import counts
 
@@ -132,13 +132,23 @@ class Log:
         N: number of workers.
         record_every: number of rounds between records.
         first: number of rounds completed before the first record.
+        minimum: `Constants.minimum` of the problem.
     """
 
-    def __init__(self, *, runs: int, N: int, record_every: int, first: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        runs: int,
+        N: int,
+        record_every: int,
+        first: int = 0,
+        minimum: float | None = None,
+    ) -> None:
         self.axis = runs
         self.N = N
         self.record_every = record_every
         self.first = first
+        self.minimum = minimum
         self.steps: list[int] = []  # number of completed rounds at each record
         self.pieces: list[dict[str, np.ndarray]] = []
 
@@ -174,8 +184,8 @@ class Log:
     def records(self) -> dict[str, np.ndarray]:
         """Returns all records by name, for `resume`.
 
-        `step` is `[records]`. Bits, and the messages that were sent and delivered in each interval,
-        are `dsgd.wire.counts`, the clock is two numbers, and the rest is as in `history`.
+        `step` is `[records]`. The totals, and the messages that were sent and delivered in each
+        interval, are `dsgd.wire.counts`, the clock is two numbers, and the rest is as in `history`.
         """
         joined = {
             name: np.concatenate([piece[name] for piece in self.pieces], axis=self.axis)
@@ -213,7 +223,18 @@ class Log:
             for name, values in self.records().items()
             if not (indices.is_kept(name) or tape.is_series(name))
         }
-        total = np.cumsum(counts.to_int(records.pop("bits")), axis=self.axis, dtype=np.uint64)
+        steps = records.pop("step")
+        each = counts.to_int(records.pop(columns.TOTALS))
+        up, down, exchanges, samples = np.moveaxis(
+            np.cumsum(each, axis=self.axis, dtype=np.uint64), -1, 0
+        )
+        totals = dict(
+            zip(
+                columns.OF_TOTALS,
+                (up / self.N, down / self.N, exchanges.astype(np.int64), samples / self.N),
+                strict=True,
+            )
+        )
         if _ARRIVED in records:
             sent, came = np.moveaxis(counts.to_int(records[_ARRIVED]), -1, 0)
             records[_ARRIVED] = np.divide(
@@ -223,7 +244,10 @@ class Log:
             records["clock"] = to_seconds(records["clock"])
         if _EVALUATED in records:
             records[_EVALUATED] = records[_EVALUATED].astype(bool)
-        return {"step": records.pop("step"), "bits": total / self.N, **records}
+        if self.minimum is not None:
+            objective = records["objective" if "objective" in records else "loss"]
+            records[columns.GAP] = objective.astype(np.float64) - self.minimum
+        return {"step": steps, "bits": up / self.N + down / self.N, **totals, **records}
 
     def tape(self) -> dict[str, np.ndarray]:
         """Returns the series of the tape, `[runs ..., rounds, ...]`."""

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import dsgd
-from dsgd.base import Algorithm, Key, Problem, State
-from dsgd.engine import loop
+from dsgd.base import Algorithm, Key, Problem, PyTree, State
+from dsgd.engine import leaves, loop
 from dsgd.engine.plan import Chunk, Plan
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
@@ -74,7 +74,7 @@ class RunSpec(NamedTuple):
             self.points,
             self.keys,
             self.problem.data,
-            self.problem.evaluation.replicated,
+            self.shared,
             batches,
             chunk,
         )
@@ -107,6 +107,13 @@ class RunSpec(NamedTuple):
             jax=jax.__version__,
             python=platform.python_version(),
         )
+
+    @property
+    def shared(self) -> tuple[PyTree, PyTree]:
+        """Arguments of evaluations that all devices hold: those of the problem's evaluation, and
+        the trained leaves of its minimizer, or None.
+        """
+        return self.problem.evaluation.replicated, leaves.minimizer(self.problem)
 
     @property
     def last(self) -> int:

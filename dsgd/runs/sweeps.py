@@ -66,8 +66,8 @@ class Sweep(NamedTuple):
             share: fraction of the records over which to average, counted from the end.
             largest: True: the largest value is best; False: the smallest. None: the largest for
                 accuracies ("accuracy", "test_accuracy"), and the smallest for losses, errors,
-                "grad_sqnorm", "objective", "prox_grad_sqnorm", "consensus", "bits" and "clock". It
-                is required for all other metrics.
+                gaps, distances, squared norms, bits, counts and the clock. It is required for all
+                other metrics.
 
         Raises:
             ValueError: if the metric is unknown or has no default direction, `share` is outside (0,
@@ -192,7 +192,13 @@ _SMALLEST = {
     "objective",
     "prox_grad_sqnorm",
     "consensus",
+    "gap",
+    "distance",
     "bits",
+    "bits_up",
+    "bits_down",
+    "communications",
+    "gradients",
     "clock",
 }
 _LARGEST = {"accuracy", "test_accuracy"}

@@ -64,7 +64,9 @@ def test_methods_that_do_not_need_all_workers_are_compared_with_absent_ones():
 
 @cache
 def one_round(name: str, N: int, d: int) -> Any:
-    """Returns the compiled function t -> bits up and down of round t from the first state."""
+    """Returns the compiled function t -> bits up and down and the number of exchanges of round t
+    from the first state.
+    """
 
     def bits(t):
         method = algorithms.make(name, optax.sgd(0.1), N)
@@ -78,8 +80,9 @@ def one_round(name: str, N: int, d: int) -> Any:
 
         query = method.query(state, this)
         gradients = jax.tree.map(ones, query, is_leaf=lambda node: isinstance(node, Query))
-        bits = communicate(method, state, gradients, this, jax.random.key(1))[1].statistics(N).bits
-        return bits.up, bits.down
+        _, record = communicate(method, state, gradients, this, jax.random.key(1))
+        sent = record.statistics(N).bits
+        return sent.up, sent.down, record.count_exchanges()
 
     return jax.jit(place_on_one_device(bits))
 
@@ -99,9 +102,9 @@ def test_bits_of_a_round_are_the_closed_forms(name, N, d):
         expected = form(name)(t, N, d)
         if expected is None:
             continue
-        found = [
-            np.sort(counts.to_int(np.asarray(each))) for each in one_round(name, N, d)(jnp.int32(t))
-        ]
+        *sent, exchanges = one_round(name, N, d)(jnp.int32(t))
+        found = [np.sort(counts.to_int(np.asarray(each))) for each in sent]
+        assert (exchanges > 0) == any(map(np.any, found))
         each = expected if isinstance(expected, list) else [expected]
         ways = [one if isinstance(one, tuple) else (one, one) for one in each]
         possible = [[np.sort(np.broadcast_to(way, N)) for way in both] for both in ways]

@@ -54,7 +54,7 @@ def test_rounds_between_records_send_only_messages(method):
     carry = jax.eval_shape(partial(loop.first_carry, plan), {}, key)
     chunk = Chunk(*np.zeros(4, np.int32))
     program = jax.make_jaxpr(partial(loop.advance, plan))(
-        carry, {}, key, problem.data, problem.evaluation.replicated, None, chunk
+        carry, {}, key, problem.data, (problem.evaluation.replicated, None), None, chunk
     )
     found = list(round_collectives(program.jaxpr))
     assert found

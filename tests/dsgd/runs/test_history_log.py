@@ -14,7 +14,8 @@ N = 2
 
 
 def bits(*numbers: int) -> np.ndarray:
-    return counts.table(list(numbers))
+    """Returns totals of these bits up in each record, and nothing else."""
+    return counts.table([each for up in numbers for each in (up, 0, 0, 0)]).reshape(-1, 4, 4)
 
 
 def log(*pieces: tuple[dict[str, np.ndarray], int], **options: int) -> Log:
@@ -30,7 +31,11 @@ def log(*pieces: tuple[dict[str, np.ndarray], int], **options: int) -> Log:
 def piece(loss: Any, **more: Any) -> dict[str, np.ndarray]:
     """Returns records with these losses, of 10 bits each."""
     loss = np.array(loss, np.float32)
-    return {"loss": loss, "bits": np.broadcast_to(bits(10), (*loss.shape, 4)).copy(), **more}
+    return {
+        "loss": loss,
+        "totals": np.broadcast_to(bits(10)[0], (*loss.shape, 4, 4)).copy(),
+        **more,
+    }
 
 
 OF_SEEDS = [[1.0, 2.0, np.inf], [1.0, np.nan, np.nan]]

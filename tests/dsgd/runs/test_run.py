@@ -273,7 +273,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "expected 'loss', and none of .*step": evaluating(loss=0.0, step=1.0),
     "returns .'accuracy'.; expected 'loss'": evaluating(accuracy=1.0),
-    r"logs metrics \['bits', 'loss'\]": {"method": SGD._replace(update=logging_a_loss)},
+    r"logs metrics \['loss'\]": {"method": SGD._replace(update=logging_a_loss)},
     r"decentralized_sgd\(ring\(5\)\) .* 5 nodes .* 4 workers": {
         "method": algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(5))
     },
