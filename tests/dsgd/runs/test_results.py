@@ -62,6 +62,7 @@ def test_settings_are_those_of_the_call(swept):
         "dsgd": dsgd.__version__,
         "jax": jax.__version__,
         "python": platform.python_version(),
+        "grid": {"learning_rate": [0.1, 0.25, 0.5]},
     }
     assert swept.settings == expected
     assert swept.result((1,)).settings == {**expected, "hyperparameters": {"learning_rate": 0.25}}
