@@ -45,6 +45,7 @@ from dsgd.machines.agreement import PeerFailed
 from dsgd.machines.heartbeat import PeerLost
 from dsgd.machines.local_processes import run_local_processes
 from dsgd.machines.runtime import join
+from dsgd.parameter_files import load_safetensors, save_safetensors
 from dsgd.planning import Candidate, Plan, plan
 from dsgd.runs import history
 from dsgd.runs.driver import Exchange, compile_round, exchanges, run
@@ -100,6 +101,7 @@ __all__ = [
     "frame",
     "history",
     "join",
+    "load_safetensors",
     "loggers",
     "network",
     "plan",
@@ -108,6 +110,7 @@ __all__ = [
     "report",
     "run",
     "run_local_processes",
+    "save_safetensors",
     "sweep",
     "wire",
     "work",

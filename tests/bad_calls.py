@@ -357,6 +357,8 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.Sweep.best: {"self": SWEEP},
     dsgd.Sweep.point: {"self": SWEEP},
     dsgd.Sweep.at: {"self": SWEEP},
+    dsgd.save_safetensors: {"params": {"a": np.ones(2)}, "path": "model.safetensors"},
+    dsgd.load_safetensors: {"like": {"a": np.ones(2)}, "path": "model.safetensors"},
     dsgd.history.evaluated_records: {"history": SWEEP.history},
     plots.draw_lines: {"axes": SHEET.subplots(), "lines": {"one": (np.ones(5), np.ones((2, 5)))}},
     plots.panels: {"sheet": Figure()},

@@ -40,7 +40,7 @@ def run(
     evaluate_every: int = 1,
     mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
-    start: Result | State | None = None,
+    start: Result | State | dict[str, Any] | None = None,
     until: Annotated[Callable[[History], bool], "(history)"] | None = None,
     on_record: OnRecord = (),
     train_loss: bool = False,
@@ -92,8 +92,9 @@ def run(
             batches that were already used are skipped, and need an attribute `fingerprint`
             (`dsgd.Batches`).
         start: result or final state of an earlier run, from which this run continues with its own
-            hyperparameters, batches or topology; None: the method's initial state. The round number
-            continues from `start.step`, for schedules and for random draws: with the same key, two
+            hyperparameters, batches or topology; or a state that orbax restored, with dictionaries
+            in place of named tuples; None: the method's initial state. The round number continues
+            from that of the state, for schedules and for random draws: with the same key, two
             stages reproduce one longer run. `steps` counts the rounds of this run only, and so does
             the history, which begins with a record of `start`, 0 bits and clock 0. `start` is not
             modified.
@@ -159,7 +160,7 @@ def run(
         PeerFailed: if another process left the run because of an error. The message names the
             process.
     """
-    state = start.state if isinstance(start, Result) else start
+    state = starts.state_of(start.state if isinstance(start, Result) else start)
     before = 0 if state is None else starts.rounds_of(state)
     steps, size = (
         plans.check_steps(steps, before),

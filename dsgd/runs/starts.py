@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 
-from dsgd import checks
+from dsgd import checks, parameter_files
 from dsgd.base import State
 from dsgd.engine.clock import Clock
 from dsgd.engine.plan import Carry
@@ -15,6 +17,25 @@ FROM_MODEL = (
     "to continue from its model only, pass problem._replace(init=dsgd.Parameters("
     "lambda key: result.params, problem.parameters.trainable)) and no start"
 )
+
+
+def state_of(start: State | dict[str, Any] | None) -> State | None:
+    """Returns the state from which a run continues; None: the method's initial state.
+
+    Args:
+        start: a state, also with dictionaries in place of named tuples.
+
+    Raises:
+        ValueError: if it is a dictionary without the fields of a state.
+    """
+    if not isinstance(start, dict):
+        return start
+    if set(start) != set(State._fields):
+        raise ValueError(
+            f"start is a dictionary with {', '.join(map(repr, start))}; expected one with "
+            f"{', '.join(map(repr, State._fields))}, as orbax restores a state without a target"
+        )
+    return State(**start)
 
 
 def rounds_of(state: State) -> int:
@@ -49,6 +70,19 @@ def _require_workers(state: State, like: State) -> None:
         )
 
 
+def _with_structure(state: State, like: State) -> State:
+    """Returns the state with dictionaries and lists replaced by the named tuples of `like`, if the
+    names of all leaves are equal. Orbax restores a state with dictionaries and lists.
+    """
+    structure = jax.tree.structure(like)
+    if jax.tree.structure(state) == structure:
+        return state
+    given, needed = (parameter_files.leaves_by_name("start: state", each) for each in (state, like))
+    if given.keys() != needed.keys():
+        return state
+    return jax.tree.unflatten(structure, [given[name] for name in needed])
+
+
 def restore(state: State, like: Carry, drawn: int = 0) -> Carry:
     """Copies a state to the devices, with the clock at 0 and no measurements. The copy will be
     donated.
@@ -64,6 +98,7 @@ def restore(state: State, like: Carry, drawn: int = 0) -> Carry:
             of another shape or type. The message names it.
     """
     _require_workers(state, like.state)
+    state = _with_structure(state, like.state)
     checks.require_same("start: state", state, like.state, types=True)
     copies = jax.tree.map(lambda leaf, shape: arrays.put(leaf, shape.sharding), state, like.state)
 

@@ -48,6 +48,24 @@ def test_two_stages_with_one_key_are_the_run_of_both(first, seeds, problem):
         assert_equal(one.state, kept)
 
 
+def test_a_state_that_orbax_restores_without_a_target_continues_the_run(problem, tmp_path):
+    import orbax.checkpoint as ocp
+
+    straight, one = (run(METHOD, problem, steps) for steps in (40, 25))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", one.state)
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(tmp_path / "state")
+    assert isinstance(restored["workers"]["optimizer"], list)
+    assert_equal(run(METHOD, problem, 15, start=restored).state, straight.state)
+    for start, message in (
+        ({"state": restored}, "start is a dictionary with 'state'; expected .*'workers', 'step'"),
+        (restored | {"workers": {"params": restored["workers"]["params"]}}, "start: state with le"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(METHOD, problem, 15, start=start)
+
+
 def test_a_stage_has_its_own_checkpoints(problem, tmp_path):
     one, other = (run(METHOD, problem, 10, key=jax.random.key(seed)) for seed in (0, 1))
     straight = run(METHOD, problem, 20, start=one)
