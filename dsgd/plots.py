@@ -44,14 +44,14 @@ MARKERS = ("", "o", "s", "D", "^", "v", "P", "X", "<", ">", "p", "h", "*", "d", 
 
 _AXES = {  # name in the history: (unit of the axis in units of the history, label of the axis)
     "step": (1, "rounds"),
-    "communications": (1, "communication rounds"),
-    "gradients": (1, "gradients per worker"),
+    "communications": (1, "communications"),
+    "gradients": (1, "sample gradients per worker"),
     "bits": (1e6, "megabits sent and received per worker"),
     "bits_up": (1e6, "megabits sent per worker"),
     "bits_down": (1e6, "megabits received per worker"),
     "clock": (1, "simulated seconds"),
     "loss": (1, "loss f(x)"),
-    "gap": (1, "f(x) - f*"),
+    "gap": (1, "gap to the minimum"),
     "distance": (1, "|x - x*|²"),
     "grad_sqnorm": (1, "|f'(x)|²"),
     "objective": (1, "objective f(x) + r(x)"),
@@ -159,9 +159,11 @@ def axis_labels(histories: Iterable[History]) -> dict[str, str]:
 
 
 def _has_local_steps(history: History) -> bool:
-    """Whether a method communicates in fewer rounds than it makes."""
-    rounds = history["step"][-1] - history["step"][0]
-    return "communications" in history and bool((history["communications"][:, -1] < rounds).any())
+    """Whether a method communicates in some rounds only."""
+    if "communications" not in history:
+        return False
+    exchanges = history["communications"][:, -1] - history["communications"][:, 0]
+    return bool((exchanges < history["step"][-1] - history["step"][0]).any())
 
 
 def line_label(labels: dict[str, Any]) -> str:

@@ -371,7 +371,7 @@ def tabulate_model(args: Args, trials: list[Trial]) -> Table:
 
 def draw(args: Args, trials: list[Trial], judged: list[Judged]) -> Figure:
     """Draws the seconds of a round against the split, and of each process against its samples."""
-    sheet, (splits, each) = plots.figure(2, width=5.5, height=4.2, sharey=False)
+    sheet, (splits, each) = plots.figure(2, width=figures.WIDTH / 2, height=3.8, sharey=False)
     draw_splits(args, splits, trials, judged)
     model, hollow = learn_model(trials[:LEARNED]), {"markersize": 7, "markerfacecolor": "none"}
     for n, count in enumerate(args.competitors):

@@ -230,7 +230,7 @@ def iterations(epsilons: Sequence[float], predicted: Steps, measured: Steps) -> 
 
 def draw(epsilons: Sequence[float], predicted: Steps, measured: Steps) -> Figure:
     """Draws iterations against 1 / epsilon: measured solid, predicted dashed."""
-    sheet, (axes,) = plots.figure(1, width=9.6, height=5.8)
+    sheet, (axes,) = plots.figure(1, width=figures.WIDTH, height=5.4)
     x = 1 / np.array(epsilons)
     figures.describe(axes, "1/ε", "iterations T", log="xy")
     for name, colour, marker in zip(measured, plots.COLOURS, theorems.MARKERS, strict=False):

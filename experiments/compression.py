@@ -215,7 +215,9 @@ def draw_losses(
     """
     losses = [one.loss for key, one in outcomes.items() if key[:2] in tasks]
     sheet, panels = plots.figure(
-        len(tasks), width=max(3.2, 9.6 / len(tasks)), height=2.2 + 0.3 * len(args.compressors)
+        len(tasks),
+        width=max(2.2, figures.WIDTH / len(tasks)),
+        height=2.2 + 0.3 * len(args.compressors),
     )
     for axes, task in zip(panels, tasks, strict=True):
         limits = (min(losses) / 1.5, max(losses) * 1.5)
@@ -250,8 +252,7 @@ def draw_losses(
         Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=fill, label=label)
         for colour, fill, marker, label in kinds
     ]
-    columns = len(kinds) if len(tasks) > 3 else 3
-    sheet.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+    sheet.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     figures.title(
         sheet,
         "The survey: unbiased compressors work without memory, biased ones need it (sections 3.2, "

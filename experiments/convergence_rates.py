@@ -206,7 +206,7 @@ def tabulate(args: Args, slopes: Sequence[dict[str, float | str]]) -> Table:
 
 def draw(args: Args, terms: Sequence[Term]) -> Figure:
     """Draws one panel per term of the rates; the legend takes the place of a sixth panel."""
-    sheet, panels = plots.figure(3, 2, width=4.4, height=4, sharey=False)
+    sheet, panels = plots.figure(2, 3, width=figures.WIDTH / 2, height=3.7, sharey=False)
     for axes, (name, panel) in zip(panels, PANELS.items(), strict=False):
         shown = [term for term in terms if term.panel == name]
         y, title = "average of E|f'(x)|² over T steps", panel.title.format(T=args.fixed_steps)

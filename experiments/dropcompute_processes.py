@@ -341,7 +341,9 @@ def tabulate_race(race: Race) -> Table:
 
 def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
     """Draws the seconds of steps in order of time and of length, and the loss against seconds."""
-    sheet, (over_steps, ordered, losses) = plots.figure(3, width=14 / 3, height=4, sharey=False)
+    sheet, (over_steps, ordered, losses) = plots.figure(
+        3, width=figures.WIDTH / 3, height=3.4, sharey=False
+    )
     for i, (name, run) in enumerate(pair.histories().items()):
         ms, colour = 1e3 * run["seconds"], plots.COLOURS[i]
         look = {"linewidth": 1, "marker": ".", "markersize": 3, "label": f"{name} DropCompute"}
@@ -355,8 +357,8 @@ def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
     chosen = {"color": "black", "linewidth": 0.8, "linestyle": ":"}
     over_steps.axvline(args.rounds + 0.5, label="threshold chosen", **chosen)
     over_steps.set(xlabel="step", ylabel="ms of a step", ylim=(0, None))
-    ordered.set(xlabel="ms of a step, after the threshold was chosen", ylabel="share of steps")
-    figures.describe(losses, "seconds", "loss on the micro-batches computed", log="y")
+    ordered.set(xlabel="ms of a step after\nthe choice of the threshold", ylabel="share of steps")
+    figures.describe(losses, "seconds", "loss on computed micro-batches", log="y")
     figures.legend(sheet, 4, over_steps)
     speedup = found["speedup"]
     measured = f"S_eff {speedup.measured:.2f} measured, {speedup.planned:.2f} planned"

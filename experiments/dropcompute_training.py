@@ -245,9 +245,11 @@ def train(args: Args, setting: Setting) -> Iterator[tuple[str, dict[str, np.ndar
 
 def draw(args: Args, setting: Setting, histories: Histories) -> Figure:
     """Draws figure 5 and table 1."""
-    sheet, (losses, seconds, table) = plots.figure(3, width=4.4, height=4.0, sharey=False)
+    sheet = Figure(figsize=(figures.WIDTH, 6.6), layout="constrained")
+    above, below = sheet.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1))[:, 0]
+    losses, seconds = plots.panels(above, 2, sharey=False)
     convergence.draw(losses, seconds, setting, histories, args.communications)
-    quality.draw(table, setting, histories, args.drop_rates)
+    quality.draw(plots.panels(below, 1)[0], setting, histories, args.drop_rates)
     figures.title(
         sheet,
         f"{setting.name}, {setting.workers} workers x {setting.micro_batches} "

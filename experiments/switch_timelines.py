@@ -301,7 +301,7 @@ def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
         0.9 + max(len(panel.names) * (0.2 * len(panel.lanes) + 0.08) for panel in pair)
         for pair in pairs
     ]
-    sheet = Figure(figsize=(13.5, sum(heights) + 1.2), layout="constrained")
+    sheet = Figure(figsize=(figures.WIDTH, sum(heights) + 1.2), layout="constrained")
     parts = sheet.subfigures(len(pairs), 1, height_ratios=heights, squeeze=False)[:, 0]
     for pair, part in zip(pairs, parts, strict=True):
         longest = max(float(panel.end - panel.begin) for panel in pair)

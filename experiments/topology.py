@@ -258,7 +258,7 @@ def draw(
 ) -> Figure:
     """Draws the loss against all costs and the consensus distance against rounds, for each
     partition, on these graphs. The consensus distance is not shown of graphs on which all models
-    are always equal, and not at the start, where it is 0.
+    are always equal.
     """
     panels = []
     for partition, target in targets.items():
@@ -268,7 +268,7 @@ def draw(
             look["log"] = "y" if x == "rounds" else "xy"
             panels.append(figures.curves(studies.lines(shown, x), target, **look))
         apart = {
-            name: (x[1:], y[:, 1:])
+            name: (x, y)
             for name, (x, y) in studies.lines(shown, "rounds", "consensus").items()
             if y.max() > 1e-9
         }

@@ -216,7 +216,7 @@ def tabulate(args: Args, curves: dict[str, Curve]) -> Table:
 
 def draw(args: Args, curves: dict[str, Curve], by_rounds: dict[int, tuple[float, float]]) -> Figure:
     """Draws worst cases against step sizes and rounds."""
-    sheet, (left, right) = plots.figure(2, width=5.2, height=4.0, sharey=False)
+    sheet, (left, right) = plots.figure(2, width=figures.WIDTH / 2, height=3.7, sharey=False)
     for (name, one), colour in zip(curves.items(), plots.COLOURS, strict=False):
         left.plot(args.rates, one.values, color=colour, label=name)
         left.plot(one.best, one.least, "*", color=colour, markersize=12)

@@ -309,7 +309,9 @@ def draw(rows: list[Row]) -> Figure:
         distinct(row.dimension for row in rows),
         distinct(row.version for row in rows),
     )
-    sheet, panels = plots.figure(len(dimensions), len(SHOWN), height=2.6, sharey="row")
+    sheet, panels = plots.figure(
+        len(dimensions), len(SHOWN), width=figures.WIDTH / len(dimensions), height=2.4, sharey="row"
+    )
     for panel, (what, d) in zip(
         panels, [(what, d) for what in SHOWN for d in dimensions], strict=True
     ):

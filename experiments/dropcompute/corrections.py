@@ -113,7 +113,7 @@ def table(setting: Setting, histories: Histories, rates: Sequence[float]) -> Tab
 def draw(setting: Setting, histories: Histories, rates: Sequence[float]) -> Figure:
     """Draws a panel for each optimizer."""
     optimizers = list(setting.learning_rates)
-    sheet, panels = plots.figure(len(optimizers), width=5.0, height=4.0)
+    sheet, panels = plots.figure(len(optimizers), width=figures.WIDTH / len(optimizers), height=4.0)
     for axes, optimizer in zip(panels, optimizers, strict=True):
         lines = {}
         for correction in CORRECTIONS:

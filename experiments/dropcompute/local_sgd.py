@@ -195,7 +195,7 @@ def draw(
     setting: Setting, histories: Histories, both: Sequence[Stragglers], periods: Sequence[int]
 ) -> Figure:
     """Draws a panel for each kind of stragglers, and below them the quality of the models."""
-    sheet, panels = plots.figure(2, 2, width=5.0, height=3.2, sharey="row")
+    sheet, panels = plots.figure(2, 2, width=figures.WIDTH / 2, height=3.2, sharey="row")
     x = np.array(periods, float)
     for column, stragglers in enumerate(both):
         speed, ends = panels[column], panels[2 + column]

@@ -209,7 +209,7 @@ def growth(
     counts: np.ndarray,
 ) -> Figure:
     """Draws speedups for very many workers, and the bounds for bounded noises."""
-    sheet, (axes,) = plots.figure(1, width=9.0, height=4.4)
+    sheet, (axes,) = plots.figure(1, width=figures.WIDTH, height=4.4)
     for i, (name, values) in enumerate(lines.items()):
         words = name
         if name in limits:

@@ -310,7 +310,9 @@ def draw(
     """Draws messages, losses and compression errors over time, and the seconds of a step."""
     N = setting.problem.workers
     times = times_of(setting, histories)
-    sheet, (sizes, losses, errors, steps) = plots.figure(2, 2, width=5.6, height=4.0, sharey=False)
+    sheet, (sizes, losses, errors, steps) = plots.figure(
+        2, 2, width=figures.WIDTH / 2, height=3.8, sharey=False
+    )
     of = {method: histories[Case(method, N, seconds)] for method in (EF21, KIMAD, PLUS, WHOLE)}
 
     by_time = {f"T_comm = {time:g} s": histories[Case(KIMAD, N, time)] for time in times}
@@ -365,7 +367,7 @@ def draw_over_time(
     beside.plot(x, pattern(period, began + x) / 1e6, **look)
     beside.set(ylabel="bandwidth to a ResNet-18, Mbit/s", ylim=(0, 380))
     beside.spines["top"].set_visible(False)
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 3}
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2}
     lines = [*axes.get_lines(), *beside.get_lines()]
     axes.legend(handles=lines, frameon=False, fontsize=9, **place)
 

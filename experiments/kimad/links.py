@@ -165,7 +165,7 @@ def seconds_to_target(history: History, target: float) -> float:
 
 def draw(setting: Setting, rate: Rate, found: dict[str, tuple[float, History]]) -> Figure:
     """Draws the loss against seconds, and the messages with the rate of the links."""
-    sheet, (losses, messages) = plots.figure(2, width=6, height=4.5, sharey=False)
+    sheet, (losses, messages) = plots.figure(2, width=figures.WIDTH / 2, height=4, sharey=False)
     for i, (name, (learning_rate, history)) in enumerate(found.items()):
         seconds, look = history["seconds"], figures.look(i)
         losses.plot(seconds, history["loss"], label=f"{name}, step {learning_rate:g}", **look)

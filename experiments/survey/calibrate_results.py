@@ -141,7 +141,7 @@ def _always(plain: list[float], mine: list[float]) -> str:
 
 def draw(result: Calibration, where: str) -> Figure:
     """Draws collectives and rounds: the switch's times as lines, measured times as points."""
-    sheet, (left, right) = plots.figure(2, width=6, height=5, sharey=False)
+    sheet, (left, right) = plots.figure(2, width=figures.WIDTH / 2, height=4.4, sharey=False)
     for i, (name, by_size) in enumerate(result.found.collectives.items()):
         expected = [result.predict(name, size) for size in by_size]
         draw_one(left, i, name, list(by_size), expected, list(by_size.values()))

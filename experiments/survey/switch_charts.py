@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -128,7 +129,7 @@ def chart(axes: Axes, panel: Panel, longest: float) -> None:
         colour, hatch = LOOKS[span.kind]
         look = {"color": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
         axes.barh(y, width, left=left, height=0.9, **look)
-        if span.other is not None and width > 0.035 * longest:
+        if span.other is not None and width > 0.055 * longest:
             arrow = "▸" if span.kind == "send" else "◂"
             other = str(span.other + 1) if span.other < panel.workers else "S"
             look = {"color": "white", "fontsize": 8, "ha": "center", "va": "center_baseline"}
@@ -144,7 +145,8 @@ def chart(axes: Axes, panel: Panel, longest: float) -> None:
         va="center",
         weight="bold",
     )
-    axes.set_title(f"{panel.figure}: {panel.title}", loc="left")
+    title = textwrap.fill(f"{panel.figure}: {panel.title}", 44)
+    axes.set_title(title, loc="left", fontsize=10)
     axes.set(
         xlabel="units of time",
         xlim=(begin - 0.01 * longest, begin + 1.06 * longest),

@@ -81,7 +81,7 @@ def test_local_steps_and_columns_of_users_have_labels():
     sheet = plots.curves({"one": history(), "two": each}, "step", "loss")
     assert sheet.axes[0].get_xlabel() == "rounds"
     sheet = plots.curves(each, names, "rmse_of_test", labels=labels)
-    assert [axes.get_xlabel() for axes in sheet.axes] == ["rounds", "Mbit", "communication rounds"]
+    assert [axes.get_xlabel() for axes in sheet.axes] == ["rounds", "Mbit", "communications"]
     assert sheet.axes[0].get_ylabel() == "test error, °C"
     assert plots.curves(each, y="rmse_of_test").axes[0].get_ylabel() == "rmse of test"
     each["communications"] = np.arange(5) * np.array([[10.0], [9.9], [10.0]])
