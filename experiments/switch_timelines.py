@@ -319,7 +319,7 @@ def draw(args: Args, pictures: Sequence[Panel]) -> Figure:
     )
     figures.title(
         sheet,
-        f"The survey's timelines, simulated: latency {args.latency:g}, transfer "
+        f"The survey's timelines: latency {args.latency:g}, transfer "
         f"{args.transfer:g}, {gradient}\n{args.convention}: latency {holds}; wait: a message is "
         "ready, a port is not; ▸3: to worker 3, ◂S: from the server",
     )

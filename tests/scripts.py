@@ -34,6 +34,7 @@ def ran(main: Callable[[Any], object], args: Any, wide: str = "\n") -> list[str]
 
     def save_and_check(sheet: Figure, path: Path) -> None:
         save(sheet, path)
+        assert not (found := overlapping_labels(sheet)), f"{path.name}: {found}"
 
     with pytest.MonkeyPatch.context() as patch, screen.capture() as captured:
         patch.setattr(plots, "save", save_and_check)
@@ -50,8 +51,9 @@ def ran(main: Callable[[Any], object], args: Any, wide: str = "\n") -> list[str]
 
 def overlapping_labels(sheet: Figure) -> list[tuple[str, str]]:
     """Returns pairs of tick labels of an axis that overlap, or are side by side with less than two
-    pixels between them at 100 dots per inch, in a figure that was drawn.
+    pixels between them at 100 dots per inch.
     """
+    sheet.draw_without_rendering()
     found = []
     for axes in sheet.axes:
         for axis, at in ((axes.xaxis, 0), (axes.yaxis, 1)):

@@ -129,7 +129,7 @@ def chart(axes: Axes, panel: Panel, longest: float) -> None:
         colour, hatch = LOOKS[span.kind]
         look = {"color": colour, "hatch": hatch, "edgecolor": "black", "linewidth": 0.6}
         axes.barh(y, width, left=left, height=0.9, **look)
-        if span.other is not None and width > 0.055 * longest:
+        if span.other is not None and width > 0.052 * longest:
             arrow = "▸" if span.kind == "send" else "◂"
             other = str(span.other + 1) if span.other < panel.workers else "S"
             look = {"color": "white", "fontsize": 8, "ha": "center", "va": "center_baseline"}

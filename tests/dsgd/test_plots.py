@@ -98,7 +98,6 @@ def test_tick_labels_have_room_and_name_at_least_two_numbers(low, high):
     each["loss"] = np.linspace(low, high, 5)[::-1] * np.ones((3, 1))
     for log in (False, True):
         sheet = plots.curves(each, ["bits"] * 3, "loss", logx=log, logy=log)
-        sheet.draw_without_rendering()
         assert not scripts.overlapping_labels(sheet)
         for axis in (sheet.axes[0].xaxis, sheet.axes[0].yaxis):
             ends, ticks = axis.get_view_interval(), axis.get_majorticklocs()
@@ -151,7 +150,6 @@ def test_areas_of_a_partition_are_numbers_of_samples():
         axes.get_title() == f"2 to 4 samples per worker; mean total variation distance {mean:.2f}"
     )
     many = plots.partition([RNG.integers(0, 12, 5) for _ in range(1000)])
-    many.draw_without_rendering()
     assert not scripts.overlapping_labels(many)
     assert len({tuple(patch.get_facecolor()) for patch in many.axes[0].patches}) == 12
 
