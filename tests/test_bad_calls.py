@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from bad_calls import MESSAGES, good_call
 
+import algorithms
 import dsgd
 import topologies
 from dsgd import checks, clusters, compressors, network
@@ -163,6 +164,53 @@ def test_values_outside_the_range_of_an_argument_are_refused(function):
         for value in values:
             with pytest.raises(ValueError, match=rf"\b({function.__name__}|{name})\b"):
                 function(**good_call(function) | {name: value})
+
+
+def returns(function: Any) -> str:
+    kind = inspect.formatannotation(function.__annotations__["return"])
+    return kind.strip("'").rpartition(".")[2]
+
+
+WITH_SHARES = [
+    *(
+        each
+        for each in vars(compressors).values()
+        if inspect.isfunction(each) and returns(each) in ("Compressor", "LinearCode")
+    ),
+    algorithms.dion,
+    algorithms.fetch_sgd,
+    algorithms.sketched_sgd,
+    algorithms.sparta,
+]
+
+
+@pytest.mark.parametrize("function", WITH_SHARES, ids=lambda function: function.__name__)
+def test_a_share_is_no_integer_and_a_number_of_elements_no_float(function):
+    """Papers write Top-1 for one element; the share 1 is all of them."""
+    parameters = inspect.signature(function).parameters
+    good = good_call(function)
+
+    def refusal(name: str, value: float) -> str:
+        given = good | {"fraction": None} if name == "k" and "fraction" in good else good
+        try:
+            function(**given | {name: value})
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    shares = 0
+    for name, parameter in parameters.items():
+        kind = inspect.formatannotation(parameter.annotation).strip("'")
+        if kind in ("int", "int | None"):
+            assert f"{name} = 0.1" in refusal(name, 0.1)
+            assert f"{name} = 1.0" in refusal(name, 1.0)
+        elif kind in ("float", "float | None"):
+            is_share = not refusal(name, 0.1) and refusal(name, 1.5)
+            for value in (1, 10) if is_share else ():
+                assert f"{name} = {value}" in refusal(name, value)
+                assert "k" not in parameters or f"(k={value})" in refusal(name, value)
+            shares += bool(is_share)
+    assert shares >= len({"fraction", "rank_fraction", "probability"} & parameters.keys())
 
 
 @pytest.mark.parametrize("case", MESSAGES)

@@ -9,7 +9,7 @@ import optax
 from algorithms import methods, optimizers
 from algorithms.facts import method
 from dsgd import Algorithm, checks, network
-from dsgd.extend import selected_count
+from dsgd.extend import require_share, selected_count
 
 
 @method(
@@ -39,16 +39,16 @@ def sparta(
 
     Args:
         optimizer: each worker's step; its state stays local.
-        fraction: p, in (0, 1].
+        fraction: p, a float in (0, 1].
         via: as in `local_sgd`.
 
     Raises:
-        ValueError: if p is not in (0, 1].
+        ValueError: if p is an integer or not in (0, 1].
 
     Source: EXO Labs, "SPARTA", 2025, a report; `SparseCommunicator` of its package exo gym draws
     each element independently with probability p, so that the number of elements is random.
     """
-    checks.number("sparta: fraction", fraction, "(0, 1]")
+    require_share("sparta", "fraction", fraction)
 
     def update(y: optimizers.Model, gradients, round):
         y = optimizers.local_step(optimizer, y, gradients, round)

@@ -203,15 +203,15 @@ def random_sparsification(probability: float) -> Compressor:
     randomness is proportional to the number of kept elements and not to d.
 
     Args:
-        probability: p, in (0, 1].
+        probability: p, a float in (0, 1].
 
     Raises:
-        ValueError: if probability is outside (0, 1].
+        ValueError: if probability is an integer or outside (0, 1].
 
     Source: Wangni et al., 2018; Liu and Zhang, section 3.2, which prints "set z to 0 with
     probability p" for 1 - p.
     """
-    checks.number("random_sparsification: probability", probability, "(0, 1]")
+    require_share("random_sparsification", "probability", probability)
     p, name = probability, f"random_sparsification({probability:g})"
 
     def compress(key, x):

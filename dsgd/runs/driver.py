@@ -159,6 +159,10 @@ def run(
         PeerLost: if another process of the run died or stopped responding. The message names it.
         PeerFailed: if another process left the run because of an error. The message names the
             process.
+
+    Warns:
+        UserWarning: if the gradient norm of a run in float32 has stopped decreasing at the
+            resolution of float32; float64 then reaches smaller values.
     """
     state = starts.state_of(start.state if isinstance(start, Result) else start)
     before = 0 if state is None else starts.rounds_of(state)
@@ -192,6 +196,7 @@ def run(
     plans.warn_if_drawn_again(job)
     result = chunks.execute(job, checkpoint)
     plans.warn_if_silent(job, result.history["bits"])
+    plans.warn_if_stalled(job, result)
     return result._replace(settings=settings)
 
 

@@ -17,6 +17,8 @@ from dsgd.engine import leaves
 from dsgd.engine.plan import Plan, drop_arrays
 from dsgd.engine.probe import probe
 from dsgd.machines import forks
+from dsgd.runs import stalls
+from dsgd.runs.results import Result
 from dsgd.runs.run_spec import RunSpec
 from dsgd.workers.axis import automatic
 
@@ -237,6 +239,12 @@ def warn_if_silent(job: RunSpec, bits: np.ndarray) -> None:
                 f"{name} sends messages every {period} rounds, but the run has steps = "
                 f"{job.steps}, so nothing is sent; pass steps >= {period}"
             )
+
+
+def warn_if_stalled(job: RunSpec, result: Result) -> None:
+    """Warns if runs in float32 ended at the resolution of float32."""
+    if words := stalls.warning(job.name, result.history, result.params):
+        _warn(words)
 
 
 def warn_of_evaluations(job: RunSpec, share: float, seconds: float) -> None:

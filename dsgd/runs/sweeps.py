@@ -318,6 +318,7 @@ def sweep(
         traced.require_arithmetic("sweep", factory, grid, trace, error)
         raise
     plans.warn_if_silent(job, result.history["bits"])
+    plans.warn_if_stalled(job, result)
     return Sweep(
         grid,
         unfold_history(result.history),
