@@ -58,22 +58,27 @@ def find(name: str) -> Facts:
 
 
 def full_name(name: str) -> str:
-    """Returns the name in the registry for a name, also with hyphens, or an alias.
+    """Returns the name in the registry for a name or an alias, whatever its capitals, hyphens and
+    underscores.
 
     Raises:
         ValueError: if no method has this name.
     """
-    spelled, known = name.replace("-", "_"), instances()
+    spelled, known = _fold(name), {_fold(each): each for each in instances()}
     if spelled in known:
-        return spelled
+        return known[spelled]
     for each in METHODS.values():
-        for alias in each.aliases:
-            full = each.name + spelled.removeprefix(alias)
+        for alias in map(_fold, each.aliases):
+            full = _fold(each.name) + spelled.removeprefix(alias)
             if spelled.startswith(alias) and full in known:
-                return full
-    raise ValueError(
-        f"make: unknown method {checks.show(name)}; expected one of {', '.join(known)}"
-    )
+                return known[full]
+    names = list(known.values())
+    end = spelling.suggest(name, names, ALIASES) or f"; expected one of {', '.join(names)}"
+    raise ValueError(f"make: unknown method {checks.show(name)}{end}")
+
+
+def _fold(name: str) -> str:
+    return name.casefold().replace("-", "").replace("_", "")
 
 
 ALGORITHMS: dict[str, Callable[[optax.GradientTransformation, int], Algorithm]] = instances()
@@ -88,7 +93,7 @@ def make(name: str, optimizer: optax.GradientTransformation, workers: int) -> Al
     """Returns the registered method with this name, with its default options.
 
     Args:
-        name: a key of `ALGORITHMS`, also with hyphens, or an alias: `fed_avg`, `fed-avg`, `sgp`.
+        name: a key of `ALGORITHMS` or an alias, in any spelling: `fed_avg`, `FedAvg`, `sgp`.
         optimizer: the local step.
         workers: N, number of workers.
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # communication is built on this module
 
 PyTree = Any
 Params = PyTree
-Key = Annotated[jax.Array, "one JAX key, such as jax.random.key(0)"]
-"""A JAX key; old-style keys are converted."""
+Key = Annotated[jax.Array | int, "one JAX key, such as jax.random.key(0), or an integer"]
+"""A JAX key; old-style keys, and integers i for `jax.random.key(i)`, are converted."""
 Real = Annotated[float | jax.Array, "a number"]
 """A real number, or a traced value of a sweep."""
 Period = Annotated[int | jax.Array, "an integer"]
@@ -42,6 +42,12 @@ _COMMON = 0x636F6D6D  # folded into an exchange's key for `Common.key`, far from
 def _short_repr(value: Any) -> str:
     """Returns a short `repr`, which signatures and containers show."""
     return f"{type(value).__name__}({value.name})"
+
+
+def _range(values: Any) -> str:
+    """Returns the smallest and the largest of several numbers as text."""
+    least, most = f"{min(values):g}", f"{max(values):g}"
+    return least if least == most else f"{least} to {most}"
 
 
 class State(NamedTuple):
@@ -620,7 +626,19 @@ class Problem(NamedTuple):
     regularizer: Regularizer | None = None
 
     def __repr__(self) -> str:
-        return _short_repr(self)
+        if not self.local_samples:
+            return _short_repr(self)
+        test = getattr(self.evaluation.replicated, "weights", None)
+        given = {
+            "workers": len(self.local_samples),
+            "samples": _range(self.local_samples),
+            "test_samples": 0 if test is None else len(test),
+            "batch_size": self.batch_size,
+            "l2": f"{getattr(self.loss, 'l2', 0):g}",
+            "weights": "equal" if self.weights is None else _range(self.weights),
+        }
+        shown = ", ".join(f"{name}={value}" for name, value in given.items())
+        return f"Problem({self.name}, {shown})"
 
     @property
     def workers(self) -> int:

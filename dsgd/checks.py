@@ -231,7 +231,8 @@ def arguments(function: F, *, members: bool = True) -> F:
     If the function passes an argument on to another such function of the library, which raises a
     ValueError about it, the message begins with the name of the function that the user called.
 
-    Values are normalised: old-style keys become typed keys; numpy scalars, and arrays without axes,
+    Values are normalised: old-style keys and integers become typed keys, learning rates of
+    optimizers `optax.sgd`; numpy scalars, and arrays without axes,
     become Python numbers, which do not overflow. Arrays and lists are copied, so that their owner
     may modify them later. Integers of more than 64 bits are not accepted, except for a `seed`.
 
@@ -426,6 +427,12 @@ def _need(annotation: Any) -> _Requirement | None:
     if origin in _LISTS:
         return _list_of(_need(inner[0]) if inner and origin is not tuple else None)
     kind = origin or annotation
+    if kind.__name__ == "GradientTransformation":
+        return _Requirement(
+            lambda value: isinstance(value, kind) or is_number(value) or _is_schedule(value),
+            describe_kind(kind),
+            lambda where, value: value if isinstance(value, kind) else _sgd(value),
+        )
     if kind is Callable:
         return _function_of(len(inner[0]) if inner and isinstance(inner[0], list) else None)
     return _Requirement(
@@ -501,6 +508,26 @@ def _function_of(count: int | None) -> _Requirement:
         )
 
     return _Requirement(accepts, "a function", call="" if count is None else _count(count))
+
+
+def _is_schedule(value: Any) -> bool:
+    """Whether `value` is a function from the number of the step to a learning rate. A function that
+    returns an optimizer, such as `optax.sgd`, is not one.
+    """
+    if not callable(value) or inspect.isclass(value) or not _takes(value, 1):
+        return False
+    try:
+        rate = jax.eval_shape(value, jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception:  # a user's function may raise any exception
+        return False
+    return getattr(rate, "shape", None) == () and jnp.issubdtype(rate.dtype, jnp.floating)
+
+
+def _sgd(rate: Any) -> Any:
+    """Returns `optax.sgd` with a learning rate, a number or a schedule."""
+    import optax  # noqa: PLC0415 (takes a tenth of a second to import)
+
+    return optax.sgd(_float(rate))
 
 
 def require_call(where: str, function: Any, *arguments: str, keywords: Sequence[str] = ()) -> None:
@@ -602,9 +629,11 @@ def python_number(value: Any) -> Any:
     return value
 
 
-def default_key() -> jax.Array:
-    """Returns key 0 of the implementation that runs require, whatever JAX's default is."""
-    return jax.random.key(0, impl=_THREEFRY)
+def typed_key(key: Key = 0) -> jax.Array:
+    """Returns a key that `arguments` accepts as a typed key of the implementation that runs
+    require.
+    """
+    return _one_key("key", key)
 
 
 def is_integer(value: Any) -> bool:
@@ -625,7 +654,7 @@ def _is_typed_key(value: Any) -> bool:
 
 def _one_key(where: str, value: Any) -> jax.Array:
     """Converts a key to a typed key. The uint32[2] of `jax.random.PRNGKey` yields the same
-    draws.
+    draws; an integer i stands for `jax.random.key(i)`.
 
     Raises:
         ValueError: if there are several keys, or the data are not those of a key; or if the random
@@ -633,6 +662,9 @@ def _one_key(where: str, value: Any) -> jax.Array:
             then depend on the number of devices, and two computations of the same draw could
             differ.
     """
+    if not _is_key(value):
+        # JAX would truncate a larger integer to 32 bits.
+        return jax.random.key(natural(where, python_number(value), 2**32 - 1), impl=_THREEFRY)
     typed_key = _is_typed_key(value)
     implementation = (
         str(jax.random.key_impl(value))
@@ -747,7 +779,12 @@ _NEEDS = (
     (types.NoneType, _Requirement(lambda value: value is None, "None")),
     (np.ndarray, _ARRAY),
     (jax.Array, _ARRAY),
-    (Key, _Requirement(_is_key, get_args(Key)[1], _one_key)),
+    (
+        Key,
+        _Requirement(
+            lambda value: _is_key(value) or _INTEGER.accepts(value), get_args(Key)[1], _one_key
+        ),
+    ),
     (numpy.typing.ArrayLike, _NUMBERS),
     (
         Iterable,
@@ -826,8 +863,8 @@ _WORDS = {
     "Cluster": "a dsgd.clusters.Cluster, such as clusters.Cluster(clusters.constant(1.0))",
     "Compressor": "a dsgd.Compressor, such as compressors.sign or compressors.top_k(0.1)",
     "Delays": "one of algorithms.delays, such as delays.constant(4)",
-    "GradientTransformation": "an optax optimiser, such as optax.sgd(0.1) (for an "
-    "optax.MultiSteps, its gradient_transformation())",
+    "GradientTransformation": "an optax optimizer, such as optax.sgd(0.1), or its learning rate, "
+    "which stands for optax.sgd (for an optax.MultiSteps, pass its gradient_transformation())",
     "Mesh": "a mesh, such as dsgd.workers.mesh(4)",
     "NServers": "network.multi_server",
     "OneServer": "a pattern with one server, network.star or network.parameter_server",

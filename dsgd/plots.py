@@ -19,7 +19,7 @@ from dsgd import checks, records
 from dsgd.base import Problem
 from dsgd.frames import Runs, single_points
 from dsgd.problems.partition import class_counts
-from dsgd.runs.history import History, evaluated_records, mean_and_error
+from dsgd.runs.history import History, evaluated_records, mean_and_error, require_column
 
 __all__ = [
     "COLOURS",
@@ -179,12 +179,7 @@ def series(label: str, history: History, what: str, name: str) -> np.ndarray:
     """Returns a series `[seeds, records]` in the unit of the axis, with NaN in place of non-finite
     numbers.
     """
-    if name not in history:
-        of = f" of {label}" if label else ""
-        raise ValueError(
-            f"curves: {what} = {name!r} is not in the history{of}; expected one of "
-            f"{', '.join(history)}"
-        )
+    require_column(f"curves: {f'{label}, ' if label else ''}{what}", name, history)
     values = np.asarray(evaluated_records(history)[name], float) / _AXES.get(name, (1, ""))[0]
     if values.ndim > 2:
         raise ValueError(

@@ -13,8 +13,38 @@ from typing import Any, NoReturn
 import lazy_loader
 
 SYNONYMS: dict[str, Sequence[str]] = {
-    "H": ("period",),
-    "lr": ("optimizer", "step_size", "learning_rate"),
+    **dict.fromkeys(
+        ("H", "K", "local_steps", "local_epochs", "num_local_steps", "tau"), ("period",)
+    ),
+    **dict.fromkeys(("lr", "learning_rate", "eta"), ("optimizer", "step_size", "learning_rate")),
+    **dict.fromkeys(("seed", "rng", "prng_key", "random_state"), ("key", "seed")),
+    **dict.fromkeys(
+        ("N", "clients", "n_agents", "n_nodes", "n_workers", "num_clients", "num_workers", "nodes"),
+        ("workers", "n"),
+    ),
+    **dict.fromkeys(
+        ("T", "epochs", "iterations", "max_iter", "num_rounds", "num_steps", "rounds"),
+        ("steps", "step"),
+    ),
+    **dict.fromkeys(("B", "batch", "minibatch_size"), ("batch_size",)),
+    **dict.fromkeys(("callback", "callbacks", "on_step"), ("on_record",)),
+    **dict.fromkeys(("eval_every", "log_every"), ("record_every", "evaluate_every")),
+    **dict.fromkeys(("W", "graph", "mixing_matrix"), ("topology", "W")),
+    **dict.fromkeys(("compression", "quantizer"), ("compressor", "up")),
+    **dict.fromkeys(("density", "ratio", "share"), ("fraction", "probability")),
+    **dict.fromkeys(("lam", "regularization", "weight_decay"), ("l2", "penalty")),
+    "bits": ("levels",),
+    "dataset": ("data",),
+    **dict.fromkeys(("grad_norm", "gradient_norm"), ("grad_sqnorm",)),
+    **dict.fromkeys(("acc", "accuracy"), ("test_accuracy",)),
+    **dict.fromkeys(("seconds", "time"), ("clock",)),
+    **dict.fromkeys(("all_to_all", "clique", "full", "fully_connected"), ("complete",)),
+    **dict.fromkeys(("line", "path"), ("chain",)),
+    "cycle": ("ring",),
+    **dict.fromkeys(("matrix", "numpy", "toarray", "todense"), ("W",)),
+    **dict.fromkeys(("neighbors", "neighbours"), ("links",)),
+    **dict.fromkeys(("by_class", "label", "non-iid", "noniid", "sorted"), ("by-label",)),
+    **dict.fromkeys(("random", "uniform"), ("iid",)),
 }
 """Terms of papers and other libraries, with the names that this project has for them. A message
 about an unknown name suggests those that exist in its place."""

@@ -409,6 +409,8 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     topologies.erdos_renyi: {"probability": 0.9},
     topologies.hypercube: {"dimension": 2},
     topologies.torus: {"columns": 2},
+    topologies.grid: {"columns": 2},
+    topologies.geometric: {"radius": 0.9},
     topologies.chebyshev: {"rounds": 2},
     topologies.fast_mix: {"rounds": 2},
     topologies.uniform: {"adjacency": ADJACENCY},
@@ -498,7 +500,8 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
 
 
 MESSAGES = {  # the message for the wrong value, one case for each kind of requirement
-    "run(method, problem, steps=1, key=0)": "key = 0",
+    "run(method, problem, steps=1, key=0.5)": "key = 0.5",
+    "run(method, problem, steps=1, key=2**32)": "run: key = 4294967296; expected an integer",
     "run(method, problem, steps=1, key=key, mesh=99)": "99",
     "run(method, problem, steps=1, key=key, mesh='2')": "mesh = '2'",
     "run(method, problem, steps=1, key=key, mesh=1, checkpoint=5)": "checkpoint = 5",
@@ -507,7 +510,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "run(method, problem, steps=1, key=key, until=0.1)": "until = 0.1",
     "run(algorithms.minibatch_sgd, problem, steps=1, key=key)": "a dsgd.Algorithm",
     "run(method, problem.data, steps=1, key=key)": "a dsgd.Problem",
-    "algorithms.minibatch_sgd(0.1)": "optimizer = 0.1",
+    "algorithms.minibatch_sgd(optax.sgd)": "optimizer = the function sgd; expected an optax",
     "algorithms.decentralized_sgd(SGD, topologies.ring)": "a topology",
     "algorithms.local_sgd(SGD, topologies.ring(2))": "local_sgd: period = Topology(ring(2))",
     "algorithms.fed_avg(SGD, 2, inclusion=[0.5, 2.0])": "fed_avg: inclusion = 2.0; expected a num",

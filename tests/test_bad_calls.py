@@ -70,6 +70,8 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
     topologies.exponential: {"n": NO_COUNT},
     topologies.one_peer_exponential: {"n": NO_COUNT},
     topologies.torus: {"rows": NO_COUNT, "columns": NO_COUNT},
+    topologies.grid: {"rows": NO_COUNT, "columns": NO_COUNT},
+    topologies.geometric: {"n": NO_COUNT, "radius": NOT_POSITIVE},
     topologies.hypercube: {"dimension": (-1,)},
     topologies.erdos_renyi: {"n": NO_COUNT, "probability": NO_SHARE},
     topologies.random_regular: {"n": NO_COUNT, "degree": (-1,)},

@@ -106,16 +106,37 @@ def torus(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
     Raises:
         ValueError: if rows or columns < 1.
     """
-    checks.positive_int(f"torus({rows}, {columns}): rows", rows)
-    checks.positive_int(f"torus({rows}, {columns}): columns", columns)
-    checks.positive_int(f"torus({rows}, {columns}): rows * columns", rows * columns)
-    require_memory(f"torus({rows}, {columns})", 5 * rows * columns)
+    _require_sides(f"torus({rows}, {columns})", rows, columns)
     row, column = np.divmod(np.arange(rows * columns), columns)
     right, below = row * columns + (column + 1) % columns, (row + 1) % rows * columns + column
     adjacency = _both_ways(
         rows * columns, np.tile(row * columns + column, 2), np.concatenate([right, below])
     )
     return make_topology(f"torus({rows}, {columns})", adjacency, weights)
+
+
+@checks.arguments
+def grid(rows: int, columns: int, weights: Weights = metropolis) -> Topology:
+    """Returns the grid: worker i is in row i // columns and connected to its up to 4 neighbours in
+    the same row or column. It is a `torus` without the edges that close it.
+
+    The arguments and errors are those of `torus`.
+    """
+    _require_sides(f"grid({rows}, {columns})", rows, columns)
+    ids = np.arange(rows * columns).reshape(rows, columns)
+    first, second = (
+        np.concatenate([one.ravel(), other.ravel()])
+        for one, other in ((ids[:, :-1], ids[:-1]), (ids[:, 1:], ids[1:]))
+    )
+    return make_topology(f"grid({rows}, {columns})", _both_ways(ids.size, first, second), weights)
+
+
+def _require_sides(name: str, rows: int, columns: int) -> None:
+    """Raises a ValueError unless both are positive and their graph fits the memory."""
+    checks.positive_int(f"{name}: rows", rows)
+    checks.positive_int(f"{name}: columns", columns)
+    checks.positive_int(f"{name}: rows * columns", rows * columns)
+    require_memory(name, 5 * rows * columns)
 
 
 @checks.arguments
@@ -191,6 +212,33 @@ def erdos_renyi(
 
     graph = nx.gnp_random_graph(n, probability, seed=seed)
     return _random_topology(name, graph, weights, "a higher probability")
+
+
+@checks.arguments
+def geometric(n: int, radius: float, seed: int = 0, weights: Weights = metropolis) -> Topology:
+    """Returns a random geometric graph, as of wireless sensors: workers are at random points of the
+    unit square, and those at a distance of at most the radius are connected.
+
+    Args:
+        n: number of workers, at least 1.
+        radius: largest distance of connected workers, above 0.
+        seed: seed of the draw.
+        weights: as in `ring`.
+
+    Raises:
+        ValueError: if n < 1, if the radius is not positive and finite, or if the drawn graph is not
+            connected.
+    """
+    name = f"geometric({n}, {radius:.3g}, {seed})"
+    checks.natural(f"{name}: seed", seed, most=None)
+    checks.number(f"{name}: radius", radius, "(0, inf)")
+    require_memory(
+        name, checks.positive_int("geometric: n", n) ** 2 * min(1.0, np.pi * radius**2), _DRAWN
+    )
+    import networkx as nx  # noqa: PLC0415
+
+    graph = nx.random_geometric_graph(n, radius, seed=seed)
+    return _random_topology(name, graph, weights, "a larger radius")
 
 
 @checks.arguments

@@ -15,7 +15,7 @@ from dsgd import Algorithm, Compressor, checks, compressors, network
     regularizer=True,
     paper="(3.10) to (3.14); DoubleSqueeze, 2019",
     page="how_to/compression.md",
-    aliases=("ec_sgd",),
+    aliases=("ec_sgd", "ef", "ef_sgd", "mem_sgd"),
     settings={
         "up": compressors.whole_model(compressors.sign),
         "down": compressors.whole_model(compressors.sign),

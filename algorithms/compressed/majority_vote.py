@@ -20,6 +20,7 @@ from dsgd.extend import Real, wide
 @method(
     sends="signs of momenta to a server, the majority's sign back",
     paper="signSGD: Bernstein et al., 2018, 2019",
+    aliases=("sign_sgd", "signum"),
 )
 @checks.arguments
 def majority_vote(optimizer: optax.GradientTransformation, momentum: Real = 0.9) -> Algorithm:

@@ -18,6 +18,7 @@ from dsgd import Algorithm, Compressor, Topology, checks, compressors
     needs=("symmetric W", "one W", "contractive compressor", "all workers"),
     paper="Koloskova et al., 2019, Algorithm 6",
     page="how_to/compression.md",
+    aliases=("choco",),
     graph=topologies.ring,
     settings={"compressor": compressors.whole_model(compressors.sign), "consensus_step": 0.5},
 )

@@ -15,7 +15,7 @@ from dsgd import Algorithm, Topology, checks
     needs=("doubly stochastic W",),
     paper="(5.2)",
     page="how_to/decentralized.md",
-    aliases=("dsgd",),
+    aliases=("dsgd", "d_psgd"),
     graph=topologies.ring,
     variants={"complete": {"graph": topologies.complete}},
 )

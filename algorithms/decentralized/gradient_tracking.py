@@ -23,6 +23,7 @@ from dsgd.extend import Real, scale_rows
     needs=("doubly stochastic W",),
     paper="DIGing: Nedic et al., 2017",
     page="how_to/decentralized.md",
+    aliases=("gt", "dgt", "diging", "dsgt"),
     graph=topologies.ring,
 )
 @checks.arguments

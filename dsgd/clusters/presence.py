@@ -40,7 +40,7 @@ def is_random(quantity: Quantity, N: int) -> bool:
             jax.vmap(lambda worker: quantity.sample(key, jnp.float32(0), worker))(jnp.arange(N)) > 0
         )
 
-    draws = jax.vmap(some)(jax.random.split(checks.default_key(), _DRAWS))
+    draws = jax.vmap(some)(jax.random.split(checks.typed_key(), _DRAWS))
     return bool((draws != draws[:1]).any())
 
 

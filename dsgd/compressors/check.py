@@ -59,7 +59,7 @@ def check(compressor: Compressor, d: int, *, key: Key | None = None) -> Findings
         ValueError: if `compressor` is not a compressor, or d < 1.
     """
     d = checks.positive_int("compressors.check: d", d)
-    key = checks.default_key() if key is None else key
+    key = checks.typed_key(0 if key is None else key)
     title = f"{compressor.name} of {d} elements"
     try:
         wire = _wire(compressor, d, key)

@@ -322,7 +322,7 @@ def apply(compressor: Compressor, key: Key, x: PyTree) -> PyTree:
     )
     if not compressor.layer_wise:
         flat, unravel = ravel_pytree(x)
-        return unravel(_decode(compressor, key, flat))
+        return unravel(_decode(compressor, checks.typed_key(key), flat))
     leaves, treedef = jax.tree.flatten(x)
     return treedef.unflatten(
         [_decode(compressor, jax.random.fold_in(key, i), leaf) for i, leaf in enumerate(leaves)]

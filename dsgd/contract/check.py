@@ -77,7 +77,7 @@ def check(
             fit together.
     """
     with agreement.all_or_none("check"):
-        return _findings(algorithm, problem, checks.default_key() if key is None else key, cluster)
+        return _findings(algorithm, problem, checks.typed_key(0 if key is None else key), cluster)
 
 
 def _findings(

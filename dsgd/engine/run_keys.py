@@ -5,11 +5,13 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from dsgd.base import Key
+
 # Folded into a run's key for numbered draws; numbers of rounds are smaller.
 _STREAM = np.uint32(2**32 - 1)
 
 
-def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def split(key: Key) -> tuple[jax.Array, jax.Array]:
     """Returns the key of a run's start and the key of its rounds."""
     first, rounds = jax.random.split(key)
     return first, rounds

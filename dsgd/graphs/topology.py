@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import jax.numpy as jnp
 import numpy as np
 from scipy.sparse import block_array, coo_array, csr_array, dia_array, eye_array, issparse
 
-from dsgd import array_likes, checks
+from dsgd import array_likes, checks, spelling
 from dsgd.graphs import spectra
 from dsgd.graphs.sizes import require_memory
 
@@ -100,6 +100,13 @@ class Topology:
 
     def __repr__(self) -> str:
         return f"Topology({self.name})"
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            known = [each for each in vars(Topology) if not each.startswith("_")]
+            end = "" if name.startswith("_") else spelling.suggest(name, known)
+            raise AttributeError(f"'Topology' object has no attribute {name!r}{end}")
 
     @property
     def n(self) -> int:

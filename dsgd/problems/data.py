@@ -5,6 +5,7 @@ format or CSV. Nothing is downloaded.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import operator
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from dsgd import array_likes, checks, records
 from dsgd.problems import files, sparse, svmlight, tables
 from dsgd.problems.sparse import SparseRows
 
+_LOGGER = logging.getLogger(__name__)
 _TEST_SHARE = 0.2
 _WHOLE = 2**53  # float64 represents all integers below this exactly
 _SPLIT_SEED = 0  # fixed, so that the test set does not depend on the seed of a run
@@ -59,7 +61,8 @@ def load(
     """Loads a data set by name, from a file, or from arrays.
 
     Classes are numbered from 0 in the order of their labels, which `Dataset.labels` keeps. If there
-    is no test set, a stratified fifth of the samples is held out for testing.
+    is no test set, a stratified fifth of the samples is held out for testing, which is logged for
+    files.
 
     Args:
         data: "digits" (1,797 images of 8x8 pixels), "breast-cancer" (569 x 30), images in files as
@@ -138,7 +141,7 @@ def _pair(data: Any) -> tuple[Any, Any]:
 def _from_file(path: Path, data: str, target: str | None) -> Dataset:
     """Loads a file in LIBSVM's format or CSV."""
     if path.name.endswith(tables.ENDS) and files.is_there(path):
-        return _from_arrays(path.name, *tables.read(path, target), f"{path}")
+        return _report_split(_from_arrays(path.name, *tables.read(path, target), f"{path}"))
     found = svmlight.find(path)
     if found is None:
         names = ", ".join([*BUNDLED, *FILES])
@@ -149,7 +152,7 @@ def _from_file(path: Path, data: str, target: str | None) -> Dataset:
     train, test = found
     (inputs, targets), *held_out = svmlight.read(*(each for each in found if each))
     if test is None:
-        return _from_arrays(train.name, inputs, targets, f"{train}")
+        return _report_split(_from_arrays(train.name, inputs, targets, f"{train}"))
     labels, classes = np.unique(
         _classes(f"{train}: labels", np.concatenate([targets, held_out[0][1]])), return_inverse=True
     )
@@ -157,6 +160,19 @@ def _from_file(path: Path, data: str, target: str | None) -> Dataset:
     inputs = sparse.smaller(f"{train}", inputs, held_out[0][0])
     targets = np.split(classes, [len(targets)])
     return Dataset(train.name, inputs[0], targets[0], inputs[1], targets[1], len(labels), labels)
+
+
+def _report_split(dataset: Dataset) -> Dataset:
+    """Logs, on the standard error by default, that samples of a file are held out, and returns the
+    data set.
+    """
+    _LOGGER.warning(
+        "%s: %s of its samples, a stratified fifth, are held out for testing and not trained on; "
+        "pass a dsgd.problems.Dataset for another split",
+        dataset.name,
+        f"{len(dataset.test_targets):,}",
+    )
+    return dataset
 
 
 def _from_arrays(name: str, inputs: Any, targets: Any, where: str = "data") -> Dataset:

@@ -33,7 +33,7 @@ from dsgd.problems.examples import (
     to_device,
     with_keys,
 )
-from dsgd.problems.partition import BY_CLASS, require_parts, split
+from dsgd.problems.partition import BY_CLASS, partition_name, require_parts, split
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
 WEIGHTS = ("equal", "samples")
@@ -459,6 +459,7 @@ def _parts(
     """Returns the indices of each worker's samples."""
     if not isinstance(partition, str):
         return require_parts(partition, M, workers)
+    partition = partition_name(partition)
     classes = (
         isinstance(targets, np.ndarray)
         and targets.ndim == 1

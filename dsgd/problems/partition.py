@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dsgd import array_likes, checks
+from dsgd import array_likes, checks, spelling
 from dsgd.base import Problem
 from dsgd.engine import pooled
 from dsgd.problems.examples import Examples
@@ -115,6 +115,19 @@ indices of each worker's samples.
 """
 
 
+def partition_name(given: str) -> str:
+    """Returns the name of a partition rule, which may be given with capitals and underscores.
+
+    Raises:
+        ValueError: if there is no such rule.
+    """
+    name = given.casefold().replace("_", "-")
+    if name in PARTITIONS:
+        return name
+    end = spelling.suggest(given, PARTITIONS) or f"; expected one of {', '.join(PARTITIONS)}"
+    raise ValueError(f"split: partition = {given!r}{end}")
+
+
 @checks.arguments
 def split(
     labels: ArrayLike,
@@ -150,10 +163,7 @@ def split(
             "dirichlet" is not positive and finite, or a worker has fewer than `min_samples`
             samples.
     """
-    if partition not in PARTITIONS:
-        raise ValueError(
-            f"split: partition = {partition!r}; expected one of {', '.join(PARTITIONS)}"
-        )
+    partition = partition_name(partition)
     if workers < 1:
         raise ValueError(f"split: workers = {workers}; expected at least 1")
     checks.positive_int("split: workers", workers)

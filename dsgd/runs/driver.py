@@ -186,7 +186,7 @@ def run(
         size=size,
         **options,
     )
-    keys = key if seeds is None else jax.random.split(key, size)
+    keys = checks.typed_key(key) if seeds is None else jax.random.split(key, size)
     feed = None if batches is None else Feed(plan, batches, steps)
     job = RunSpec(
         plan, (algorithm,), problem, {}, keys, steps, feed, state, before, progress, until
@@ -221,7 +221,7 @@ def compile_round(
     Raises:
         ValueError: as in `run`.
     """
-    key = checks.default_key()
+    key = checks.typed_key()
     plan = plans.make_plan(
         ConstantFactory(algorithm),
         algorithm,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dsgd import checks
+from dsgd import checks, spelling
 from dsgd.engine import columns, indices, tape
 from dsgd.engine.clock import to_seconds
 from dsgd.wire import counts
@@ -60,6 +60,19 @@ def evaluated_records(history: History) -> History:
         name: np.compress(records, values, axis=0 if name == "step" else axis)
         for name, values in history.items()
     }
+
+
+def require_column(where: str, name: str, history: History) -> None:
+    """Raises a ValueError, which suggests another name, if a history has no series of this name.
+
+    Args:
+        where: beginning of the message.
+        name: the name.
+        history: as in `dsgd.Result`.
+    """
+    if name not in history:
+        end = spelling.suggest(name, history) or f"; expected one of {', '.join(history)}"
+        raise ValueError(f"{where} = {name!r} is not in the history{end}")
 
 
 @checks.arguments

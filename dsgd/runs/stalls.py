@@ -24,7 +24,8 @@ def stalled(history: History) -> np.ndarray:
     Over the last quarter of the evaluated records, of such a run
 
     - the gradient norm is at most 256 epsilons of that at the start, and not 0;
-    - the loss changes by at most 16 epsilons;
+    - the loss changes by at most 16 epsilons, or, at a minimum of 0, by the square of 256 epsilons
+      of that at the start;
     - the gradient norm does not decrease in a quarter of the records, and its median in the second
       half is more than half of that in the first half.
 
@@ -49,7 +50,9 @@ def stalled(history: History) -> np.ndarray:
             np.median(half, axis=-1)
             for half in (tail[..., : records // 2], tail[..., records // 2 :])
         )
-        resolved = _LOSS * eps * np.abs(losses).max(axis=-1)
+        resolved = np.maximum(
+            _LOSS * eps * np.abs(losses).max(axis=-1), (_GRADIENT * eps) ** 2 * abs(loss[..., 0])
+        )
         rises = (np.diff(tail, axis=-1) >= 0).mean(axis=-1)
         return np.asarray(
             (tail.min(axis=-1) > 0)

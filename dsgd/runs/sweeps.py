@@ -21,7 +21,7 @@ from dsgd.engine import loop
 from dsgd.machines import arrays, forks
 from dsgd.runs import chunks, plans, traced
 from dsgd.runs.feed import Feed
-from dsgd.runs.history import History, evaluated_records, tail_mean
+from dsgd.runs.history import History, evaluated_records, require_column, tail_mean
 from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.observers import Observers, OnRecord
 from dsgd.runs.results import Result, Settings
@@ -75,11 +75,7 @@ class Sweep(NamedTuple):
         """
         if metric is None:
             metric = default_metric("objective" in self.history)
-        if metric not in self.history:
-            raise ValueError(
-                f"best: metric = {metric!r} is not in the history; expected one of "
-                f"{', '.join(self.history)}"
-            )
+        require_column("best: metric", metric, self.history)
         values = evaluated_records(self.history)[metric]
         if values.ndim != self.history["loss"].ndim:
             raise ValueError(

@@ -418,12 +418,13 @@ def is_refusal(error: BaseException) -> bool:
     )
 
 
-def begin(args: Any) -> None:
+def begin(args: Any, problems: Iterable[dsgd.Problem] = ()) -> None:
     """Creates the folder of results, and writes the configuration and the environment to it before
     the run starts, so that mistakes are reported immediately.
 
     Args:
         args: the command's arguments.
+        problems: the problems, which are described in the configuration.
 
     Raises:
         ValueError: if the folder contains results of another configuration.
@@ -437,10 +438,9 @@ def begin(args: Any) -> None:
         "python": platform.python_version(),
     }
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-    records.write_json(
-        path,
-        {**chosen, "run": {"command": shlex.join(sys.orig_argv), "device": device, **versions}},
-    )
+    run = {"command": shlex.join(sys.orig_argv), "device": device, **versions}
+    run["problems"] = list(dict.fromkeys(map(repr, problems)))
+    records.write_json(path, {**chosen, "run": run})
 
 
 def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ def run(args: Any, what: str, cases: Mapping[K, Case], file: str = "history.csv"
             if all cases diverged.
     """
     check(args, cases)
-    commands.begin(args)
+    commands.begin(args, (case.problem for case in cases.values()))
     known: dict[int, Tuned | None] = {}
 
     def tune_once(key: K) -> Tuned | None:

@@ -115,7 +115,7 @@ def test_every_number_of_a_flag_has_a_bound_that_its_default_keeps():
 
 
 def test_the_configuration_records_the_command_and_the_environment(tmp_path):
-    commands.begin(Args(tmp_path / "new"))
+    commands.begin(Args(tmp_path / "new"), 2 * [dsgd.problems.random_quadratic(3, 2)])
     config = json.loads((tmp_path / "new/config.json").read_text())
     assert config["steps"] == 3
     assert config["rates"] == [0.1]
@@ -125,6 +125,7 @@ def test_the_configuration_records_the_command_and_the_environment(tmp_path):
         jax.__version__,
         platform.python_version(),
     )
+    assert run["problems"] == ["Problem(quadratic(3 workers, d = 2))"]
     assert run["device"] == f"{jax.device_count()} x cpu"
     assert "pytest" in run["command"] or "python" in run["command"]
 

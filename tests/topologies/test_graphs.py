@@ -77,6 +77,11 @@ FAMILIES = {
         torus_rho,
         [(1, 1), (2, 2), (1, 5), (4, 2), (3, 5), (3, 4), (8, 8)],
     ),
+    topologies.grid: (
+        lambda *sides: number_nodes(nx.grid_2d_graph(*sides)),
+        lambda *sides: None,
+        [(1, 1), (2, 2), (1, 5), (3, 4)],
+    ),
     topologies.hypercube: (
         lambda k: number_nodes(nx.hypercube_graph(k)),
         lambda k: (k - 1) / (k + 1),
@@ -91,6 +96,11 @@ FAMILIES = {
         nx.gnp_random_graph,
         lambda *draw: None,
         [(6, 0.75, 2), (20, 0.4, 0), (20, 0.4, 1)],
+    ),
+    topologies.geometric: (
+        lambda n, radius, seed: nx.random_geometric_graph(n, radius, seed=seed),
+        lambda *draw: None,
+        [(7, 0.65, 3), (20, 0.5, 1)],
     ),
     topologies.random_regular: (
         lambda n, degree, seed: nx.random_regular_graph(degree, n, seed),

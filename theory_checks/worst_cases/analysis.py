@@ -247,7 +247,7 @@ class Analysis:
             checks.number("worst_case: delta", delta, "(0, 1]")
         build = _builder(method, hyperparameters, compressed=delta is not None)
         delta = None if delta == 1 else delta  # messages without errors
-        key = checks.default_key() if key is None else key
+        key = checks.typed_key(0 if key is None else key)
         N = (
             _accepted_workers(build, hyperparameters, delta)
             if workers is None
@@ -497,4 +497,4 @@ def _trace_round(build: Build, values: Values, N: int, delta: float | None) -> N
         return method.update(state, gradients, this_round._replace(work=work), update)[0]
 
     with jax.enable_x64(True):
-        jax.eval_shape(rounds.place_on_one_device(first_round), checks.default_key())
+        jax.eval_shape(rounds.place_on_one_device(first_round), checks.typed_key())

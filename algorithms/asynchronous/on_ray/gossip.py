@@ -79,7 +79,7 @@ def asynchronous_gossip_sgd(
         problem,
         optimizer,
         topology,
-        key,
+        checks.typed_key(key),
         steps,
         max(1, record_every // N),
         delay,

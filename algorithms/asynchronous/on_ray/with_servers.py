@@ -113,7 +113,16 @@ def asynchronous_sgd(
         optimizer, steps, record_every, False, bound, staleness_aware, None, {}, checkpoint_seconds
     )
     return _train(
-        name, problem, rules, key, servers, delay, address, checkpoint, restarts, patience
+        name,
+        problem,
+        rules,
+        checks.typed_key(key),
+        servers,
+        delay,
+        address,
+        checkpoint,
+        restarts,
+        patience,
     )
 
 
@@ -154,7 +163,8 @@ def minibatch_sgd(
     name = "minibatch_sgd(on_ray)"
     validate_numbers(name, steps, record_every, restarts, patience, checkpoint_seconds)
     rules = Rules(optimizer, steps, record_every, True, None, False, None, {}, checkpoint_seconds)
-    return _train(name, problem, rules, key, 1, delay, address, checkpoint, restarts, patience)
+    start = checks.typed_key(key)
+    return _train(name, problem, rules, start, 1, delay, address, checkpoint, restarts, patience)
 
 
 def validate_numbers(

@@ -232,6 +232,21 @@ def test_libsvm_files_are_read_with_the_test_file_of_fewer_features(tmp_path, la
     assert made.name == "logistic_regression(a9a, iid)"
 
 
+def test_samples_of_a_file_that_are_held_out_are_logged_and_shown(tmp_path, caplog):
+    write(tmp_path / "w1a", svmlight(SPARSE, np.arange(40) % 2))
+    options: dict[str, Any] = {"weights": [1, 2, 5], "batch_size": 7, "l2": 0.25}
+    made = problems.logistic_regression("w1a", 3, data_dir=tmp_path, **options)
+    assert "w1a: 8 of its samples, a stratified fifth" in caplog.text
+    assert repr(made) == (
+        "Problem(logistic_regression(w1a, iid), workers=3, samples=10 to 11, test_samples=8, "
+        "batch_size=7, l2=0.25, weights=0.375 to 1.875)"
+    )
+    caplog.clear()
+    write(tmp_path / "w1a.t", svmlight(SPARSE[:9], np.arange(9) % 2))
+    assert len(problems.load("w1a", tmp_path).test_targets) == 9
+    assert not caplog.text
+
+
 def test_csv_files_are_read_by_the_column_of_the_classes(tmp_path):
     path = tmp_path / "table.csv"
     lines = "".join(f"{i},{'xyz'[i % 3]},{i / 2}\n" for i in range(30))

@@ -32,6 +32,7 @@ FLOOR = 40 * EPS * START
 NOISE = FLOOR * RNG.uniform(0.5, 1.5, 20)
 STALLED = {
     "constant": history(FLOOR),
+    "a minimum of 0": history(NOISE, 8e-10 * RNG.uniform(0.1, 5, 20)),
     "varying": history(NOISE, 0.6 * (1 + EPS * RNG.integers(-4, 4, 20))),
 }
 OTHER = {
