@@ -45,7 +45,8 @@ class _ByRun(Logger):
 
     def __call__(self, record: Record) -> None:
         for labels, metrics in _split(record, self._settings, self._seeds):
-            name = ", ".join(f"{label} = {value:.4g}" for label, value in labels.items())
+            texts = [f"{label} = {value:.4g}" for label, value in labels.items()]
+            name = ", ".join([self._settings["method"], *texts])
             kept = {metric: value for metric, value in metrics.items() if np.isfinite(value)}
             if name not in self._runs:
                 settings = {key: value for key, value in self._settings.items() if key != "grid"}
@@ -73,10 +74,12 @@ class _ByRun(Logger):
 class TensorBoard(_ByRun):
     """Writes event files that TensorBoard shows: metrics by round, and the settings.
 
-    If the folder has events of the same run, TensorBoard shows the new ones in their place.
+    If the folder has events of a run of the same name, TensorBoard shows the new ones in their
+    place.
 
     Args:
-        folder: the folder; runs of a sweep and seeds have subfolders.
+        folder: the folder; each run has a subfolder with its name: the method, and the point and
+            the seed.
         seeds: "mean": the means over the seeds; "runs": each seed is a run.
 
     Raises:
@@ -91,7 +94,8 @@ class TensorBoard(_ByRun):
     def _open(
         self, name: str, settings: dict[str, Any], step: int, metrics: dict[str, float]
     ) -> Any:
-        writer = self._package.SummaryWriter(str(self._folder / name), purge_step=step)
+        folder = self._folder / name.replace("/", "_")
+        writer = self._package.SummaryWriter(str(folder), purge_step=step)
         columns = {key: value for key, value in _texts(settings).items() if value is not None}
         summaries = optional.load("TensorBoard", "tensorboardX.summary", "tensorboard")
         for summary in summaries.hparams(columns, metrics)[:2]:
@@ -135,7 +139,7 @@ class WandB(_ByRun):
         return self._package.init(
             project=self._project,
             dir=self._folder,
-            name=name or settings["method"],
+            name=name,
             group=settings["method"],
             config=settings,
             reinit="create_new",
@@ -191,7 +195,7 @@ class MLflow(_ByRun):
     def _open(
         self, name: str, settings: dict[str, Any], step: int, metrics: dict[str, float]
     ) -> Any:
-        run = self._client.create_run(self._id, run_name=name or settings["method"]).info.run_id
+        run = self._client.create_run(self._id, run_name=name).info.run_id
         for key, value in _texts(settings).items():
             self._client.log_param(run, key, value)
         return run

@@ -132,6 +132,27 @@ def write_histories(path: Path, histories: Mapping[str, Mapping[str, np.ndarray]
     write_rows(path, ["method", "seed", "step", *columns], rows())
 
 
+def read_histories(path: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the histories in a file of `write_histories`.
+
+    A series with one number per worker stays N series. Columns that a method does not have are
+    omitted.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        heading, *rows = csv.reader(file)
+    histories: dict[str, dict[str, np.ndarray]] = {}
+    for method in dict.fromkeys(row[0] for row in rows):
+        columns = np.array([row[1:] for row in rows if row[0] == method]).T
+        seeds = len(set(columns[0]))
+        histories[method] = {
+            name: column.astype(float).reshape(seeds, -1)
+            for name, column in zip(heading[3:], columns[2:], strict=True)
+            if column[0] and column[0] not in ("True", "False")
+        }
+        histories[method]["step"] = columns[1].reshape(seeds, -1)[0].astype(int)
+    return histories
+
+
 def worker_columns(history: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the series of a history with seeds. A series `[seeds, records, N]` becomes N series
     `[seeds, records]`.

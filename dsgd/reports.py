@@ -51,13 +51,13 @@ img { display: block; height: auto; max-width: 100%; }
 table { border-collapse: collapse; display: block; font-size: .85rem;
   font-variant-numeric: tabular-nums; overflow-x: auto; }
 th, td { border-bottom: 1px solid #eee; padding: .2rem .6rem; text-align: left;
-  vertical-align: top; }
+  vertical-align: top; white-space: nowrap; }
 thead th { border-bottom: 2px solid #1b1b1b; vertical-align: bottom; }
 tbody th { font-weight: normal; }
 .numbers td, .numbers thead th + th { text-align: right; }
-.numbers td { white-space: nowrap; }
-table + table { margin-top: 1.5rem; }
+.numbers th, .settings th, .settings td { white-space: normal; }
 .numbers thead th { max-width: 8rem; }
+table + table { margin-top: 1.5rem; }
 .curves form { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; margin-bottom: .5rem; }
 .curves select { font: inherit; max-width: 100%; }
 .curves svg { vertical-align: middle; }
@@ -69,6 +69,16 @@ $body
 </body>
 </html>
 """)
+# Bokeh labels powers of ten only, or equal distances, of which most are at the upper end.
+_LOG_TICKS = """
+const [first, last] = [cb_data.start, cb_data.end].map(Math.log10);
+const every = Math.max(1, Math.ceil((last - first) / 8));
+const mantissas = last - first > 4 ? [1] : last - first > 2 ? [1, 3] : [1, 2, 5];
+const ticks = [];
+for (let k = Math.ceil(first / every) * every - every; k <= last; k += every)
+  ticks.push(...mantissas.map((mantissa) => mantissa * 10 ** k));
+return ticks.filter((tick) => cb_data.start <= tick && tick <= cb_data.end);
+"""
 _CURVES = Template("""\
 <div class="curves" id="curves$number">
 <form>
@@ -119,14 +129,15 @@ def write_report(runs: Runs, path: Path, title: str | None) -> None:
     heading = title or ", ".join(filter(None, names)) or "Runs"
     body = [f"<h1>{escape(heading)}</h1>", render_curves(lines), "<h2>Last records</h2>"]
     body += [_last_records(lines), *_settings_tables(settings)]
-    write_page(path, heading, "\n".join(body))
+    text = render_page(heading, "\n".join(body))
+    with records.replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
-def write_page(path: Path, title: str, body: str, *, with_curves: bool = True) -> None:
-    """Writes a page that needs no network, atomically.
+def render_page(title: str, body: str, *, with_curves: bool = True) -> str:
+    """Returns a page that needs no network, as HTML.
 
     Args:
-        path: the file.
         title: title of the page, as text.
         body: HTML.
         with_curves: whether the body contains `render_curves`.
@@ -134,9 +145,7 @@ def write_page(path: Path, title: str, body: str, *, with_curves: bool = True) -
     head = ""
     if with_curves:
         head = _bokeh("resources").Resources(mode="inline", components=["bokeh"]).render()
-    text = _PAGE.substitute(title=escape(title), head=head, body=body)
-    with records.replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    return _PAGE.substitute(title=escape(title), head=head, body=body)
 
 
 def render_curves(lines: Mapping[str, History]) -> str:
@@ -168,6 +177,10 @@ def render_curves(lines: Mapping[str, History]) -> str:
         )
         figure.toolbar.logo = None
         figure.axis.axis_label_text_font_style = "normal"
+        for axis, scale in zip((figure.xaxis, figure.yaxis), scales, strict=True):
+            if scale == "log":
+                axis.ticker = models.CustomJSTicker(major_code=_LOG_TICKS)
+                axis.formatter = models.CustomJSTickFormatter(code="return +tick.toPrecision(1)")
         drawn = []
         for i, (label, source) in enumerate(zip(lines, sources, strict=True)):
             colour, dash = _look(i)
@@ -321,8 +334,8 @@ def _settings_tables(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
     return [
         "<h2>Settings and versions</h2>",
-        _table(["run", *differing], rows) if differing else "",
-        _table(["setting", "value"], [[name, _text(first[name])] for name in shared]),
+        _table(["run", *differing], rows, "settings") if differing else "",
+        _table(["setting", "value"], [[name, _text(first[name])] for name in shared], "settings"),
     ]
 
 
@@ -336,7 +349,7 @@ def _text(value: Any) -> str:
     )
 
 
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], kind: str) -> str:
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "\n".join(
         f"<tr><th>{escape(first)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"

@@ -35,9 +35,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 import dsgd
-from dsgd import cache, clusters, plots, records
+from dsgd import cache, clusters, optional, plots, records
 from dsgd.machines import agreement, heartbeat, runtime
-from experiments.shared import resuming, tables
+from experiments.shared import page, resuming, tables
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -122,6 +122,8 @@ class Flags:
     """Seed of everything random."""
     progress: bool = True
     """Show progress."""
+    html: bool = False
+    """Also write report.html: curves that can be zoomed, figures, tables and settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,8 @@ class Common(Flags):
     """Flags of commands that compute in this process."""
 
     cache: Cache = None
+    log: tuple[Literal["tensorboard", "wandb", "mlflow", "csv", "console"], ...] = ()
+    """Write records of the runs during training to the folder logs, or to the console."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,13 +289,18 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
             mine = args if agreement.process_index() == 0 else silence.enter_context(_silent(args))
             if hasattr(args, "cache"):
                 cache.enable(args.cache)
-            with resuming.keep_checkpoints(mine.out, resumes(machines)):
+            if getattr(args, "html", False):
+                optional.load("--html", "bokeh", "report")
+            with (
+                resuming.log_runs(mine.out, getattr(args, "log", ())),
+                resuming.keep_checkpoints(mine.out, resumes(machines)),
+            ):
                 main(mine)
     except KeyboardInterrupt as stopped:
         _end(f"Interrupted: what was done until then is in {args.out}.", 130, stopped)
     except (heartbeat.PeerLost, agreement.PeerFailed) as error:
         _end(f"Error: {error}", heartbeat.STATUS, error)
-    except (ValueError, OSError, dsgd.Diverged) as error:
+    except (ValueError, OSError, ImportError, dsgd.Diverged) as error:
         if not is_refusal(error):
             raise
         _end(f"Error: {' '.join(str(error).split())}", 2, error)
@@ -452,7 +461,7 @@ def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
         there = json.loads(path.read_text())
     except ValueError:
         there = {}
-    free = ("out", "progress", "cache", "data_dir")
+    free = ("out", "progress", "cache", "data_dir", "html", "log")
     if there.keys() - {"run"} != mine.keys():
         origin = "another script, or of another version of it"
     elif others := [
@@ -481,6 +490,9 @@ def finish(args: Any, sheets: Mapping[str, Figure], made: Mapping[str, Table]) -
         plots.save(sheet, args.out / f"{name}.png")
     for name, table in made.items():
         tables.show(screen, table, args.out / f"{name}.csv")
+    if getattr(args, "html", False):
+        name = (program(type(args)) or type(args).__module__).rpartition("experiments.")[2]
+        page.write_report(args.out, name)
     files = sorted(path.name for path in args.out.iterdir() if path.is_file())
     screen.print(f"Written: {args.out}/{', '.join(files)}", soft_wrap=True)
 

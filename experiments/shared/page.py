@@ -8,48 +8,16 @@ import base64
 import datetime
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 
+from dsgd import records, reports
 from experiments.shared import catalogue, tables
 
-PAGE = Template("""\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-body { margin: 0 auto; max-width: 76rem; padding: 1.5rem 1.25rem 4rem; color: #1b1b1b;
-  background: #fff; font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue",
-  Arial, "DejaVu Sans", sans-serif; }
-h2 { border-top: 1px solid #d8d8d8; margin-top: 2.5rem; padding-top: 1.25rem;
-  overflow-wrap: anywhere; }
-p { max-width: 46rem; }
-a { color: #0b57a4; }
-code, pre { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
-  font-size: .8rem; overflow-wrap: anywhere; }
-pre { border-left: 3px solid #a4260b; padding: .25rem .75rem; white-space: pre-wrap; }
-ul { columns: 22rem; list-style: none; padding: 0; }
-li { break-inside: avoid; }
-img { display: block; height: auto; max-width: 100%; }
-table { border-collapse: collapse; display: block; font-size: .85rem;
-  font-variant-numeric: tabular-nums; overflow-x: auto; }
-th, td { border-bottom: 1px solid #eee; padding: .2rem .6rem; white-space: nowrap; }
-th { border-bottom: 2px solid #1b1b1b; vertical-align: bottom; }
-</style>
-</head>
-<body>
-$body
-</body>
-</html>
-""")
 LAST_LINES = 15  # lines shown of the error output of a failed command
 
 
@@ -96,8 +64,43 @@ def render(outcomes: Sequence[Outcome], quick: bool) -> str:
         "\n".join(contents),
         *(part for outcome in outcomes for part in _section(outcome)),
     ]
-    body = MarkdownIt("commonmark").enable("table").render("\n\n".join(parts))
-    return PAGE.substitute(title=title, body=re.sub("<h2>(.*?)</h2>", r'<h2 id="\1">\1</h2>', body))
+    body = re.sub("<h2>(.*?)</h2>", r'<h2 id="\1">\1</h2>', _html(parts))
+    return reports.render_page(title, body, with_curves=False)
+
+
+def write_report(folder: Path, name: str) -> Path:
+    """Writes `report.html`, a self-contained page of a command's results, with the histories of all
+    seeds as curves that can be zoomed. Returns its path.
+
+    Args:
+        folder: folder of the results.
+        name: name of the experiment.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    run = config.pop("run")
+    above = [f"# {name}", *map(escape, catalogue.paragraphs(name)), f"`{run.pop('command')}`"]
+    body = [_html(above)]
+    for path in sorted(folder.glob("*history*.csv")):
+        lines = {
+            method: {series: values for series, values in history.items() if "[" not in series}
+            for method, history in records.read_histories(path).items()
+        }
+        body += [_html([f"## {path.stem}"]), reports.render_curves(lines)]
+    settings = "\n".join(
+        f"| {key} | {tables.escape(str(value))} |" for key, value in {**run, **config}.items()
+    )
+    below = [*_results(folder, name), "## Settings and versions", f"| | |\n|--|--|\n{settings}"]
+    path = folder / "report.html"
+    with records.replacing(path) as temporary:
+        temporary.write_text(
+            reports.render_page(name, "\n".join([*body, _html(below)])), encoding="utf-8"
+        )
+    return path
+
+
+def _html(parts: Iterable[str]) -> str:
+    """Returns paragraphs of Markdown as HTML."""
+    return MarkdownIt("commonmark").enable("table").render("\n\n".join(parts))
 
 
 def _about(outcomes: Sequence[Outcome], quick: bool) -> str:
@@ -136,10 +139,15 @@ def _section(outcome: Outcome) -> Iterator[str]:
     yield f"`{outcome.command}`\n\n{_time(outcome.seconds)}"
     if outcome.failure:
         yield "\n".join(["~~~~~~", *outcome.failure.splitlines()[-LAST_LINES:], "~~~~~~"])
-    for path in sorted(outcome.folder.rglob("*.png")):
+    yield from _results(outcome.folder, outcome.name)
+
+
+def _results(folder: Path, name: str) -> Iterator[str]:
+    """Yields the figures and the tables in a folder."""
+    for path in sorted(folder.rglob("*.png")):
         image = base64.b64encode(path.read_bytes()).decode()
-        yield f"![{outcome.name}: {path.stem}](data:image/png;base64,{image})"
-    yield from map(tables.markdown, tables.find_written(outcome.folder))
+        yield f"![{name}: {path.stem}](data:image/png;base64,{image})"
+    yield from map(tables.markdown, tables.find_written(folder))
 
 
 def _time(seconds: float) -> str:

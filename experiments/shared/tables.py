@@ -116,17 +116,18 @@ def _is_comment(line: str) -> bool:
 
 
 def _join(comments: Sequence[str]) -> str:
-    return _escape(" ".join(line.removeprefix("# ").strip() for line in comments))
+    return escape(" ".join(line.removeprefix("# ").strip() for line in comments))
 
 
 def _row(cells: Sequence[str]) -> str:
-    first, *others = map(_escape, cells)
+    first, *others = map(escape, cells)
     if others and not any(others):  # the heading of a group of rows
         first = f"**{first}**"
     return f"| {' | '.join([first, *others])} |"
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Returns a text as Markdown that shows it, in a cell of a table."""
     return SPECIAL.sub(r"\\\1", text)
 
 

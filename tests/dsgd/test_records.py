@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dsgd import records
@@ -59,3 +60,23 @@ def test_rows_quote_special_characters(tmp_path):
         {"name": 'dsgd, "ring"', "value": "0.1"},
         {"name": "two\nlines", "value": ""},
     ]
+
+
+def test_written_histories_are_read(tmp_path):
+    draw = np.random.default_rng(0)
+    histories = {
+        method: {
+            "step": 5 * np.arange(records),
+            "loss": draw.normal(size=(seeds, records)),
+            "samples": draw.integers(9, size=(seeds, records, 2)),
+            "evaluated": np.ones((seeds, records), bool),
+        }
+        for method, seeds, records in (("a, b", 2, 3), ("c", 1, 4))
+    }
+    histories["c"]["own"] = np.full((1, 4), 0.5)
+    records.write_histories(tmp_path / "history.csv", histories)
+    found = records.read_histories(tmp_path / "history.csv")
+    for method, expected in histories.items():
+        workers = {f"samples[{i}]": expected["samples"][..., i] for i in range(2)}
+        kept = {k: v for k, v in expected.items() if k not in ("samples", "evaluated")}
+        np.testing.assert_equal(found[method], {**kept, **workers})

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import jax
+import optax
 import pytest
+import scripts
 
+import algorithms
 import dsgd
+from dsgd import problems
 from experiments import compare
 from experiments.shared import commands, resuming
 
@@ -73,3 +78,20 @@ def test_another_configuration_does_not_resume_from_the_checkpoints(tmp_path, mo
                 compare.main, compare.Args(**SMALL | {"steps": steps}, out=tmp_path), KEPT
             )
         assert message in capsys.readouterr().err
+
+
+def test_each_run_of_a_command_is_logged(tmp_path):
+    problem = problems.random_quadratic(2, 3)
+    method = algorithms.minibatch_sgd(optax.sgd(0.1))
+    options = {"steps": 2, "key": jax.random.key(0), "mesh": 1}
+    with resuming.log_runs(tmp_path, ("csv",)):
+        results = [resuming.run(method, problem, **options) for _ in range(2)]
+    for i, result in enumerate(results):
+        rows = scripts.rows(tmp_path / resuming.LOGS / f"{i}.csv")
+        assert [float(row["loss"]) for row in rows] == result.history["loss"].tolist()
+    assert resuming.next_loggers() == []
+    with (
+        pytest.raises(ValueError, match=r"--log csv: .* trains nothing"),
+        resuming.log_runs(tmp_path, ("csv",)),
+    ):
+        pass

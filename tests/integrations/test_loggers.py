@@ -67,7 +67,7 @@ def test_tensorboard_shows_each_seed_of_each_point(tmp_path):
     for i, rate in enumerate((0.1, 0.25)):
         for seed in range(2):
             read = events.EventAccumulator(
-                str(tmp_path / f"learning_rate = {rate:g}, seed = {seed}")
+                str(tmp_path / f"minibatch_sgd, learning_rate = {rate:g}, seed = {seed}")
             )
             read.Reload()
             for name in ("loss", "bits"):

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 import dsgd
+from dsgd import plots, records
 from dsgd.runs.results import Settings
+from experiments import compare
+from experiments.shared import commands, tables
 
 NAME = 'ring <b>DSGD</b> "x" & </script><script>document.title = "changed"</script>'
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -175,6 +178,27 @@ def test_a_sweep_and_long_histories(tmp_path):
     assert "learning_rate = 0.25" in text
     assert "2,000 records are drawn" in text
     assert len(text) < 1_800_000
+
+
+def test_commands_write_their_histories_tables_and_settings(browser, tmp_path, capfd):
+    pytest.importorskip("bokeh")
+    args = compare.Args(html=True, out=tmp_path, seed=17)
+    commands.begin(args)
+    histories = {name: run.history for name, run in RUNS.items()}
+    records.write_histories(tmp_path / "history.csv", histories)
+    table = tables.table("title of the table", ("method", "megabits"))
+    table.add_row("x|y", "1.25")
+    commands.finish(args, {"figure": plots.figure(1)[0]}, {"costs": table})
+    assert "report.html" in capfd.readouterr().out
+    open_page(browser, tmp_path / "report.html")
+    (figure,) = browser.execute_script(FIGURES)
+    for line, history in zip(figure["lines"], histories.values(), strict=True):
+        np.testing.assert_allclose(line["y"], history["loss"].mean(axis=0), rtol=1e-6)
+    text = browser.find_element("tag name", "body").text
+    for words in ("title of the table", "x|y 1.25", "seed 17", f"dsgd {dsgd.__version__}", NAME):
+        assert words in text
+    assert browser.title == "compare"
+    assert browser.execute_script("return document.images[0].naturalWidth") > 0
 
 
 def test_a_missing_package_names_its_extra(tmp_path, monkeypatch):
