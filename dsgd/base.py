@@ -436,11 +436,22 @@ class Compressor(NamedTuple):
             return False
 
 
-class Constants(NamedTuple):
+class _Constants(NamedTuple):
+    smoothness: Any = None
+    strong_convexity: float | None = None
+    minimum: float | None = None
+    minimizer: PyTree | None = None
+    noise: float | None = None
+    heterogeneity: float | None = None
+
+
+class Constants(_Constants):
     """Known constants of a problem; None for those that are not known.
 
     Args:
-        smoothness: L, a Lipschitz constant of f', of every f_n' and of every w_n f_n'.
+        smoothness: L, a Lipschitz constant of f', of every f_n' and of every w_n f_n'. Or a
+            function without arguments that returns it, which is called when L is read: in a run of
+            several processes, all of them must read it.
         strong_convexity: mu.
         minimum: f*, the minimum of f, or of f + r if the problem has a regularizer; a lower bound
             if it is not convex.
@@ -450,12 +461,15 @@ class Constants(NamedTuple):
             except for quadratics with different Hessians, for which it holds at x* only.
     """
 
-    smoothness: float | None = None
-    strong_convexity: float | None = None
-    minimum: float | None = None
-    minimizer: PyTree | None = None
-    noise: float | None = None
-    heterogeneity: float | None = None
+    __slots__ = ()
+
+    @property
+    def smoothness(self) -> float | None:
+        """L."""
+        return self[0]() if callable(self[0]) else self[0]
+
+    def __repr__(self) -> str:
+        return _Constants.__repr__(self._replace(smoothness=self.smoothness))
 
 
 # Parameters, Sampler and Loss are callable, so they are not tuples: `jax.jit` keeps weak

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -98,7 +99,7 @@ def quadratic(
             arrays.default_float(np.full(workers, noise / np.sqrt(d))),
         ),
         constants=Constants(
-            smoothness=float(np.abs(A if diagonal else np.linalg.eigvalsh(A)).max()),
+            smoothness=cache(partial(_largest_curvature, A)),
             strong_convexity=float(curvature.min()),
             minimum=minimum,
             minimizer=minimizer,
@@ -107,6 +108,10 @@ def quadratic(
         ),
         name=f"quadratic({workers} workers, d = {d})",
     )
+
+
+def _largest_curvature(A: np.ndarray) -> float:
+    return float(np.abs(A if A.ndim == 2 else np.linalg.eigvalsh(A)).max())
 
 
 _LARGEST = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from math import sqrt
 from typing import Literal
 
@@ -89,7 +90,7 @@ def robust_regression(
     )
     return problem._replace(
         constants=Constants(
-            smoothness=float(np.linalg.norm(a, 2, axis=(1, 2)).max() ** 2 / samples),
+            smoothness=cache(lambda: float(np.linalg.norm(a, 2, axis=(1, 2)).max() ** 2 / samples)),
             minimum=0.0,
             minimizer=minimizer if residual == 0 else None,
             noise=STEEPEST * float(np.sqrt((lengths**2).mean(axis=1).max() * fewer / batch_size)),

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
+from scipy import sparse
 from scipy.special import logsumexp
 
 from dsgd import problems
 from dsgd.problems.finite_sum import right
 
 L2 = 0.01
+module = importlib.import_module("dsgd.problems.logistic_regression")
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +70,33 @@ def test_strong_convexity_is_known_with_l2_only(problem):
     )
 
 
+def sparse_rows(inputs: np.ndarray) -> problems.SparseRows:
+    return problems.sparse_rows(sparse.csr_array(inputs))
+
+
 @pytest.mark.parametrize(("samples", "features"), [(300, 280), (300, 5), (40, 300)])
-def test_smoothness_of_large_data_is_that_of_a_full_decomposition(samples, features):
-    """Above 256 x 256 the largest singular value is computed iteratively."""
+@pytest.mark.parametrize("stored", [np.asarray, sparse_rows])
+def test_smoothness_of_large_data_is_that_of_a_full_decomposition(samples, features, stored):
+    """Above 256 x 256 the largest eigenvalue is computed iteratively."""
     rng = np.random.default_rng(0)
     inputs, targets = rng.normal(size=(samples, features)), np.arange(samples) % 3
-    data = problems.Dataset("normal", inputs, targets, inputs, targets, 3)
-    problem = problems.logistic_regression(data, 1, l2=0.0)
-    with_bias = np.column_stack([inputs, np.ones(samples)])
-    largest = np.linalg.eigvalsh(with_bias.T @ with_bias)[-1]
-    assert problem.constants.smoothness == pytest.approx(largest / (2 * samples), rel=1e-5)
+    rows = stored(inputs)
+    data = problems.Dataset("normal", rows, targets, rows, targets, 3)
+    problem = problems.logistic_regression(data, 1, l2=0.25)
+    given = np.column_stack([inputs.astype(np.float32), np.ones(samples)])
+    largest = np.linalg.norm(given, 2) ** 2
+    assert problem.constants.smoothness == pytest.approx(largest / (2 * samples) + 0.25, rel=1e-12)
+
+
+def test_smoothness_is_computed_once_and_when_it_is_read(monkeypatch):
+    taken = []
+    compute = module._squared_norm
+    monkeypatch.setattr(module, "_squared_norm", lambda rows: taken.append(1) or compute(rows))
+    inputs = np.random.default_rng(0).normal(size=(20, 4))
+    problem = problems.logistic_regression((inputs, np.arange(20) % 2), 3, l2=0.5)
+    others = problem._replace(constants=problem.constants._replace(noise=2.5))
+    assert not taken
+    L = problem.constants.smoothness
+    assert repr(others.constants).startswith(f"Constants(smoothness={L}, strong_convexity=0.5, ")
+    assert others.constants.smoothness == L > 0.5
+    assert len(taken) == 3  # one for each worker
