@@ -63,8 +63,8 @@ OTHERS = (
     "docs/papers/dropcompute.md",
     "docs/papers/cannikin.md",
 )
-# Needs optional packages; tests/integrations/test_data_sources.py runs it.
-ELSEWHERE = ("docs/how_to/own_problem/streaming.md",)
+# Need optional packages; tests/integrations runs them.
+ELSEWHERE = ("docs/how_to/own_problem/streaming.md", "docs/how_to/log.md")
 
 
 @pytest.mark.parametrize(

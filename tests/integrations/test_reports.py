@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -162,6 +163,19 @@ def test_the_page_fits_its_window(browser, width, tmp_path):
         "return [window.innerWidth, document.documentElement.scrollWidth]"
     )
     assert page <= inner
+
+
+def test_the_page_on_logs_and_reports_runs(tmp_path, monkeypatch, capsys):
+    for package in ("bokeh", "tensorboardX"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs/how_to/log.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(compile("\n".join(blocks), page, "exec"), {"__name__": "log"})
+    assert len(list(tmp_path.glob("logs/*/events*"))) == 5
+    assert len((tmp_path / "records.csv").read_text().splitlines()) == 1 + 201 * 5 * 4
+    assert len(capsys.readouterr().out.splitlines()) == 10
+    assert "tuned" in (tmp_path / "comparison.html").read_text()
 
 
 def test_a_sweep_and_long_histories(tmp_path):

@@ -10,6 +10,9 @@ import pytest
 import algorithms
 import dsgd
 from dsgd import clusters, loggers
+from dsgd.machines import agreement
+from dsgd.runs import observers
+from dsgd.runs.results import Settings
 
 KEY = jax.random.key(3)
 CLUSTER = clusters.Cluster(clusters.constant(0.5))
@@ -155,3 +158,9 @@ def test_other_objects_are_refused(problem):
     for given in (3, [print, 3], "tensorboard", Kept):
         with pytest.raises(ValueError, match="on_record"):
             run(problem, given)
+
+
+def test_only_process_0_calls_functions(monkeypatch):
+    for process, functions in ((0, (print,)), (1, ())):
+        monkeypatch.setattr(agreement, "process_index", lambda process=process: process)
+        assert observers.Observers("mine", [print], Settings()).functions == functions
