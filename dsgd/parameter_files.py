@@ -83,7 +83,7 @@ def load_safetensors(path: str | Path, like: PyTree) -> PyTree:
             f"load_safetensors: {where} is not a file of safetensors, or is damaged ({error}); "
             "expected the file as it was written"
         ) from error
-    return fill(f"load_safetensors: {where}", arrays, like, widen=True)
+    return _fill(f"load_safetensors: {where}", arrays, like)
 
 
 def leaves_by_name(where: str, tree: PyTree) -> dict[str, Any]:
@@ -104,19 +104,24 @@ def leaves_by_name(where: str, tree: PyTree) -> dict[str, Any]:
     return found
 
 
-def fill(where: str, given: Mapping[str, Any], like: PyTree, *, widen: bool = False) -> PyTree:
-    """Returns leaves, given by name, in the structure of `like`.
+def _fill(where: str, given: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
+    """Returns arrays, given by name, in the structure and with the types of `like`.
 
     Args:
         where: beginning of messages.
         given: the arrays by name, see `leaves_by_name`.
         like: arrays, or shapes and types.
-        widen: whether floating-point numbers of lower precision are converted.
 
     Raises:
         ValueError: if names, shapes or types differ.
     """
     needed = leaves_by_name(where, like)
+    for name, want in needed.items():
+        if not isinstance(want, int | float) and not hasattr(want, "shape"):
+            raise ValueError(
+                f"{where}: {name} of `like` is {checks.kind(want)}; expected an array, or its "
+                "shape and type"
+            )
     for what, names in (
         ("has no", [name for name in needed if name not in given]),
         ("has in addition", [name for name in given if name not in needed]),
@@ -128,9 +133,7 @@ def fill(where: str, given: Mapping[str, Any], like: PyTree, *, widen: bool = Fa
     for name, want in needed.items():
         leaf, kind = given[name], _dtype(want)
         is_wider = (
-            widen
-            and jnp.issubdtype(leaf.dtype, jnp.floating)
-            and jnp.promote_types(leaf.dtype, kind) == kind
+            jnp.issubdtype(leaf.dtype, jnp.floating) and jnp.promote_types(leaf.dtype, kind) == kind
         )
         if leaf.shape != jnp.shape(want) or not (leaf.dtype == kind or is_wider):
             expected = checks.kind(jax.ShapeDtypeStruct(jnp.shape(want), kind))

@@ -90,6 +90,9 @@ def test_files_and_leaves_that_are_none_are_refused(tmp_path):
     file = tmp_path / "m.safetensors"
     with pytest.raises(FileNotFoundError, match=r"there is no file .*m\.safetensors"):
         dsgd.load_safetensors(file, LIKE)
+    dsgd.save_safetensors(LIKE, file)
+    with pytest.raises(ValueError, match="a of `like` is 'float32'; expected an array, or its"):
+        dsgd.load_safetensors(file, LIKE | {"a": "float32"})
     file.write_bytes(b"no header")
     with pytest.raises(ValueError, match="is damaged"):
         dsgd.load_safetensors(file, LIKE)
