@@ -45,6 +45,7 @@ from dsgd.machines.agreement import PeerFailed
 from dsgd.machines.heartbeat import PeerLost
 from dsgd.machines.local_processes import run_local_processes
 from dsgd.machines.runtime import join
+from dsgd.machines.tasks import parallel_map
 from dsgd.parameter_files import load_safetensors, save_safetensors
 from dsgd.planning import Candidate, Plan, plan
 from dsgd.runs import history
@@ -104,6 +105,7 @@ __all__ = [
     "load_safetensors",
     "loggers",
     "network",
+    "parallel_map",
     "plan",
     "problems",
     "replay",

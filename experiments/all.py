@@ -1,7 +1,7 @@
-"""Runs every experiment, one after the other, each in its own process, and puts all figures and
-tables on one page.
+"""Runs every experiment in its own process, and puts all figures and tables on one page.
 
     python -m experiments.all --quick
+    python -m experiments.all --on slurm
     python -m experiments.all --docs
 
 The page is rewritten after each experiment, so that an interruption or a failing experiment does
@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ LAST_WORDS = 60.0  # seconds for an interrupted experiment to write its results
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(commands.Tasks):
     """Runs all experiments, and puts their results on one page."""
 
     quick: bool = False
@@ -59,11 +60,14 @@ def main(args: Args) -> None:
         raise ValueError(f"--docs: {Path.cwd()} has no docs/; run in the folder of the sources")
     known = list(catalogue.DOCUMENTED if args.docs else catalogue.COMMANDS)
     commands.require_known("--only", args.only, known)
+    kind = "quick" if args.quick else "docs" if args.docs else ""
+    folders = [args.out / kind / name for name in args.only or known]
     outcomes: list[page.Outcome] = []
     screen = tables.console()
-    for name in args.only or known:
-        outcome = run(args, name)
+    for _, outcome in commands.run_each(args, "experiments", partial(run, args), folders, screen):
         outcomes.append(outcome)
+        outcomes.sort(key=lambda each: folders.index(each.folder))
+        name = outcome.name
         with records.replacing(args.out / "index.html") as temporary:
             temporary.write_text(page.render(outcomes, args.quick), encoding="utf-8")
         if args.docs and not outcome.failure:
@@ -99,12 +103,13 @@ def show_costs(outcomes: list[page.Outcome], out: Path) -> None:
     tables.show(tables.console(), table, out / "costs.csv")
 
 
-def run(args: Args, name: str) -> page.Outcome:
-    """Runs one experiment, and returns its outcome, which may be a failure."""
-    kind = "quick" if args.quick else "docs" if args.docs else ""
+def run(args: Args, folder: Path) -> page.Outcome:
+    """Runs the experiment whose results are in a folder of its name, and returns its outcome, which
+    may be a failure.
+    """
+    name = folder.name
     flags = catalogue.COMMANDS[name].quick if args.quick else ""
     experiment, *words = shlex.split(catalogue.DOCUMENTED[name] if args.docs else f"{name} {flags}")
-    folder = args.out / kind / name
     command = ["-m", f"experiments.{experiment}", *words, "--out", str(folder)]
     path = os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}

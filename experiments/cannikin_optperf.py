@@ -33,7 +33,7 @@ CANDIDATES = 100  # number of total batches for the overhead
 
 
 @dataclass(frozen=True)
-class Args(commands.Common):
+class Args(commands.Common, commands.Tasks):
     """Computes the shortest batch times on heterogeneous machines."""
 
     epochs: commands.Count = 20
@@ -70,7 +70,7 @@ def main(args: Args) -> None:
     found = commands.collect(
         args,
         "figure 10",
-        cases,
+        {case: case for case in cases},
         lambda case: driving.settle_totals(
             devices.make_model(*case), devices.batches(*case, args.totals)
         ),

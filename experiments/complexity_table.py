@@ -47,7 +47,7 @@ Decreasing = Annotated[
 
 
 @dataclass(frozen=True)
-class Args(commands.Switch):
+class Args(commands.Switch, commands.Tasks):
     """Reproduces the survey's iterations and communication."""
 
     epsilons: Decreasing = (0.3, 0.1, 0.03, 0.01)
@@ -109,7 +109,7 @@ def main(args: Args) -> None:
         args,
         "iterations",
         by_name,
-        lambda name: least_steps(by_name[name], args.epsilons),
+        lambda method: least_steps(method, args.epsilons),
         lambda path, found: records.write_rows(
             path, columns, rows(args.epsilons, predicted, found)
         ),

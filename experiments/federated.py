@@ -36,7 +36,7 @@ SYMBOLS = {"penalty": "μ", "outer_step": "η", "momentum": "β"}
 
 
 @dataclass(frozen=True)
-class Args(commands.Data, commands.Common):
+class Args(commands.Data, commands.Common, commands.Tasks):
     """Compares federated methods on sampled clients of different sizes."""
 
     batch_size: commands.Count = 10

@@ -94,7 +94,7 @@ def main(args: Args) -> None:
     outcomes = commands.collect(
         args,
         "kimad_quadratic",
-        cases,
+        {case: case for case in cases},
         lambda case: race(args, case, tasks, by_regime[case.regime]),
         partial(write, args),
         args.out,

@@ -82,7 +82,7 @@ def main(args: Args) -> None:
     outcomes = commands.collect(
         args,
         "kimad_variability",
-        cases,
+        {case: case for case in cases},
         lambda case: race(args, case, tasks, links[case.pattern]),
         write,
         args.out / "speedups.csv",

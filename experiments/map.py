@@ -22,6 +22,7 @@ import itertools
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,10 +133,9 @@ def panels_of(
     trained, target = [], args.target
     for share in args.participations:
         words = f"training, {partition}" + f", {share:g} of the workers" * (share < 1)
-        runs = {
-            candidate: plane.train(args, problem, candidate, participants(args, share))
-            for candidate in tables.bar(candidates, words, args.progress)
-        }
+        train = partial(plane.train, args, problem, participants=participants(args, share))
+        found = dict(commands.run_each(args, words, train, candidates))
+        runs = {candidate: found[i] for i, candidate in enumerate(candidates)}
         chosen, reached = choose(args, partition, runs, target)
         target = target or reached
         trained.append((share, reached, chosen, left_out(runs)))

@@ -144,6 +144,8 @@ def main(args: Args) -> None:
         mesh=tuning.devices_for(task.problem.workers),
         checkpoint=resuming.next_folder(),
         progress=args.progress,
+        on=args.on,
+        jobs=args.jobs,
     )
     shown = ranking.Shown(plan, args, scale, task.problem.workers, gradient)
     ranking.write(shown)

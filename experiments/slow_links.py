@@ -59,7 +59,7 @@ MODELS = {
 
 
 @dataclass(frozen=True)
-class Args(commands.Common):
+class Args(commands.Common, commands.Tasks):
     """Trains a language model over slow links."""
 
     model: Literal["small", "medium", "gpt2-small"] = "small"

@@ -38,7 +38,7 @@ WAITING = "synchronous"  # the method to which others are compared
 
 
 @dataclass(frozen=True)
-class Args(commands.Data, commands.Switch, commands.Common):
+class Args(commands.Data, commands.Switch, commands.Common, commands.Tasks):
     """Compares methods against stragglers."""
 
     workers: commands.Count = 16

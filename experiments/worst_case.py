@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -36,7 +37,7 @@ Convexity = Annotated[
 
 
 @dataclass(frozen=True)
-class Args(commands.Common):
+class Args(commands.Common, commands.Tasks):
     """Computes exact worst cases against step sizes and rounds."""
 
     workers: Annotated[
@@ -107,7 +108,7 @@ def main(args: Args) -> None:
         args,
         "methods",
         METHODS,
-        lambda name: curve(args, METHODS[name]),
+        partial(curve, args),
         lambda path, found: records.write_rows(
             path,
             ("method", "step", "worst"),
@@ -122,7 +123,7 @@ def main(args: Args) -> None:
     by_rounds = commands.collect(
         args,
         "rounds",
-        args.rounds,
+        {steps: steps for steps in args.rounds},
         lambda steps: compare_with_bound(args.workers, args.heterogeneity, steps),
         lambda path, found: records.write_rows(
             path, ("rounds", "worst", "bound"), [(T, *pair) for T, pair in found.items()]

@@ -347,6 +347,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.compile_round: {"mesh": 1},
     dsgd.replay: {"result": TAPED},
     dsgd.Candidate: {"name": "one", "function": algorithms.minibatch_sgd},
+    dsgd.parallel_map: {"function": abs, "items": [-1, 2]},
     dsgd.plan: {
         "candidates": [dsgd.Candidate("one", algorithms.minibatch_sgd)],
         "target": 0.1,

@@ -18,6 +18,7 @@ from dsgd.planning.estimates import (
     share_estimate,
 )
 from dsgd.planning.goals import Goal, Scores, score
+from dsgd.planning.halving import folder
 from dsgd.planning.networks import Networks, vary
 from dsgd.planning.training import Contender, Point, Setting, Trained, train
 from dsgd.runs.history import mean_and_error
@@ -131,11 +132,8 @@ def final(
     setting: Setting,
     goal: Goal,
     networks: Networks,
-    trained: Trained,
-    scores: Scores,
-    places: np.ndarray,
     rounds: int,
-    name: str,
+    last: tuple[Trained, Scores, np.ndarray],
 ) -> Final:
     """Returns a finalist at its best points, with fresh seeds.
 
@@ -146,11 +144,12 @@ def final(
         setting: what the runs of the plan share.
         goal: what is best.
         networks: the plan's cluster first.
-        trained, scores, places: the runs of the last rung, by which the points are chosen, their
-            scores, and the places of the points, `[networks, points]`.
         rounds: number of rounds.
-        name: of the checkpoints' folder.
+        last: the runs of the last rung, by which the points are chosen, their scores, and the
+            places of the points, `[networks, points]`.
     """
+    trained, scores, places = last
+    name = folder(trained.contender, "finalists")
     contender = trained.contender
     known = 1 if contender.candidate.updates else len(networks)
     order = np.argsort(places[:known], axis=1).tolist()

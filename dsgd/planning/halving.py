@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -34,6 +35,9 @@ class Eliminated(NamedTuple):
 
 Begin = Callable[[int, Sequence[Contender]], None]
 Advance = Callable[[Contender, int], None]
+# (function, items) -> index and result of each item, as soon as it is known
+CallEach = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[tuple[int, Any]]]
+T = TypeVar("T")
 
 
 class Rung(NamedTuple):
@@ -57,6 +61,7 @@ def halve(
     finalists: int,
     begin: Begin,
     advance: Advance,
+    call_each: CallEach,
 ) -> tuple[Rung, list[Eliminated]]:
     """Returns the last rung, and the candidates that left before.
 
@@ -76,6 +81,7 @@ def halve(
             factors.
         finalists: number of candidates that reach the last rung at least.
         begin, advance: the functions of `bar`.
+        call_each: calls a function with each item.
 
     Raises:
         Interrupted: with the ranking so far in its message.
@@ -83,21 +89,32 @@ def halve(
     alive, eliminated, rung = list(contenders), list[Eliminated](), Rung([], [])
     for i, rounds in enumerate(lengths):
         begin(i, alive)
-        trained, share = [], rounds / lengths[-1]
+        found, share = dict[int, Trained](), rounds / lengths[-1]
+        named = [(each, folder(each, f"{rounds}-rounds")) for each in alive]
         try:
-            for each in alive:
-                trained.append(train(setting, each, rounds, folder(each, f"{rounds}-rounds")))
-                advance(each, rounds)
-            rung = score_runs(trained, networks, goal, share)
+            for at, trained in call_each(partial(_train, setting, rounds), named):
+                found[at] = trained._replace(contender=alive[at])  # itself, not a copy
+                advance(alive[at], rounds)
+            rung = score_runs(in_order(found), networks, goal, share)
         except KeyboardInterrupt as stopped:
             if i > 0:
                 raise describe_interrupt(stopped, rung, goal, lengths[i - 1]) from None
-            rung = score_runs(trained, networks, goal, share) if trained else rung
+            rung = score_runs(in_order(found), networks, goal, share) if found else rung
             raise describe_interrupt(stopped, rung, goal, rounds) from None
         if i + 1 < len(lengths):
             alive, left = _survivors(rung, goal, rounds / lengths[i + 1], finalists)
             eliminated += [each._replace(rounds=rounds) for each in left]
     return rung, eliminated[::-1]
+
+
+def _train(setting: Setting, rounds: int, named: tuple[Contender, str]) -> Trained:
+    contender, name = named
+    return train(setting, contender, rounds, name)
+
+
+def in_order(found: dict[int, T]) -> list[T]:
+    """Returns results by their number, which may have arrived in another order."""
+    return [found[i] for i in sorted(found)]
 
 
 def describe_interrupt(

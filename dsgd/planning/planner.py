@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from jax.sharding import Mesh
 from dsgd import checks, records
 from dsgd.base import Key, Problem
 from dsgd.clusters import Cluster
+from dsgd.machines import executors, tasks
 from dsgd.planning import candidates as of_candidates
 from dsgd.planning import changes, finals, goals, halving, networks, training
 from dsgd.planning.candidates import Candidate
@@ -76,6 +78,8 @@ def plan(
     mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
     progress: bool = False,
+    on: Any = None,
+    jobs: int | None = None,
 ) -> Plan:
     """Finds the method and the settings with the fewest seconds to a target, or with the best
     result within a budget, by successive halving.
@@ -115,6 +119,7 @@ def plan(
         checkpoint: folder in which finished and interrupted runs are kept; the same call resumes
             from it.
         progress: whether to show a progress bar with the remaining time.
+        on, jobs: where the candidates run, and how many at the same time, as in `parallel_map`.
 
     Returns:
         The finalists, ranked; the other candidates; and on which networks another method is better.
@@ -126,6 +131,7 @@ def plan(
             known minimum, or the budget below the first evaluated rounds; every candidate diverges;
             or an argument is invalid as in `dsgd.sweep`.
         Interrupted: with the ranking so far in its message; otherwise as in `dsgd.run`.
+        ChildProcessError: as in `parallel_map`.
         OSError: as in `dsgd.run`.
     """
     steps = checks.positive_int("plan: steps", steps)
@@ -139,6 +145,7 @@ def plan(
     goal.require_reachable(problem)
     cluster.require_workers(problem.workers)
     checks.require_call("plan: optimizer", optimizer, "step size")
+    executors.require("plan", on, jobs)
     setting = training.Setting(
         problem,
         cluster,
@@ -156,7 +163,10 @@ def plan(
     if not contenders:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise ValueError(f"plan: no candidate accepts the cluster and steps = {steps}: {reasons}")
-    return _rank_candidates(setting, contenders, refused, goal, rates, steps, finalists, progress)
+    call_each = partial(tasks.completed, "plan", on=on, jobs=jobs, files=setting.folder)
+    return _rank_candidates(
+        setting, contenders, refused, goal, rates, steps, finalists, progress, call_each
+    )
 
 
 def _rank_candidates(
@@ -168,31 +178,29 @@ def _rank_candidates(
     steps: int,
     finalists: int,
     progress: bool,
+    call_each: halving.CallEach,
 ) -> Plan:
     """Returns the plan for valid arguments."""
     around = networks.vary(setting.cluster, 0 if goal.bits is not None else _FACTORS)
     rungs = lengths(steps, max(period for each in contenders for period in each.periods))
     with halving.bar([*rungs, finals.FRESH * steps], progress) as (begin, advance):
         last, eliminated = halving.halve(
-            setting, contenders, around, goal, rungs, finalists, begin, advance
+            setting, contenders, around, goal, rungs, finalists, begin, advance, call_each
         )
-        ranked = list[finals.Final]()
+        ranked = dict[int, finals.Final]()
         # most are trained at one point
         alone = [each.contender._replace(points=each.contender.points[:1]) for each in last.trained]
         begin(len(rungs), alone)
+        finish = partial(finals.final, setting, goal, around, steps)
+        last_runs = [*zip(last.trained, last.scores, halving.ranks(last.scores), strict=True)]
         try:
-            for each, trained, scores, places in zip(
-                alone, last.trained, last.scores, halving.ranks(last.scores), strict=True
-            ):
-                name = halving.folder(each, "finalists")
-                ranked.append(
-                    finals.final(setting, goal, around, trained, scores, places, steps, name)
-                )
-                advance(each, finals.FRESH * steps)
+            for at, each in call_each(finish, last_runs):
+                ranked[at] = each
+                advance(alone[at], finals.FRESH * steps)
         except KeyboardInterrupt as stopped:
             raise halving.describe_interrupt(stopped, last, goal, steps) from None
-    ranked.sort(key=lambda each: each.place(goal))
-    rows = finals.rows(setting, goal, ranked, rates)
+    ordered = sorted(halving.in_order(ranked), key=lambda each: each.place(goal))
+    rows = finals.rows(setting, goal, ordered, rates)
     if not any(np.isfinite(row.seconds.value) for row in rows):
         best = rows[0]
         warnings.warn(
@@ -203,7 +211,7 @@ def _rank_candidates(
             "other learning_rates",
             stacklevel=4,
         )
-    return Plan(goal, rows, eliminated, refused, changes.changes(goal, ranked, around), around)
+    return Plan(goal, rows, eliminated, refused, changes.changes(goal, ordered, around), around)
 
 
 def lengths(steps: int, period: int) -> list[int]:

@@ -29,7 +29,7 @@ NEGLIGIBLE = 1.05  # smaller speedups are neglected
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags(commands.Common):
+class Flags(commands.Common, commands.Tasks):
     """Flags of the commands on quadratics."""
 
     period: commands.Positive = 50.0

@@ -32,11 +32,13 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_t
 import jax
 import tyro
 from matplotlib.figure import Figure
+from rich.console import Console
 from rich.table import Table
 
 import dsgd
 from dsgd import cache, clusters, optional, plots, records
-from dsgd.machines import agreement, heartbeat, runtime
+from dsgd.machines import agreement, heartbeat, runtime, tasks
+from dsgd.machines.remote_calls import RemoteTraceback
 from experiments.shared import page, resuming, tables
 
 T = TypeVar("T")
@@ -69,6 +71,13 @@ Resume = Annotated[
     tyro.conf.arg(
         help="Keep checkpoints, from which the same command continues after an interruption. "
         "By default only if there are several processes. Costs about half a second per run.",
+    ),
+]
+On = Annotated[
+    Literal["processes", "ray", "slurm"] | None,
+    tyro.conf.arg(
+        help="Where independent programs run: in processes that share this machine's cores, on "
+        "Ray (RAY_ADDRESS) or as jobs of Slurm (SBATCH_*); by default one after the other."
     ),
 ]
 OF_SAMPLE = "seconds of a sample"  # marks a number in its annotation as seconds per sample
@@ -136,6 +145,15 @@ class Common(Flags):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tasks:
+    """Flags of commands whose programs are independent of each other, see `run_each`."""
+
+    on: On = None
+    jobs: Count | None = None
+    """Number of programs that run at the same time with --on."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Switch:
     """Flags of commands with a simulated network."""
 
@@ -157,7 +175,7 @@ class EqualWorkers(Switch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuning(Common):
+class Tuning(Common, Tasks):
     """Flags of commands that tune step sizes, see `studies.tune`."""
 
     learning_rates: Positives = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -286,14 +304,17 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
                     machines.process_id,
                     lost_after=machines.lost_after,
                 )
+            if getattr(args, "on", None) is not None:
+                require_alone(args)
             mine = args if agreement.process_index() == 0 else silence.enter_context(_silent(args))
             if hasattr(args, "cache"):
                 cache.enable(args.cache)
             if getattr(args, "html", False):
                 optional.load("--html", "bokeh", "report")
+            kept = resumes(machines) or getattr(args, "on", None) is not None
             with (
                 resuming.log_runs(mine.out, getattr(args, "log", ())),
-                resuming.keep_checkpoints(mine.out, resumes(machines)),
+                resuming.keep_checkpoints(mine.out, kept),
             ):
                 main(mine)
     except KeyboardInterrupt as stopped:
@@ -313,6 +334,17 @@ def resumes(machines: Machines | None) -> bool:
     if machines is None or machines.resume is None:
         return agreement.process_count() > 1
     return machines.resume
+
+
+def require_alone(args: Any) -> None:
+    """Raises a ValueError if `--on` is given with flags that need all runs in this process."""
+    if getattr(args, "log", ()):
+        raise ValueError("--log with --on: runs of other processes are not logged; pass one")
+    if agreement.process_count() > 1:
+        raise ValueError(
+            f"--on {args.on} in one of {agreement.process_count()} processes; expected a single "
+            "process, which starts the others"
+        )
 
 
 def expand_home(args: Any) -> Any:
@@ -415,9 +447,12 @@ def is_refusal(error: BaseException) -> bool:
     """Returns whether an error concerns the user's input: a missing file, or an error that this
     project raises itself.
     """
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    room = frame.f_globals.get("__name__", "").split(".")[0]
-    return isinstance(error, OSError) or room in (
+    if isinstance(error.__cause__, RemoteTraceback):
+        module = error.__cause__.module
+    else:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        module = frame.f_globals.get("__name__", "")
+    return isinstance(error, OSError) or module.split(".")[0] in (
         "__main__",
         "dsgd",
         "topologies",
@@ -461,7 +496,7 @@ def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
         there = json.loads(path.read_text())
     except ValueError:
         there = {}
-    free = ("out", "progress", "cache", "data_dir", "html", "log")
+    free = ("out", "progress", "cache", "data_dir", "html", "log", "on", "jobs")
     if there.keys() - {"run"} != mine.keys():
         origin = "another script, or of another version of it"
     elif others := [
@@ -500,39 +535,68 @@ def finish(args: Any, sheets: Mapping[str, Figure], made: Mapping[str, Table]) -
 def collect(
     args: Any,
     what: str,
-    cases: Iterable[K],
-    run: Callable[[K], V | None],
+    cases: Mapping[K, T],
+    run: Callable[[T], V | None],
     write: Callable[[Path, dict[K, V]], None],
     path: Path,
 ) -> dict[K, V]:
-    """Runs the cases one after the other with a progress bar, and writes the results, also if a run
+    """Runs the cases with a progress bar, see `run_each`, and writes the results, also if a run
     fails or is interrupted.
 
     Args:
         args: a command's arguments.
         what: label of the progress bar.
-        cases: keys of the results.
+        cases: by the keys of the results; two keys with one case share its result.
         run: case -> its result; None, if it diverged, leaves the case out.
         write: (path, results) -> None.
         path: the file or folder that is written.
 
     Returns:
-        The results by case.
+        The results by key.
 
     Raises:
         ValueError: if all cases are left out.
     """
-    found: dict[K, V] = {}
-    with keep(write, path, found):
-        for case in tables.bar(list(cases), what, args.progress):
-            if (result := run(case)) is not None:
-                found[case] = result
+    each = {id(case): case for case in cases.values()}
+    found: dict[int, V] = {}
+
+    def by_key() -> dict[K, V]:
+        return {key: found[id(case)] for key, case in cases.items() if id(case) in found}
+
+    with keep(lambda path, _: write(path, by_key()), path, found):
+        for i, result in run_each(args, what, run, [*each.values()]):
+            if result is not None:
+                found[[*each][i]] = result
     if not found:
         raise ValueError(
             f"{what}: all runs diverged at every step size of {args.learning_rates}; pass "
             "smaller ones (--learning-rates)"
         )
-    return found
+    return by_key()
+
+
+def run_each(
+    args: Any,
+    what: str,
+    function: Callable[[Any], Any],
+    items: Sequence[Any],
+    screen: Console | None = None,
+) -> Iterable[tuple[int, Any]]:
+    """Yields the index and the result of each item as soon as it is known, with a progress bar: in
+    this process, or where `--on` says. Then finished results are kept until the command ends.
+
+    Args:
+        args: a command's arguments.
+        what: label of the progress bar.
+        function: item -> result.
+        items: its arguments.
+        screen: the terminal on which the caller prints lines; None: there are none.
+    """
+    on, jobs = getattr(args, "on", None), getattr(args, "jobs", None)
+    folder = None if on is None else resuming.next_folder()
+    done = tasks.completed(what, function, items, on=on, jobs=jobs, folder=folder)
+    shown = args.progress if screen is None else screen.is_terminal
+    return tables.bar(done, what, shown, len(items), screen)
 
 
 def waiting(args: Any, what: str) -> AbstractContextManager[Any]:

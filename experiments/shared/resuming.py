@@ -1,5 +1,6 @@
 """Runs of a command that resume after an interruption, and that are logged: each run of the command
-has a number, under which its checkpoint and its logs are written.
+has a number, under which its checkpoint and its logs are written. Independent runs on other cores
+or machines have one number together, for a folder of finished results.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -116,15 +117,7 @@ def run(args: Any, what: str, cases: Mapping[K, Case], file: str = "history.csv"
     """
     check(args, cases)
     commands.begin(args, (case.problem for case in cases.values()))
-    known: dict[int, Tuned | None] = {}
-
-    def tune_once(key: K) -> Tuned | None:
-        case = cases[key]
-        if id(case) not in known:
-            known[id(case)] = tune(args, case)
-        return known[id(case)]
-
-    return commands.collect(args, what, cases, tune_once, write, args.out / file)
+    return commands.collect(args, what, cases, partial(tune, args), write, args.out / file)
 
 
 def check(args: Any, cases: Mapping[K, Case]) -> None:

@@ -30,9 +30,23 @@ def console() -> Console:
     return Console(width=None if os.environ.get("COLUMNS") or Console().is_terminal else 80)
 
 
-def bar(items: Sequence[Any], what: str, shown: bool) -> Iterable[Any]:
-    """Yields the items, with a progress bar that disappears at the end."""
-    return track(items, what, disable=not shown, transient=True)
+def bar(
+    items: Iterable[Any],
+    what: str,
+    shown: bool,
+    total: int | None = None,
+    screen: Console | None = None,
+) -> Iterable[Any]:
+    """Yields the items, with a progress bar that disappears at the end.
+
+    Args:
+        items: the items.
+        what: label of the bar.
+        shown: whether there is a bar.
+        total: number of items, if they have no length.
+        screen: the terminal; None: the default one.
+    """
+    return track(items, what, total, console=screen, disable=not shown, transient=True)
 
 
 def table(title: str, columns: Sequence[str], caption: str = "", left: int = 1) -> Table:

@@ -181,7 +181,7 @@ def test_ray_is_imported_with_the_setting_for_the_loopback_address(monkeypatch, 
     if given:
         monkeypatch.setenv(name, given)
     monkeypatch.setattr(
-        sys.modules["algorithms.asynchronous.on_ray.session"],
+        sys.modules["dsgd.machines.ray_session"],
         "require_ray",
         lambda: seen.append(os.environ[name]) or running,
     )

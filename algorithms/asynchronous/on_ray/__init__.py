@@ -8,9 +8,9 @@ cluster = algorithms.on_ray.measured_cluster(trained)  # for simulations
 """
 
 from algorithms.asynchronous.on_ray.gossip import asynchronous_gossip_sgd
-from algorithms.asynchronous.on_ray.session import session
 from algorithms.asynchronous.on_ray.trained import Trained, measured_cluster
 from algorithms.asynchronous.on_ray.with_servers import asynchronous_sgd, minibatch_sgd
+from dsgd.machines.ray_session import session
 
 __all__ = [
     "Trained",

@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 from algorithms import gossip
+from algorithms.asynchronous.on_ray.actors import actor, kill
 from algorithms.asynchronous.on_ray.peer import Exchange, Peer, Report
-from algorithms.asynchronous.on_ray.session import actor, kill, session
 from algorithms.asynchronous.on_ray.trained import Trained, evaluate, first_params, select_records
 from algorithms.asynchronous.on_ray.with_servers import tasks, validate_numbers
 from algorithms.asynchronous.on_ray.worker import Delay
@@ -20,6 +20,7 @@ from algorithms.asynchronous.on_ray.worker_pool import StallTimeout, WorkerPool
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem, PyTree
 from dsgd.graphs.topology import Topology
+from dsgd.machines.ray_session import session
 
 
 @checks.arguments

@@ -31,12 +31,13 @@ import numpy as np
 import optax
 
 from algorithms import gossip, optimizers
+from algorithms.asynchronous.on_ray.actors import is_replacement
 from algorithms.asynchronous.on_ray.server import to_numpy
-from algorithms.asynchronous.on_ray.session import is_replacement, require_ray
 from algorithms.asynchronous.on_ray.worker import Gradients, Task
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree
 from dsgd.engine import randomness
+from dsgd.machines.ray_session import require_ray
 
 _REFUSED = 0.002  # approximate seconds until a refused request is repeated
 _LOOK = 0.2  # seconds between two searches for a neighbour with a model

@@ -17,7 +17,7 @@ import optax
 
 from algorithms import optimizers
 from algorithms.asynchronous.asynchronous_sgd import stale_step
-from algorithms.asynchronous.on_ray.session import is_replacement
+from algorithms.asynchronous.on_ray.actors import is_replacement
 from algorithms.mechanisms import arrivals
 from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree, State

@@ -12,14 +12,15 @@ import numpy as np
 import optax
 
 from algorithms import optimizers
+from algorithms.asynchronous.on_ray.actors import actor, kill
 from algorithms.asynchronous.on_ray.server import Progress, Rules, Server, Update
-from algorithms.asynchronous.on_ray.session import actor, kill, session
 from algorithms.asynchronous.on_ray.trained import Trained, evaluate, first_params, select_records
 from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, join, split
 from algorithms.asynchronous.on_ray.worker_pool import StallTimeout, WorkerPool
 from dsgd import checks, communication
 from dsgd.base import Key, Params, Problem
 from dsgd.engine import oracle, pooled, run_keys
+from dsgd.machines.ray_session import session
 from dsgd.records import user_path
 from dsgd.runs import fingerprint
 

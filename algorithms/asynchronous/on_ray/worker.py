@@ -14,10 +14,10 @@ import numpy as np
 
 from algorithms.asynchronous.asynchronous_server import shard, unshard
 from algorithms.asynchronous.on_ray.server import Pushed
-from algorithms.asynchronous.on_ray.session import require_ray
 from dsgd import checks
 from dsgd.base import Params, Problem, PyTree
 from dsgd.engine import oracle
+from dsgd.machines.ray_session import require_ray
 
 Delay = Callable[[int, int], float]  # (worker, gradient) -> seconds
 _shard, _unshard = jax.jit(shard, static_argnums=1), jax.jit(unshard)

@@ -1,6 +1,4 @@
-"""Connection to Ray: imports it when needed, starts it if it does not run yet, and sets the
-environment of its actors.
-"""
+"""Connection to Ray: imports it when needed, and starts it if it does not run yet."""
 
 from __future__ import annotations
 
@@ -9,15 +7,12 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dsgd import checks, xla
-from dsgd.machines import subprocess_call
+from dsgd import checks
 
-# One thread for each actor's programs: N of them share the machine's cores.
-_ONE_THREAD = {"NPROC": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _STORE = 200_000_000  # bytes for messages of one machine, which take some megabytes
 
 
@@ -89,44 +84,6 @@ def session(processes: int, address: str = "local") -> Iterator[Any]:
             yield ray
         finally:
             ray.shutdown()
-
-
-def actor(ray: Any, made: type, *args: Any, restarts: int = 0, retries: int = 0) -> Any:
-    """Starts an actor of this class on some machine, with JAX on one thread of its CPU.
-
-    Args:
-        ray: the module.
-        made: the class.
-        args: arguments of its constructor. Large ones are references, `ray.put(...)`, that the
-            caller keeps, because Ray restarts the actor from them.
-        restarts: how often Ray restarts the actor after its process died.
-        retries: how often Ray repeats a call if the process died during it; -1: as long as Ray
-            restarts the process.
-    """
-    inherited = {
-        name: value
-        for name, value in subprocess_call.environment(1).items()
-        if name in ("JAX_PLATFORMS", "JAX_ENABLE_X64", "PYTHONPATH")
-    }
-    options = {
-        "num_cpus": 1,
-        "max_restarts": restarts,
-        "max_task_retries": retries,
-        "scheduling_strategy": "SPREAD",
-    }
-    environment = {"env_vars": {**inherited, **_ONE_THREAD, "XLA_FLAGS": xla.ONE_THREAD}}
-    return ray.remote(made).options(**options, runtime_env=environment).remote(*args)
-
-
-def is_replacement() -> bool:
-    """Returns whether this process replaces one that died."""
-    return require_ray().get_runtime_context().was_current_actor_reconstructed
-
-
-def kill(ray: Any, actors: Sequence[Any]) -> None:
-    """Kills these actors, including those that do not respond."""
-    for each in actors:
-        ray.kill(each)
 
 
 def _require_room(ray: Any, processes: int) -> None:
