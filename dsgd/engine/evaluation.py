@@ -43,14 +43,16 @@ def measure(
     def evaluate():
         all_params = leaves.join(plan.problem, params, carry.state.fixed)
         scalars, slope = oracle.evaluate(plan.problem, all_params, data, replicated)
-        distance = {}
-        if minimizer is not None:
-            distance[columns.DISTANCE] = xla.sqnorm(optax.tree.sub(params, minimizer))
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
-        sqnorm = unknown if slope is None else xla.sqnorm(slope)
+        more = {"grad_sqnorm": unknown if slope is None else xla.sqnorm(slope)}
+        if minimizer is not None:
+            away = optax.tree.sub(params, minimizer)
+            names = ("grad_sqnorm", columns.DISTANCE)
+            sums = (unknown, xla.sqnorm(away)) if slope is None else xla.sqnorms(slope, away)
+            more = dict(zip(names, sums, strict=True))
         return jax.tree.map(
             lambda scalar: rounds.to_history_type(jnp.asarray(scalar)),
-            {**scalars, "grad_sqnorm": sqnorm, **distance},
+            {**scalars, **more},
         )
 
     def skip():

@@ -209,7 +209,7 @@ def _advance_one(
             if indices.is_kept(name)
         }
         counted = {
-            name: counts.normalize(sums[name] + values[name])
+            name: counts.carry(sums[name] + values[name])
             for name in columns.COUNTED
             if name in values
         }
@@ -227,7 +227,7 @@ def _advance_one(
         totals = {
             name: workers.sum(values[name][None]) for name in columns.COUNTED if name in values
         }
-        values = {**values, **{name: counts.normalize(each) for name, each in totals.items()}}
+        values = {**values, **{name: counts.carry(each) for name, each in totals.items()}}
         at = chunk.done + last
         due = (i < 0) | (at % (record_every * plan.evaluate_every) == 0) | (at == chunk.end)
         evaluated = measure(key, carry, data, shared, at, due)
@@ -237,7 +237,8 @@ def _advance_one(
                 f"names other than step, "
                 f"{', '.join(evaluated)}"
             )
-        return carry, jax.tree.map(rounds.to_history_type, {**evaluated, **values})
+        totals = values.pop(columns.TOTALS)
+        return carry, (jax.tree.map(rounds.to_history_type, {**evaluated, **values}), totals)
 
     # Before the first round nothing is sent, no time has passed, and logged metrics are unknown.
     _, values = jax.eval_shape(run_round, key, carry, data, _first(batches), chunk.done)
@@ -246,9 +247,9 @@ def _advance_one(
         name: jnp.full(leaf.shape, 0 if name in zeros else np.nan, leaf.dtype)
         for name, leaf in values.items()
     }
-    # A record is one row of one buffer, so that there is one write per record for any number of
+    # A record is one row of two buffers, so that there are two writes per record for any number of
     # scalars. Digits of counts are exact as floats.
-    shapes = jax.eval_shape(record, carry, chunk.rounds)[1]
+    shapes, totals = jax.eval_shape(record, carry, chunk.rounds)[1]
     empty, unravel = ravel_pytree(
         jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     )
@@ -256,17 +257,25 @@ def _advance_one(
 
     def body(i, carried):
         carry, rows = carried
-        carry, values = record(carry, i)
-        return carry, lax.dynamic_update_index_in_dim(rows, ravel_pytree(values)[0], i - first, 0)
+        carry, (values, totals) = record(carry, i)
+        new = ravel_pytree(values)[0], totals
+        return carry, jax.tree.map(
+            lambda buffer, row: lax.dynamic_update_index_in_dim(buffer, row, i - first, 0),
+            rows,
+            new,
+        )
 
-    rows = jnp.zeros((plan.capacity, *empty.shape), empty.dtype)
+    rows = (
+        jnp.zeros((plan.capacity, *empty.shape), empty.dtype),
+        jnp.zeros((plan.capacity, *totals.shape), totals.dtype),
+    )
     carry, rows = lax.fori_loop(
         first,
         lax.div(chunk.rounds + (record_every - 1), np.int32(record_every)),
         body,
         (carry, rows),
     )
-    return carry, jax.vmap(unravel)(rows)
+    return carry, {**jax.vmap(unravel)(rows[0]), columns.TOTALS: rows[1]}
 
 
 def _first(batches: PyTree) -> PyTree:

@@ -82,6 +82,14 @@ def normalize(count: jax.Array) -> jax.Array:
     return jnp.stack(digits, axis=-1)
 
 
+def carry(count: jax.Array) -> jax.Array:
+    """Moves what exceeds 16 bits of each digit to the next one, once. It costs less than
+    `normalize`: digits of a sum stay below 2^17 if this is called after each addition.
+    """
+    over = jnp.pad(count[..., :-1] >> BASE_BITS, [(0, 0)] * (count.ndim - 1) + [(1, 0)])
+    return (count & _MASK) + over
+
+
 def total(count: jax.Array) -> jax.Array:
     """Returns the sum over the leading axis, of up to 65,535 counts: `[k, ..., 4]` to
     `[..., 4]`.

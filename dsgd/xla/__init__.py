@@ -12,7 +12,7 @@ which versions that was measured. To measure again, on CPUs:
 |---|---|
 | `sum_rows`, `moments` | sums over the rows of an array; sums of the differences of rows from the
 first row, and of their squares |
-| `sum_elements`, `inner`, `sqnorm` | sums over the elements of vectors |
+| `sum_elements`, `inner`, `sqnorm`, `sqnorms` | sums over the elements of vectors |
 | `rescale` | (on all platforms) arrays with sums of squares that do not overflow |
 | `largest`, `among_largest`, `ranks` | indices of the k largest elements of a vector; a mask of
 these elements; the order of magnitudes |
@@ -28,7 +28,7 @@ from dsgd.xla.barriers import materialize
 from dsgd.xla.convolutions import convolve
 from dsgd.xla.selection import among_largest, largest, ranks
 from dsgd.xla.steps import apply_in_place
-from dsgd.xla.sums import inner, moments, rescale, sqnorm, sum_elements, sum_rows
+from dsgd.xla.sums import inner, moments, rescale, sqnorm, sqnorms, sum_elements, sum_rows
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 """The value of XLA_FLAGS that makes a process compute matrix products on one CPU thread."""
@@ -45,6 +45,7 @@ __all__ = [
     "ranks",
     "rescale",
     "sqnorm",
+    "sqnorms",
     "sum_elements",
     "sum_rows",
 ]

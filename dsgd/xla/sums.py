@@ -175,6 +175,25 @@ def sqnorm(tree: PyTree) -> jax.Array:
     return reduce(jnp.add, (inner(leaf, leaf) for leaf in jax.tree.leaves(tree)))
 
 
+def sqnorms(one: PyTree, other: PyTree) -> tuple[jax.Array, jax.Array]:
+    """Returns the `sqnorm` of two trees of the same shapes. Short leaves are summed in one pass, as
+    the parts of complex numbers, since XLA on CPUs does not fuse two results.
+    """
+
+    def both(a, b):
+        if a.size >= _MANY:
+            return inner(a, a), inner(b, b)
+        squares = [
+            jnp.square(leaf.astype(jnp.promote_types(_wide(a), _wide(b)))) for leaf in (a, b)
+        ]
+        total = jnp.sum(lax.complex(*squares))
+        return total.real, total.imag
+
+    parts = map(both, jax.tree.leaves(one), jax.tree.leaves(other))
+    first, second = (reduce(jnp.add, sums) for sums in zip(*parts, strict=True))
+    return first, second
+
+
 def rescale(tree: PyTree) -> tuple[PyTree, jax.Array]:
     """Returns the leaves divided by a power of two, in float32 at least, and that power.
 

@@ -98,3 +98,14 @@ def test_normalize_keeps_the_number_and_makes_every_digit_small(low, high):
     carried = carry(np.array(digits, np.uint32))
     assert carried.max() < 2**16
     assert number(carried) == sum(digit * 2 ** (16 * i) for i, digit in enumerate(digits))
+
+
+def test_digits_stay_small_if_each_sum_is_carried_once():
+    big = (1 << 63) // 40_000
+    total = np.zeros(4, np.uint32)
+    for _ in range(40_000 - 1):
+        count = total + counts.table([big])[0]
+        total = np.concatenate([[0], count[:-1] >> 16]).astype(np.uint32) + (count & 0xFFFF)
+    last = np.asarray(counts.carry(jnp.asarray(total + counts.table([big])[0])))
+    assert last[:3].max() < 1 << 17
+    assert counts.to_int(last) == 40_000 * big

@@ -105,3 +105,17 @@ def test_moments_of_rows_that_almost_agree_are_as_small_as_their_differences(dty
             )
             np.testing.assert_array_equal(differences, (x - x[:1]).sum(axis=0))
             np.testing.assert_array_equal(squares, ((x - x[:1]) ** 2).sum(axis=0))
+
+
+def test_two_squared_norms_are_those_of_each_tree():
+    """Of a short leaf, and of one that is summed in the form for CPUs."""
+    one, other = (
+        {"a": np.arange(5, dtype=np.float32) + shift, "b": np.full(5_000, shift, np.float32)}
+        for shift in (0.5, -2.0)
+    )
+    found = jax.jit(xla.sqnorms)(one, other)
+    expected = [
+        sum(float((leaf.astype(float) ** 2).sum()) for leaf in each.values())
+        for each in (one, other)
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
