@@ -23,7 +23,7 @@ from jax.core import Tracer
 
 from dsgd import Communicator, causes, checks, workers, xla
 from dsgd.engine import randomness
-from dsgd.extend import Gradients, Params, PyTree, Real, StateKey, is_state_key
+from dsgd.extend import Gradients, Params, PyTree, Real, StateKey, is_state_key, lift
 
 FIRST, SECOND = ("mu", "trace"), ("nu", "nu_max")
 """Names that optax gives to first and second moments in the states of its optimizers."""
@@ -90,8 +90,11 @@ def update(
             leaves[i] = key
         memory = treedef.unflatten(leaves)
     with _name_errors(optimizer):
-        updates, after = optimizer.update(
-            gradient, jax.tree.map(_unwrap_key, memory, is_leaf=is_state_key), params
+        updates, after = lift(
+            optimizer.update,
+            gradient,
+            jax.tree.map(_unwrap_key, memory, is_leaf=is_state_key),
+            params,
         )
         if keyed:
             after = jax.tree.map(

@@ -15,7 +15,8 @@ import matplotlib as mpl
 mpl.use("agg")
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS / "extensions")]
-os.environ["PYTHONPATH"] = str(DOCS.parent)  # of the notebooks' kernels
+# of the notebooks' kernels, whose outputs have no progress bars or remarks on the cache
+os.environ |= {"PYTHONPATH": str(DOCS.parent), "TQDM_DISABLE": "1", "DSGD_CACHE": "off"}
 
 project = "dsgd"
 author = "the authors of dsgd"
@@ -82,6 +83,7 @@ myst_heading_anchors = 3
 
 nb_execution_mode = "cache"  # notebooks that have not changed are not run again
 nb_merge_streams = True  # what a cell prints is one block
+nb_output_stderr = "remove"
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_execution_timeout = 300  # seconds, of each notebook

@@ -8,6 +8,7 @@ from dsgd.compressors.scales import clip_to_rms, round_randomly, safe_divide
 from dsgd.compressors.sizes import wide
 from dsgd.compressors.sparsification import require_share, scatter, selected_count
 from dsgd.engine.indices import first_outside
+from dsgd.engine.literals import lift
 from dsgd.engine.queries import loss_type
 from dsgd.engine.randomness import StateKey, is_state_key
 from dsgd.engine.units import scale_rows
@@ -26,6 +27,7 @@ __all__ = [
     "clip_to_rms",
     "first_outside",
     "is_state_key",
+    "lift",
     "loss_type",
     "orthonormal",
     "require_share",

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import dsgd
-from dsgd.engine import leaves, loop, programs
+from dsgd.engine import leaves, literals, loop, programs
 from dsgd.engine.plan import Chunk, Plan
 from dsgd.runs import plans, sweeps
 
@@ -84,4 +84,5 @@ def _traced(
         (problem.evaluation.replicated, leaves.minimizer(problem)),
         None,
         Chunk(*[number] * 4),
+        literals.shape(),
     )

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import logging
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
+import numpy as np
 
 from dsgd import modes, sameness
+from dsgd.engine import cache, literals
 
 MOST = 64  # maximum number of programs, and of traced functions, that are kept
 
@@ -45,9 +47,14 @@ class _Latest(OrderedDict[Hashable, Any]):
 # own function, which can be dropped.
 _functions = _Latest()  # by function and plan
 _contents: WeakKeyDictionary[Any, Hashable] = WeakKeyDictionary()  # by trace
+_numbers: WeakKeyDictionary[Any, np.ndarray] = WeakKeyDictionary()  # by trace
 _texts: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # by trace
 _programs = _Latest()  # by content
 _compiled = 0
+_forms: dict[bytes, Hashable] = {}  # content of the first program, by its text without numbers
+_suggested = list[bytes]()  # the form for which `dsgd.sweep` was suggested
+_log = logging.getLogger("dsgd")
+_NUMBER = re.compile(r"dense<-?\d[\d.]*[.E][^>]*> : tensor<b?f\d+>")  # scalar constants
 _LAYOUT = re.compile(r"#sdy\.sharding<@mesh, \[[^]]*\]>")
 
 
@@ -62,34 +69,60 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
         donate: positions in `args` of arrays that are donated.
     """
     with _no_garbage():
-        traced = traceable(function, plan, donate).trace(*args)
+        traced, numbers = _trace(traceable(function, plan, donate), args)
         lowered = None
         if traced.jaxpr not in _contents:
             if (
-                len(traced.jaxpr.in_avals) > len(jax.tree.leaves(args))
+                len(traced.jaxpr.in_avals) > len(jax.tree.leaves(args)) + 1
                 and not _constants_are_left_out()
             ):
                 modes.refuse_tracing("run", "a value that the method or the problem uses is", "")
             lowered = traced.lower()
             _contents[traced.jaxpr] = _content(lowered, plan.mesh)
-    return _programs.find(_contents[traced.jaxpr], lambda: _compile(lowered or traced.lower()))(
-        *args
-    )
+    content = _contents[traced.jaxpr]
+    compiled = _programs.find(content, lambda: _compile(lowered or traced.lower(), content))
+    return compiled(*args, numbers)
 
 
 def traceable(function: Callable, plan: Any, donate: tuple[int, ...] = ()) -> Any:
     """Returns the function of arrays alone that `call` traces, a `jax.jit`; arguments as in
-    `call`.
+    `call`. Its last argument are the lifted numbers, `literals.SHAPE`.
     """
     return _functions.find(
         sameness.Key((function, plan)),
-        lambda: jax.jit(partial(function, plan), donate_argnums=donate),
+        lambda: jax.jit(_Lifting(function, plan), donate_argnums=donate),
     )
 
 
+class _Lifting:
+    """`function(plan, *args)` as a function of arrays: args, and the lifted numbers.
+
+    Attributes:
+        values: the lifted numbers of the latest trace.
+    """
+
+    def __init__(self, function: Callable, plan: Any) -> None:
+        self._function, self._plan = function, plan
+        self.values = np.empty(0)
+
+    def __call__(self, *args: Any) -> Any:
+        with literals.lifting(args[-1]) as lifted:
+            result = self._function(self._plan, *args[:-1])
+        self.values = lifted.values
+        return result
+
+
+def _trace(traceable: Any, args: Sequence[Any]) -> tuple[Any, np.ndarray]:
+    """Returns the trace of the function, and the values of its lifted numbers."""
+    traced = traceable.trace(*args, literals.shape())
+    if traced.jaxpr not in _numbers:  # otherwise JAX returned an earlier trace
+        _numbers[traced.jaxpr] = traceable.__wrapped__.values
+    return traced, _numbers[traced.jaxpr]
+
+
 def text(function: Callable, plan: Any, *shapes: Any) -> str:
-    """Returns the lowered text of `function(plan, *args)`. It is the same in every process with the
-    same version of JAX and kind of device.
+    """Returns the lowered text of `function(plan, *args)`, with its lifted numbers. It is the same
+    in every process with the same version of JAX and kind of device.
 
     Args:
         function, plan: as in `call`.
@@ -104,9 +137,9 @@ def text(function: Callable, plan: Any, *shapes: Any) -> str:
             "constants; expected the flag to be off"
         )
     with _no_garbage():
-        traced = traceable(function, plan).trace(*shapes)
+        traced, numbers = _trace(traceable(function, plan), shapes)
         if traced.jaxpr not in _texts:
-            _texts[traced.jaxpr] = traced.lower().as_text()
+            _texts[traced.jaxpr] = f"{traced.lower().as_text()}{numbers.tolist()}"
     return _texts[traced.jaxpr]
 
 
@@ -122,7 +155,7 @@ def count_kept() -> int:
 
 def clear() -> None:
     """Drops all programs."""
-    for memory in (_functions, _contents, _texts, _programs):
+    for memory in (_functions, _contents, _numbers, _texts, _programs, _forms):
         memory.clear()
 
 
@@ -140,10 +173,24 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def _compile(lowered: Any) -> Callable:
+def _compile(lowered: Any, content: Hashable) -> Callable:
     global _compiled  # noqa: PLW0603 (a count for tests, like the programs, which are global)
     _compiled += 1
+    if _compiled == 1:
+        cache.enable()
+    _suggest_sweep(lowered.as_text(), content)
     return lowered.compile()
+
+
+def _suggest_sweep(text: str, content: Hashable) -> None:
+    """Logs once in a process that a program differs from an earlier one in numbers only."""
+    form = hashlib.sha256(_NUMBER.sub("", text).encode()).digest()
+    if _forms.setdefault(form, content) != content and not _suggested:
+        _suggested.append(form)
+        _log.warning(
+            "dsgd: a run that differs from an earlier one in numbers only is compiled again; "
+            "dsgd.sweep compiles one program for all values of a hyperparameter"
+        )
 
 
 def _content(lowered: Any, mesh: Any) -> Hashable:

@@ -77,14 +77,13 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
     if job.feed:
         with stop.users_code():
             job.feed.skip(queue.sent - job.before)
-    _pass_on(job, log)
-    if _is_enough(job, log, stop):
-        last = queue.sent
-    pace = _pace(job, queue.carry, inputs)
-    agree = partial(_agree, job, stop, pace, checkpoint)
-    with Progress(
-        job.name, queue.sent, last, job.progress and agreement.process_index() == 0
-    ) as bar:
+    shown = job.progress if agreement.process_index() == 0 else False
+    with Progress(job.name, queue.sent, last, shown) as bar:
+        _pass_on(job, log, bar)
+        if _is_enough(job, log, stop, bar):
+            last = queue.sent
+        pace = _pace(job, queue.carry, inputs)
+        agree = partial(_agree, job, stop, pace, checkpoint)
         turn = agree()
         while queue.waiting or (queue.sent < last and not turn.stop):
             # The next chunk is queued before the last one is read, so that the devices never wait
@@ -107,9 +106,9 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
                 pace.update(count)
                 bar.update(done, log.last_loss())
                 _check(job, log)
-                _pass_on(job, log)
+                _pass_on(job, log, bar)
             if not queue.waiting:
-                if _is_enough(job, log, stop):
+                if _is_enough(job, log, stop, bar):
                     last = queue.sent
                 if checkpoint and log.steps and (turn.due or queue.sent >= last):
                     checkpoint.save(queue.carry, log.records())
@@ -291,18 +290,20 @@ def _check(job: RunSpec, log: Log) -> None:
         log.check(job.name, partial(nonfinite.report, job))
 
 
-def _pass_on(job: RunSpec, log: Log) -> None:
+def _pass_on(job: RunSpec, log: Log, bar: Progress) -> None:
     """Passes the records that are new to the functions of `on_record`."""
     if job.observers and job.observers.functions:
-        job.observers.update(log.history())
+        with bar.hidden():
+            job.observers.update(log.history())
 
 
-def _is_enough(job: RunSpec, log: Log, stop: Stop) -> bool:
+def _is_enough(job: RunSpec, log: Log, stop: Stop, bar: Progress) -> bool:
     """Whether the user's `until` ends the run. No chunk may be on the devices."""
     if not (job.until and log.steps):
         return False
     enough = False
-    with stop.users_code(), protocol.error_context(f"until, of a run of {job.name}"):
+    where = f"until, of a run of {job.name}"
+    with stop.users_code(), bar.hidden(), protocol.error_context(where):
         enough = checks.truth(
             "run: until", job.until(log.history()), "bool((history['loss'][..., -1] < 0.1).all())"
         )

@@ -5,6 +5,7 @@ lists the messages of a round.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from jax.sharding import Mesh
 from dsgd import checks, modes
 from dsgd.base import Algorithm, Key, Pattern, Problem, PyTree, State
 from dsgd.clusters import Cluster
-from dsgd.engine import loop, pooled, programs, protocol
+from dsgd.engine import loop, pooled, protocol
 from dsgd.engine.probe import probe
 from dsgd.runs import chunks, plans, starts
 from dsgd.runs.feed import Feed
@@ -44,7 +45,7 @@ def run(
     until: Annotated[Callable[[History], bool], "(history)"] | None = None,
     on_record: OnRecord = (),
     train_loss: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
     taped: bool = False,
 ) -> Result:
     """Runs a method on a problem for `steps` rounds, on every device of the mesh.
@@ -115,7 +116,9 @@ def run(
             workers' weights, if the problem has any. The forward pass of the gradients computes it
             at little cost; problems with a custom `gradient` need one additional evaluation of the
             loss per round.
-        progress: whether to show a progress bar with rounds per second and the current loss.
+        progress: whether to show a progress bar on stderr, with rounds, remaining time and the
+            current loss; None: after two seconds, if stderr is a terminal or a notebook. In a run
+            of several processes, only process 0 shows it.
         taped: whether the result keeps the bits of each round, exchange and worker, from which
             `dsgd.replay` computes the seconds on any cluster. Needs `record_every=1`, and a method
             with iterates that do not depend on the clock.
@@ -236,7 +239,7 @@ def compile_round(
         lambda: protocol.Method(algorithm, problem, plan.N).init(problem.init(key))
     )
     data = jax.eval_shape(lambda: pooled.lay_out(problem.data, plan.mesh.size))
-    return programs.traceable(loop.one_round, plan).lower(state, key, data).compile()
+    return jax.jit(partial(loop.one_round, plan)).lower(state, key, data).compile()
 
 
 class Exchange(NamedTuple):

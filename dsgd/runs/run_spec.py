@@ -35,7 +35,7 @@ class RunSpec(NamedTuple):
         feed: streamed batches, or None.
         start: the final state of an earlier run; None: the method's initial state.
         before: number of rounds that were completed before `start`.
-        progress: whether to show a progress bar.
+        progress: whether to show a progress bar; None: as in `Progress`.
         until: (history so far) -> whether to stop; None: the run ends after `steps` rounds.
         observers: receive the records; None: nothing does.
     """
@@ -49,7 +49,7 @@ class RunSpec(NamedTuple):
     feed: Feed | None = None
     start: State | None = None
     before: int = 0
-    progress: bool = False
+    progress: bool | None = None
     until: Callable[[History], bool] | None = None
     observers: Observers | None = None
 

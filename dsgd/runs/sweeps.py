@@ -231,7 +231,7 @@ def sweep(
     mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
     train_loss: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
     taped: bool = False,
     on_record: OnRecord = (),
     **grids: Any,

@@ -6,7 +6,7 @@ same job in hand-written JAX.
 Every version runs in a separate process; versions take turns, and medians are reported: of
 wall-clock seconds by stage, as measured by the job, and of the whole process, as measured by the
 operating system (CPU seconds of all its threads). "Cold" compiles every program; "warm" loads them
-from disk, where `dsgd.cache.enable` (or for the scan JAX's own setting) stored them in a previous
+from disk, where dsgd (or for the scan JAX's own setting) stored them in a previous
 run. Python's bytecode is always cached, as it is for installed packages.
 """
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import platform
@@ -309,6 +310,9 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
             mine = args if agreement.process_index() == 0 else silence.enter_context(_silent(args))
             if hasattr(args, "cache"):
                 cache.enable(args.cache)
+            if not getattr(mine, "progress", True):
+                os.environ["TQDM_DISABLE"] = "1"
+            logging.getLogger("dsgd").setLevel(logging.ERROR)  # the user cannot choose a sweep
             if getattr(args, "html", False):
                 optional.load("--html", "bokeh", "report")
             kept = resumes(machines) or getattr(args, "on", None) is not None

@@ -67,7 +67,6 @@ def dsgd_run(what: Job) -> Run:
     import algorithms
     import dsgd
 
-    dsgd.cache.enable()
     inputs, targets = what.load()
 
     def loss(x, samples):

@@ -114,7 +114,6 @@ def dsgd_run(laps: Laps) -> float:
 
     laps.lap("imports")
     laps.watch_jax()
-    dsgd.cache.enable()
     problem = problems.logistic_regression("digits", workers=16, partition="by-label")
     laps.lap("problem")
     method = algorithms.decentralized_sgd(optax.sgd(0.1), topologies.ring(16))

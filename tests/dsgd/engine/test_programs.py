@@ -82,3 +82,12 @@ def test_the_garbage_collector_is_restored_after_a_failed_program(mesh):
     with pytest.raises(RuntimeError, match="no"):
         programs.call(fails, type("Plan", (), {"mesh": mesh})(), 1)
     assert gc.isenabled()
+
+
+def test_programs_that_differ_in_numbers_only_suggest_a_sweep_once(run, monkeypatch, caplog):
+    monkeypatch.setattr(programs, "_suggested", [])
+    with caplog.at_level("WARNING", "dsgd"):
+        for number, said in ((1, 0), (2, 0), (0.25, 0), (0.25, 0), (0.75, 1), (0.5, 1)):
+            run(number)
+            assert len(caplog.messages) == said
+    assert "dsgd.sweep compiles one program for all values" in caplog.text

@@ -25,6 +25,7 @@ import dsgd
 import topologies
 from dsgd import clusters, problems
 from dsgd.engine import loop, programs
+from dsgd.machines import agreement
 from dsgd.runs import chunks, plans
 from dsgd.runs.run_spec import RunSpec
 from tests.dsgd.by_hand import run
@@ -91,6 +92,23 @@ def test_sparse_records_are_those_of_every_round(problem):
         np.testing.assert_array_equal(some["step"], sorted({*range(0, 12, record_every), 11}))
         for name in ("loss", "grad_sqnorm", "consensus", "bits"):
             np.testing.assert_allclose(some[name], every[name][some["step"]], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_methods_that_differ_in_numbers_of_their_optimizers_share_programs(problem, devices):
+    """The result is the same as that of a process that runs the method alone."""
+
+    def loss(rate, decay):
+        optimizer = optax.chain(optax.add_decayed_weights(decay), optax.adam(rate, b2=0.98))
+        method = algorithms.decentralized_sgd(optimizer, topologies.ring(N))
+        return run(method, problem, 20, mesh=devices, seeds=2).history["loss"]
+
+    first, compiled = loss(0.03, 0.2), programs.count_compiled()
+    other = loss(0.07, 0.3)
+    assert programs.count_compiled() == compiled
+    assert (np.abs(other - first)[:, 1:] > 1e-3).all()
+    programs.clear()
+    np.testing.assert_array_equal(loss(0.07, 0.3), other)
 
 
 def test_programs_are_shared_by_other_steps_and_data_and_by_equal_methods():
@@ -303,12 +321,14 @@ def test_an_error_in_until_names_its_origin():
     assert "until, of a run of minibatch_sgd raised KeyError" in caught.value.__notes__[-1]
 
 
-def test_progress_shows_rounds_speed_and_loss(problem, capsys):
+def test_progress_shows_rounds_and_loss_in_process_0(problem, capsys, monkeypatch):
     run(RING, problem, 30, progress=True)
-    shown = capsys.readouterr().out
-    assert all(words in shown for words in ("30/30", "rounds/s", "loss"))
+    shown = capsys.readouterr()
+    assert all(words in shown.err for words in ("decentralized", "30/30", "loss", "left"))
     run(RING, problem, 30)
-    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(agreement, "process_index", lambda: 1)
+    run(RING, problem, 30, progress=True)
+    assert shown.out + "".join(capsys.readouterr()) == ""
 
 
 def test_a_round_compiled_on_its_own_is_the_first_of_a_run(problem, key):
