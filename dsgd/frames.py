@@ -64,11 +64,14 @@ def report(runs: Runs, path: str | Path, *, title: str | None = None) -> None:
 
     Raises:
         ImportError: if bokeh is not installed.
-        ValueError: if `runs` is not as in `frame`.
+        ValueError: if `runs` is not as in `frame`, or `path` is a folder.
     """
     from dsgd import reports  # noqa: PLC0415 (it imports matplotlib)
 
-    reports.write_report(runs, records.user_path("report: path", path), title)
+    file = records.user_path("report: path", path)
+    if file.is_dir():
+        raise ValueError(f"report: path = {str(path)!r} is a folder; expected a file")
+    reports.write_report(runs, file, title)
 
 
 def _columns(labels: dict[str, Any], history: History) -> dict[str, Any]:

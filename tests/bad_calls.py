@@ -37,7 +37,17 @@ from algorithms.asynchronous.on_ray import gossip, with_servers
 from algorithms.cannikin import epochs
 from algorithms.cannikin import processes as nodes
 from algorithms.dropcompute import processes
-from dsgd import array_likes, clusters, compressors, network, plots, problems, work, workers
+from dsgd import (
+    array_likes,
+    clusters,
+    compressors,
+    network,
+    plots,
+    problems,
+    reports,
+    work,
+    workers,
+)
 from dsgd.engine import randomness
 from dsgd.machines import local_processes
 from dsgd.planning import planner
@@ -358,6 +368,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.Sweep.best: {"self": SWEEP},
     dsgd.Sweep.point: {"self": SWEEP},
     dsgd.Sweep.at: {"self": SWEEP},
+    dsgd.report: {"path": "report.html"},
     dsgd.save_safetensors: {"params": {"a": np.ones(2)}, "path": "model.safetensors"},
     dsgd.load_safetensors: {"like": {"a": np.ones(2)}, "path": "model.safetensors"},
     dsgd.history.evaluated_records: {"history": SWEEP.history},
@@ -841,6 +852,8 @@ def main(every: int) -> None:
     for owner, name, stub in (  # a stub of a name that is gone raises an error
         (chunks, "execute", execute),
         (driver, "programs", mock.MagicMock()),
+        (reports, "render_curves", lambda lines: ""),
+        (reports, "render_page", lambda title, body: ""),
         (planner, "_rank_candidates", lambda *args: None),
         (local_processes, "_results", lambda *args: []),
         (processes, "_run", lambda *args: []),
