@@ -10,6 +10,7 @@ from dsgd import (
     loggers,
     network,
     problems,
+    signatures,
     spelling,
     wire,
     work,
@@ -119,4 +120,5 @@ __all__ = [
     "workers",
 ]
 
+signatures.simplify(__name__)
 spelling.add_suggestions(__name__)

@@ -22,7 +22,7 @@ import numpy.typing
 from jax.core import Tracer
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from dsgd import array_likes, modes, spelling
+from dsgd import array_likes, modes, signatures, spelling
 from dsgd.base import Evaluation, Key, Loss, Parameters, PyTree, Sampler
 
 F = TypeVar("F", bound=Callable)
@@ -254,9 +254,9 @@ def arguments(function: F, *, members: bool = True) -> F:
 
 
 def _validate(function: Any, name: str, members: bool) -> Any:
-    parameters = inspect.signature(function).parameters
-    order = tuple(parameters)
-    any_keyword = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    signature = signatures.readable(function)
+    order = tuple(signature.parameters)
+    any_keyword = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
     _VALIDATED.add(name.rpartition(".")[2])
 
     @functools.cache
@@ -309,7 +309,9 @@ def _validate(function: Any, name: str, members: bool) -> Any:
             _name_caller(error, name, function.__module__, order)
             raise
 
-    return validating
+    shown: Any = validating
+    shown.__signature__ = signature
+    return shown
 
 
 def require(where: str, value: Any, annotation: Any) -> Any:

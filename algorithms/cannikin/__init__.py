@@ -10,7 +10,7 @@ from algorithms.cannikin.policies import Observation, System, adaptdl, cannikin,
 from algorithms.cannikin.processes import train_processes
 from algorithms.cannikin.scalings import adascale, constant, scalable, square_root
 from algorithms.cannikin.training import train
-from dsgd import spelling
+from dsgd import signatures, spelling
 
 __all__ = [
     "ClusterModel",
@@ -39,4 +39,5 @@ __all__ = [
     "train_processes",
 ]
 
+signatures.simplify(__name__)
 spelling.add_suggestions(__name__)

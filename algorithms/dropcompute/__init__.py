@@ -15,7 +15,7 @@ from algorithms.dropcompute.speedups import (
     threshold,
 )
 from algorithms.dropcompute.thresholds import auto_threshold
-from dsgd import spelling
+from dsgd import signatures, spelling
 
 __all__ = [
     "Accumulated",
@@ -35,4 +35,5 @@ __all__ = [
     "train_processes",
 ]
 
+signatures.simplify(__name__)
 spelling.add_suggestions(__name__)

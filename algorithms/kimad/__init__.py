@@ -7,7 +7,7 @@ from algorithms.kimad.budgets import Budget, budget
 from algorithms.kimad.choices import CompressorSet, from_compressors, top_k, whole_model
 from algorithms.kimad.monitors import Monitor, exponential_average, harmonic_mean, last, oracle
 from algorithms.kimad.updates import Update, gradient, local_steps
-from dsgd import spelling
+from dsgd import signatures, spelling
 
 __all__ = [
     "Budget",
@@ -28,4 +28,5 @@ __all__ = [
     "whole_model",
 ]
 
+signatures.simplify(__name__)
 spelling.add_suggestions(__name__)

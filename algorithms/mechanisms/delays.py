@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dsgd import checks
+from dsgd import checks, signatures
 
 MOST = 10**6
 """The largest bound; the server keeps bound + 1 models."""
@@ -148,3 +148,6 @@ def given(D: Sequence[int] | np.ndarray, bound: int | None = None) -> Delays:
         return jnp.broadcast_to(jnp.asarray(table, jnp.int32)[t % len(table)], (parts,))
 
     return Delays(bound, staleness, f"given({len(table)})")
+
+
+signatures.simplify(__name__)

@@ -28,7 +28,17 @@ import optax
 from algorithms import optimizers
 from algorithms.mechanisms.servers import Parts, Route, is_regularized, make_route, proximal_step
 from algorithms.optimizers import Model
-from dsgd import Algorithm, Communicator, Compressor, Query, checks, communication, network, workers
+from dsgd import (
+    Algorithm,
+    Communicator,
+    Compressor,
+    Query,
+    checks,
+    communication,
+    network,
+    signatures,
+    workers,
+)
 from dsgd.extend import Params, PyTree, Real
 
 __all__ = [
@@ -384,3 +394,6 @@ def validate(method: str, up: Up, down: Down | None) -> None:
             f"{method}: memory of down = {checks.show(memory)}; expected 'error', "
             "'difference' or None"
         )
+
+
+signatures.simplify(__name__)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.mechanisms.estimates import coin
-from dsgd import Compressor, checks, compressors, workers
+from dsgd import Compressor, checks, compressors, signatures, workers
 from dsgd.extend import Gradients, Real
 
 # (compressor, vectors [n, ...], workers that send, bool [n], or None: all) -> decoded [n, ...]
@@ -264,3 +264,6 @@ def _variance(name: str, Q: Compressor) -> Callable[[int], float]:
             "such as compressors.random_k(0.1)"
         )
     return Q.omega
+
+
+signatures.simplify(__name__)

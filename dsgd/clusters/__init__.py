@@ -19,7 +19,7 @@ A cluster also determines which workers participate in a round and which message
 `present=sampled(4, of=16)`, `delivered=bernoulli(0.9, 1.0)`.
 """
 
-from dsgd import spelling
+from dsgd import signatures, spelling
 from dsgd.clusters.cluster import Cluster, Overlap
 from dsgd.clusters.files import Equal, load, save
 from dsgd.clusters.quantities import (
@@ -63,4 +63,5 @@ __all__ = [
     "trace",
 ]
 
+signatures.simplify(__name__)
 spelling.add_suggestions(__name__)

@@ -2,7 +2,7 @@
 of bits, and the record that the engine reads.
 """
 
-from dsgd import spelling
+from dsgd import signatures, spelling
 from dsgd.communication import bits
 from dsgd.communication.bits import Bits
 from dsgd.communication.calls.sender import MESSAGE
@@ -45,4 +45,5 @@ __all__ = [
     "unshard",
 ]
 
+signatures.simplify(__name__)
 spelling.add_suggestions(__name__)

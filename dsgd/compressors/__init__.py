@@ -2,7 +2,7 @@
 members.
 """
 
-from dsgd import spelling
+from dsgd import signatures, spelling
 from dsgd.compressors.check import check
 from dsgd.compressors.chunks import block_top_k, chunked_top_k, two_bit
 from dsgd.compressors.codebooks import eight_bit, one_bit
@@ -92,4 +92,5 @@ __all__ = [
     "with_seed",
 ]
 
+signatures.simplify(__name__)
 spelling.add_suggestions(__name__)

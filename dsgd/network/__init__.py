@@ -2,7 +2,7 @@
 simulation.
 """
 
-from dsgd import spelling
+from dsgd import signatures, spelling
 from dsgd.network.clocks import Ports, Timing, elapse, exchange
 from dsgd.network.kinds import (
     AllGather,
@@ -62,4 +62,5 @@ __all__ = [
     "star",
 ]
 
+signatures.simplify(__name__)
 spelling.add_suggestions(__name__)

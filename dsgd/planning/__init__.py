@@ -1,6 +1,6 @@
 """Plans: which method, with which settings, is the fastest on a cluster."""
 
-from dsgd import spelling
+from dsgd import signatures, spelling
 from dsgd.planning.candidates import Candidate
 from dsgd.planning.changes import Change
 from dsgd.planning.estimates import Estimate
@@ -22,4 +22,5 @@ __all__ = [
     "plan",
 ]
 
+signatures.simplify(__name__)
 spelling.add_suggestions(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dsgd import spelling
+from dsgd import signatures, spelling
 from dsgd.problems.adapters import Model
 from dsgd.problems.blocks import ByWorker
 from dsgd.problems.data import Dataset, load
@@ -58,6 +58,8 @@ __all__ = [
     "sparse_rows",
     "split",
 ]
+
+signatures.simplify(__name__)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 count of data that a compiled program sends between devices.
 """
 
-from dsgd import spelling
+from dsgd import signatures, spelling
 from dsgd.wire.traffic import traffic
 from dsgd.workers.axis import (
     AXIS,
@@ -96,4 +96,5 @@ __all__ = [
     "with_weights",
 ]
 
+signatures.simplify(__name__)
 spelling.add_suggestions(__name__)
