@@ -16,7 +16,10 @@ SYNONYMS: dict[str, Sequence[str]] = {
     **dict.fromkeys(
         ("H", "K", "local_steps", "local_epochs", "num_local_steps", "tau"), ("period",)
     ),
-    **dict.fromkeys(("lr", "learning_rate", "eta"), ("optimizer", "step_size", "learning_rate")),
+    **dict.fromkeys(
+        ("eta", "gamma", "learning_rate", "lr", "step_size", "stepsize"),
+        ("optimizer", "step_size", "learning_rate"),
+    ),
     **dict.fromkeys(("seed", "rng", "prng_key", "random_state"), ("key", "seed")),
     **dict.fromkeys(
         ("N", "clients", "n_agents", "n_nodes", "n_workers", "num_clients", "num_workers", "nodes"),

@@ -15,7 +15,7 @@ from dsgd import Algorithm, Topology, checks
     needs=("doubly stochastic W",),
     paper="(5.2)",
     page="how_to/decentralized.md",
-    aliases=("dsgd", "d_psgd"),
+    aliases=("dsgd",),
     graph=topologies.ring,
     variants={"complete": {"graph": topologies.complete}},
 )
@@ -92,6 +92,7 @@ def decentralized_sgd(
     sends="models, to neighbours, while the gradient is computed",
     needs=("doubly stochastic W",),
     paper="DGD: Nedic and Ozdaglar, 2009; D-PSGD: Lian et al., 2017",
+    aliases=("d_psgd",),
     page="how_to/decentralized.md",
     graph=topologies.ring,
 )

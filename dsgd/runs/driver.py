@@ -60,9 +60,9 @@ def run(
         problem: a problem from `dsgd.problems`, or a custom one.
         steps: number of rounds.
         key: JAX key from which all random numbers derive: initial parameters, samples, compression.
-            An old-style key, `jax.random.PRNGKey(0)`, yields the same draws. Keys of the
-            implementations "rbg" and "unsafe_rbg" raise an error, because their random bits depend
-            on the number of devices.
+            An old-style key, `jax.random.PRNGKey(0)`, and an integer i, for `jax.random.key(i)`,
+            yield the same draws. Keys of the implementations "rbg" and "unsafe_rbg" raise an error,
+            because their random bits depend on the number of devices.
         seeds: R: executes R independent runs as one compiled program, with the keys
             `jax.random.split(key, R)`; None: one run with `key`.
         batches: streamed batches, for data that do not fit on the device: an iterable of

@@ -150,7 +150,7 @@ def test_weights_apply_to_f_and_not_to_the_regularizer():
         algorithms.nids(0.3, ring),
         algorithms.proximal_tracking(0.2, ring),
     ):
-        found = dsgd.run(method, problem, steps=200, key=KEY, mesh=1)
+        found = dsgd.run(method, problem, steps=200, key=KEY, record_every=50, mesh=1)
         np.testing.assert_allclose(found.params, np.dot(weights, centers) / 4 - 0.25, rtol=1e-5)
 
 
