@@ -331,8 +331,8 @@ def draw(
 
     draw_over_time(errors, setting, of, "error", 1, period)
     most = max(history["error"][0, setting.warm_up + 1 :].max() for history in of.values()) or 1.0
-    y, title = "compression error", f"One worker, T_comm = {seconds:g} s (figure 9)"
-    figures.describe(errors, None, f"{y} |decoded - original|²", title, log="y")
+    title = f"One worker, T_comm = {seconds:g} s (figure 9)"
+    figures.describe(errors, None, "error |decoded - original|²", title, log="y")
     errors.set_ylim(LEAST * most, 2 * most)
 
     draw_steps(steps, setting, histories, times)
