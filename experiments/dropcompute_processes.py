@@ -358,7 +358,7 @@ def draw(args: Args, pair: Pair, found: dict[str, Found]) -> Figure:
     over_steps.axvline(args.rounds + 0.5, label="threshold chosen", **chosen)
     over_steps.set(xlabel="step", ylabel="ms of a step", ylim=(0, None))
     ordered.set(xlabel="ms of a step after\nthe choice of the threshold", ylabel="share of steps")
-    figures.describe(losses, "seconds", "loss on computed micro-batches", log="y")
+    figures.describe(losses, "seconds", "loss of computed batches", log="y")
     figures.legend(sheet, 4, over_steps)
     speedup = found["speedup"]
     measured = f"S_eff {speedup.measured:.2f} measured, {speedup.planned:.2f} planned"

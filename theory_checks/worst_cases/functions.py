@@ -98,7 +98,7 @@ def gradient(x: jax.Array, of: Interpolated) -> jax.Array:
 
 def _evaluate(x, data, shared):
     values, slopes = jax.vmap(lambda of: (value(x, of), gradient(x, of)))(data)
-    return {"loss": workers.mean(values), "distance": x @ x}, workers.mean(slopes)
+    return {"loss": workers.mean(values)}, workers.mean(slopes)
 
 
 def weights(x: jax.Array, of: Interpolated) -> jax.Array:
