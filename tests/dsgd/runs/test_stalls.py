@@ -40,11 +40,13 @@ OTHER = {
     "noise of samples": history(NOISE, 0.6 * (1 + 40 * EPS * RNG.integers(-4, 4, 20))),
     "slow convergence": history(FLOOR * np.linspace(1.1, 1, 20)),
     "fast convergence": history(NOISE * np.geomspace(1, 0.05, 20)),
-    "an exact solution": history([*[FLOOR] * 8, *[0.0] * 12]),
+    "an exact solution": history(np.tile([FLOOR, FLOOR, 0.0, FLOOR], 5)),
     "divergence": history(np.inf, np.nan),
     "no gradient": history(np.nan),
     "float64": history(FLOOR, kind=np.float64),
-    "few records": {name: values[-28:] for name, values in history(FLOOR).items()},
+    "few records": {
+        name: np.r_[values[:8], values[-20:]] for name, values in history(FLOOR).items()
+    },
 }
 
 
