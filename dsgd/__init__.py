@@ -40,7 +40,7 @@ from dsgd.base import (
 from dsgd.communication import Communicator
 from dsgd.contract.check import check
 from dsgd.engine import cache
-from dsgd.frames import frame, report
+from dsgd.frames import frame, report, table
 from dsgd.graphs.topology import Topology
 from dsgd.machines.agreement import PeerFailed
 from dsgd.machines.heartbeat import PeerLost
@@ -56,6 +56,7 @@ from dsgd.runs.history import Diverged
 from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.replays import replay
 from dsgd.runs.results import Result
+from dsgd.runs.saved import load_result
 from dsgd.runs.sweeps import Sweep, sweep
 
 __version__ = "0.3.0"
@@ -103,6 +104,7 @@ __all__ = [
     "frame",
     "history",
     "join",
+    "load_result",
     "load_safetensors",
     "loggers",
     "network",
@@ -115,6 +117,7 @@ __all__ = [
     "run_local_processes",
     "save_safetensors",
     "sweep",
+    "table",
     "wire",
     "work",
     "workers",

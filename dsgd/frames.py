@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from dsgd import checks, records
-from dsgd.runs.history import History
+from dsgd.runs.history import History, evaluated_records, mean_and_error
 from dsgd.runs.results import Result
 from dsgd.runs.sweeps import Sweep
 
@@ -72,6 +72,73 @@ def report(runs: Runs, path: str | Path, *, title: str | None = None) -> None:
     if file.is_dir():
         raise ValueError(f"report: path = {str(path)!r} is a folder; expected a file")
     reports.write_report(runs, file, title)
+
+
+@checks.arguments
+def table(
+    runs: Runs,
+    columns: str | Sequence[str] | None = None,
+    *,
+    format: Literal["text", "markdown", "latex"] = "text",
+) -> str:
+    """Returns the last evaluated records of runs as a table, with one row for each method.
+
+    Numbers are means over seeds, with standard errors if there are several. A sweep is shown at its
+    best point (`Sweep.best`), with the hyperparameters; `sweep.result(index)` is another one.
+
+    Args:
+        runs: as in `frame`.
+        columns: a name in the history, or several; None: "objective", or "loss" without a
+            regularizer, and "bits".
+        format: "latex" needs LaTeX's package booktabs.
+
+    Raises:
+        ValueError: if `runs` is empty or contains something else, all points of a sweep diverged,
+            or a column is not in any history or has one number per worker.
+    """
+    from tabulate import tabulate  # noqa: PLC0415 (imported only for tables)
+
+    given = runs if isinstance(runs, Mapping) and not _is_history(runs) else {"": runs}
+    rows = [_last_record(method, one) for method, one in given.items()]
+    if not rows:
+        raise ValueError(f"table: runs = {{}}; expected {_NEEDED}")
+    known = list(dict.fromkeys(name for _, record in rows for name in record))
+    chosen = [columns] if isinstance(columns, str) else columns
+    names = chosen or ["objective" if "objective" in known else "loss", "bits"]
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"table: columns = {unknown}; expected some of {', '.join(known)}")
+    labels = list(dict.fromkeys(name for label, _ in rows for name in label))
+    cells = [
+        [label.get(name, "") for name in labels] + [record.get(name, "-") for name in names]
+        for label, record in rows
+    ]
+    if format == "markdown":
+        cells = [[cell.replace("|", "\\|") for cell in row] for row in cells]
+    return tabulate(
+        cells,
+        [*labels, *names],
+        {"text": "simple", "markdown": "pipe", "latex": "latex_booktabs"}[format],
+        disable_numparse=True,
+        colalign=["left"] * len(labels) + ["right"] * len(names),
+    )
+
+
+def _last_record(method: str, one: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the labels of a run, or of the best point of a sweep, and its last evaluated record,
+    as text.
+    """
+    labels = {"method": str(method)} if method else {}
+    if isinstance(one, Sweep):
+        index = one.best()
+        labels |= {name: f"{value:.4g}" for name, value in one.point(index).items()}
+        one = one.result(index)
+    ((_, history),) = _points("table", "runs", one)
+    record = {}
+    for name, values in evaluated_records(history).items():
+        if name != "step" and values.ndim == 2:
+            middle, error = mean_and_error(values[:, -1].astype(float))
+            record[name] = f"{middle:.4g}" + f" ± {error:.1g}" * bool(error > 1e-6 * abs(middle))
+    return labels, record
 
 
 def _columns(labels: dict[str, Any], history: History) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from dsgd import (
 from dsgd.engine import randomness
 from dsgd.machines import local_processes
 from dsgd.planning import planner
-from dsgd.runs import chunks, driver
+from dsgd.runs import chunks, driver, saved
 
 PACKAGES = (
     dsgd,
@@ -369,6 +369,8 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.Sweep.point: {"self": SWEEP},
     dsgd.Sweep.at: {"self": SWEEP},
     dsgd.report: {"path": "report.html"},
+    saved.save: {"result": SWEEP, "path": "run.npz"},
+    dsgd.load_result: {"path": "run.npz"},
     dsgd.save_safetensors: {"params": {"a": np.ones(2)}, "path": "model.safetensors"},
     dsgd.load_safetensors: {"like": {"a": np.ones(2)}, "path": "model.safetensors"},
     dsgd.history.evaluated_records: {"history": SWEEP.history},

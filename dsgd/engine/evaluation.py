@@ -44,7 +44,9 @@ def measure(
         all_params = leaves.join(plan.problem, params, carry.state.fixed)
         scalars, slope = oracle.evaluate(plan.problem, all_params, data, replicated)
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
-        more = {"grad_sqnorm": unknown if slope is None else xla.sqnorm(slope)}
+        more: dict[str, jax.Array] = {
+            "grad_sqnorm": unknown if slope is None else xla.sqnorm(slope)
+        }
         if minimizer is not None:
             away = optax.tree.sub(params, minimizer)
             names = ("grad_sqnorm", columns.DISTANCE)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
 from dsgd.base import PyTree, State
 from dsgd.runs.history import History
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Settings(dict[str, Any]):
@@ -41,6 +44,23 @@ class Result(NamedTuple):
     params: PyTree
     tape: Any = None
     settings: Settings = Settings()
+
+    def save(self, path: str | Path) -> None:
+        """Writes the history, the final model and the settings to a file (.npz), which is
+        replaced atomically; `dsgd.load_result` reads it. `state` and `tape` are not saved.
+
+        Args:
+            path: the file.
+        """
+        from dsgd.runs import saved  # noqa: PLC0415 (it imports this module)
+
+        saved.save(self, path)
+
+    def frame(self) -> pd.DataFrame:
+        """Returns the history as a pandas frame, as `dsgd.frame` does."""
+        from dsgd import frames  # noqa: PLC0415 (it imports this module)
+
+        return frames.frame(self)
 
     def report(self, path: str | Path, *, title: str | None = None) -> None:
         """Writes a report as an HTML page, as `dsgd.report` does."""

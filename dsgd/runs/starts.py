@@ -97,6 +97,11 @@ def restore(state: State, like: Carry, drawn: int = 0) -> Carry:
         ValueError: if the state has another number of workers, or a leaf is missing, unexpected, or
             of another shape or type. The message names it.
     """
+    if not jax.tree.leaves((state.server, state.workers)):
+        raise ValueError(
+            "start: the state has no arrays, as that of a result from dsgd.load_result; expected "
+            f"the result of a run; {FROM_MODEL}"
+        )
     _require_workers(state, like.state)
     state = _with_structure(state, like.state)
     checks.require_same("start: state", state, like.state, types=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.observers import Observers, OnRecord
 from dsgd.runs.results import Result, Settings
 from dsgd.runs.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Sweep(NamedTuple):
@@ -140,6 +143,23 @@ class Sweep(NamedTuple):
         tape = self.tape and self.tape.grid_point(index)
         settings = Settings(self.settings, hyperparameters=self.point(index))
         return Result(state, history, params, tape, settings)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the history, the final model, the grid and the settings to a file (.npz), which is
+        replaced atomically; `dsgd.load_result` reads it. `state` and `tape` are not saved.
+
+        Args:
+            path: the file.
+        """
+        from dsgd.runs import saved  # noqa: PLC0415 (it imports this module)
+
+        saved.save(self, path)
+
+    def frame(self) -> pd.DataFrame:
+        """Returns the history as a pandas frame, as `dsgd.frame` does."""
+        from dsgd import frames  # noqa: PLC0415 (it imports this module)
+
+        return frames.frame(self)
 
     def report(self, path: str | Path, *, title: str | None = None) -> None:
         """Writes a report as an HTML page, as `dsgd.report` does."""

@@ -88,3 +88,52 @@ def test_invalid_arguments_are_refused(swept, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match="pip install pandas"):
         dsgd.frame(swept)
+
+
+def last(values: list[float], **more: list[float]) -> dict[str, np.ndarray]:
+    """Returns the history of two seeds with these last losses."""
+    losses = np.array([[9.0, value] for value in values])
+    return {"step": np.arange(2), "loss": losses, "bits": 1e3 * losses} | {
+        name: np.array([[0.0, value] for value in each]) for name, each in more.items()
+    }
+
+
+def test_a_table_has_the_last_records_of_each_method():
+    runs = {"a_1 | b": last([1.0, 2.0]), "c": last([0.25, 0.25], gap=[3e-7, 5e-7])}
+    columns = ["loss", "gap"]
+    assert dsgd.table(runs, columns, format="markdown").splitlines() == [
+        "| method   |      loss |           gap |",
+        "|:---------|----------:|--------------:|",
+        "| a_1 \\| b | 1.5 ± 0.5 |             - |",
+        "| c        |      0.25 | 4e-07 ± 1e-07 |",
+    ]
+    latex = dsgd.table(runs, columns, format="latex")
+    assert r"\begin{tabular}{lrr}" in latex
+    assert r" a\_1 | b  & 1.5 ± 0.5 &" in latex
+    alone = {name: values if name == "step" else values[0] for name, values in runs["c"].items()}
+    assert dsgd.table(alone).split() == ["loss", "bits", "------", "------", "0.25", "250"]
+
+
+def test_a_table_shows_the_best_point_of_a_sweep(swept):
+    with pytest.warns(UserWarning, match="best: period = 3"):
+        index = swept.best()
+    with pytest.warns(UserWarning, match="best: period = 3"):
+        (row,) = dsgd.table({"sgd": swept}, "consensus").splitlines()[2:]
+    point = swept.point(index)
+    assert row.split()[:3] == ["sgd", f"{point['learning_rate']:.4g}", f"{point['period']:.4g}"]
+    assert float(row.split()[3]) == pytest.approx(
+        swept.at(index)["consensus"][:, -1].mean(), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "columns", "message"),
+    [
+        ({}, None, r"table: runs = \{\}; expected"),
+        ({"a": last([1.0, 2.0])}, ["los"], r"columns = \['los'\]; expected some of loss, bits"),
+        (history(seeds=2), "samples", "expected some of loss"),
+    ],
+)
+def test_tables_of_unknown_columns_are_refused(runs, columns, message):
+    with pytest.raises(ValueError, match=message):
+        dsgd.table(runs, columns)

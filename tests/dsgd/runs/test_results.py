@@ -1,17 +1,21 @@
-"""Results carry their settings."""
+"""Results carry their settings, and files have the same histories, models and settings."""
 
 from __future__ import annotations
 
 import json
 import platform
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import algorithms
 import dsgd
 from dsgd import clusters, problems
+from dsgd.runs.results import Settings
 
 PROBLEM = problems.random_quadratic(4, 3, noise=0.3)
 OPTIONS = {
@@ -75,3 +79,67 @@ def test_results_of_different_settings_are_compared_leaf_by_leaf(swept):
     assert same.history["step"]
     assert not same.history["loss"]
     assert same.settings == {}
+
+
+class Layer(NamedTuple):
+    weight: jax.Array
+    bias: jax.Array
+
+
+def test_a_file_has_the_history_the_model_and_the_settings(tmp_path):
+    """Also types that numpy does not have, and one array for each of two seeds."""
+    layers = [Layer(jnp.full((2, 3), 0.5, jnp.bfloat16), jnp.arange(2.0)) for _ in range(11)]
+    params = {"layers": layers, "1": (jnp.int32(7),)}
+    history = {
+        "step": np.array([3, 5]),
+        "loss": np.array([[1.5, np.nan], [0.1, np.inf]], np.float32),
+        "evaluated": np.array([[True, False]] * 2),
+    }
+    settings = Settings(method="mine", steps=2, seeds=None, key=[0, 9])
+    given = dsgd.Result(dsgd.State(step=np.int32(5)), history, params, settings=settings)
+    given.save(tmp_path / "folder" / "run.npz")
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["run.npz"]
+    found = dsgd.load_result(tmp_path / "folder" / "run.npz")
+    assert isinstance(found, dsgd.Result)
+    assert found.settings == settings
+    assert found.state.step.tolist() == [5, 5]
+    expected = {"layers": [each._asdict() for each in layers], "1": [params["1"][0]]}
+    for one, other in ((found.history, history), (found.params, expected)):
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+        assert jax.tree.leaves(jax.tree.map(lambda a, b: a.dtype == b.dtype, one, other))
+    assert found.params["layers"][10]["weight"].dtype == jnp.bfloat16
+
+
+def test_a_file_of_a_sweep_has_its_best_point(swept, tmp_path):
+    swept.save(tmp_path / "sweep.npz")
+    found = dsgd.load_result(tmp_path / "sweep.npz")
+    assert isinstance(found, dsgd.Sweep)
+    jax.tree.map(np.testing.assert_array_equal, found.grid, swept.grid)
+    jax.tree.map(np.testing.assert_array_equal, found.history, swept.history)
+    np.testing.assert_array_equal(found.params, swept.params)
+    assert found.settings == swept.settings
+    assert found.result((1,)).settings["hyperparameters"] == {"learning_rate": 0.25}
+    with pytest.raises(ValueError, match="start: the state has no arrays"):
+        dsgd.run(
+            algorithms.minibatch_sgd(optax.sgd(0.1)),
+            PROBLEM,
+            steps=1,
+            key=jax.random.key(0),
+            mesh=1,
+            start=dsgd.Result(found.state, {}, ()),
+        )
+
+
+@pytest.mark.parametrize("content", [b"", b"text", None])
+def test_other_files_are_refused(tmp_path, content):
+    path = tmp_path / "run.npz"
+    if content is None:
+        np.savez(path, loss=np.ones(3))
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"load_result: path = .*run.npz' is not the file of a"):
+        dsgd.load_result(path)
+    with pytest.raises(ValueError, match=r"absent.npz' .*No such file"):
+        dsgd.load_result(tmp_path / "absent.npz")
+    with pytest.raises(ValueError, match="is a folder; expected a file"):
+        dsgd.Result(dsgd.State(), {}, ()).save(tmp_path)
