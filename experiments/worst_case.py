@@ -226,8 +226,8 @@ def draw(args: Args, curves: dict[str, Curve], by_rounds: dict[int, tuple[float,
     y = f"worst |x - x*|², T = {args.steps}"
     figures.describe(left, "γL", y, log="xy", legend=True, ylim=(None, 10))
     T, (worst, bound) = list(by_rounds), zip(*by_rounds.values(), strict=True)
-    right.plot(T, worst, marker="o", label="worst case")
-    right.plot(T, bound, marker="o", linestyle="--", label="Theorem 5.2.11")
+    right.plot(T, worst, label="worst case", **figures.look(0, marker="o"))
+    right.plot(T, bound, label="Theorem 5.2.11", **figures.look(1, marker="o"))
     y = "worst average of |f'(x)|², DSGD"
     figures.describe(right, "rounds T", y, log="xy", legend=True)
     right.set_xticks(T, map(str, T))
