@@ -11,7 +11,7 @@ BITS, CLOCK, TRAIN_LOSS, EVALUATED, SAMPLES, PRESENT, ARRIVED, GAP, DISTANCE = (
     "gap",
     "distance",
 )
-TOTALS = "totals"
+TOTALS = "totals of rounds"
 """Counts `[4, 4]` in the records, from which the history computes `OF_TOTALS` and the bits."""
 OF_TOTALS = ("bits_up", "bits_down", "communications", "gradients")
 COUNTED = (TOTALS, ARRIVED)
@@ -19,7 +19,7 @@ COUNTED = (TOTALS, ARRIVED)
 OF_ROUNDS = frozenset(
     {
         *(BITS, CLOCK, TRAIN_LOSS, EVALUATED, SAMPLES, PRESENT, ARRIVED, GAP, DISTANCE),
-        *(TOTALS, *OF_TOTALS),
+        *OF_TOTALS,
     }
 )
 """Names that a method cannot log."""

@@ -232,9 +232,9 @@ def _advance_one(
         due = (i < 0) | (at % (record_every * plan.evaluate_every) == 0) | (at == chunk.end)
         evaluated = measure(key, carry, data, shared, at, due)
         if set(evaluated) & set(values) or "step" in values:
+            logged = values.keys() - columns.OF_ROUNDS - {columns.TOTALS}
             raise ValueError(
-                f"{method.name} logs metrics {sorted(values.keys() - columns.OF_ROUNDS)}; expected "
-                f"names other than step, "
+                f"{method.name} logs metrics {sorted(logged)}; expected names other than step, "
                 f"{', '.join(evaluated)}"
             )
         totals = values.pop(columns.TOTALS)

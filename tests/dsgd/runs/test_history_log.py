@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dsgd.engine import columns
 from dsgd.runs.history import Diverged, Log
 from dsgd.wire import counts
 
@@ -33,7 +34,7 @@ def piece(loss: Any, **more: Any) -> dict[str, np.ndarray]:
     loss = np.array(loss, np.float32)
     return {
         "loss": loss,
-        "totals": np.broadcast_to(bits(10)[0], (*loss.shape, 4, 4)).copy(),
+        columns.TOTALS: np.broadcast_to(bits(10)[0], (*loss.shape, 4, 4)).copy(),
         **more,
     }
 
