@@ -486,7 +486,7 @@ def begin(args: Any, problems: Iterable[dsgd.Problem] = ()) -> None:
         "python": platform.python_version(),
     }
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-    run = {"command": shlex.join(sys.orig_argv), "device": device, **versions}
+    run: dict[str, Any] = {"command": shlex.join(sys.orig_argv), "device": device, **versions}
     run["problems"] = list(dict.fromkeys(map(repr, problems)))
     records.write_json(path, {**chosen, "run": run})
 
