@@ -18,6 +18,7 @@ OTHERS = (
     "docs/index.md",
     "docs/how_to/which_method.md",
     "docs/how_to/sweep.md",
+    "docs/how_to/figures.md",
     "docs/how_to/decentralized.md",
     "docs/how_to/own_method.md",
     "docs/how_to/own_method/check.md",
@@ -70,7 +71,8 @@ ELSEWHERE = ("docs/how_to/own_problem/streaming.md", "docs/how_to/log.md")
 @pytest.mark.parametrize(
     "page", [*FIRST, *(pytest.param(page, marks=pytest.mark.long) for page in OTHERS)]
 )
-def test_python_blocks_run(page, request):
+def test_python_blocks_run(page, request, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # pages write files
     # their runs are so long that fast compilation costs more than it saves
     if page in ("README.md", "docs/how_to/sweep.md"):
         request.getfixturevalue("optimised")
