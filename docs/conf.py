@@ -103,7 +103,8 @@ OTHERS = (
 # letters of shapes
 nitpick_ignore_regex = [
     ("py:.*", rf"({OTHERS.replace(' ', '|')})\..*"),
-    ("py:class", "History|Runs|Weights|Axes|Figure|'d'|'bytes'"),
+    ("py:class", "History|Runs|Weights|Axes|Figure|Path|Seeds|'d'|'bytes'"),
+    ("py:class", r"(dsgd\.runs\.results\.)?Settings"),
 ]
 
 
