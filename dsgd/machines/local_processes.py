@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsgd import checks
-from dsgd.machines import agreement, runtime, subprocess_call
+from dsgd.machines import agreement, pickling, runtime, subprocess_call
 
 HOST = "127.0.0.1"
 _here = HOST  # a process in its own network namespace has a different address
@@ -98,7 +98,7 @@ def call(
             "call in a single process, which starts the others"
         )
     try:
-        sent = cloudpickle.dumps(function)
+        sent = pickling.dumps(function)
     except Exception as error:  # an object's own pickling may raise anything
         raise ValueError(
             f"{name}: function = {checks.show(function)} cannot be pickled ({error}); expected a "
@@ -206,7 +206,7 @@ def take_part(where: str, number: str, of: str, coordinator: str, address: str) 
     folder, index, count = Path(where), int(number), int(of)
     try:
         runtime.join(coordinator, count, index, timeout=_TOGETHER)
-        result = cloudpickle.dumps(cloudpickle.loads((folder / "function").read_bytes())())
+        result = pickling.dumps(cloudpickle.loads((folder / "function").read_bytes())())
     except Exception as error:
         traceback.print_exc()
         print(

@@ -6,7 +6,6 @@ call therefore means that the call was lost.
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import traceback
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 
 from dsgd import checks
+from dsgd.machines.pickling import dumps
 
 # number of threads of XLA, on which sums of large arrays depend to rounding
 _THREADS = ("PJRT_NPROC", "NPROC")
@@ -53,27 +53,6 @@ def cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):  # Linux
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def dumps(value: Any) -> bytes:
-    """Pickles a value, also of functions and classes that cannot be imported. A device of JAX
-    becomes the device with the same number in the process that reads it.
-    """
-    import cloudpickle  # noqa: PLC0415 (imported only if something is sent)
-
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, jax.Device):
-                return _device, (obj.id,)
-            return super().reducer_override(obj)
-
-    file = io.BytesIO()
-    Pickler(file).dump(value)
-    return file.getvalue()
-
-
-def _device(number: int) -> Any:
-    return next(each for each in jax.devices() if each.id == number)
 
 
 def pack(where: str, function: Callable[[Any], Any], item: Any) -> bytes:

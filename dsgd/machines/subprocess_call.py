@@ -17,6 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dsgd.machines import pickling
+
 _SECONDS = 600.0
 _SCRIPT = f"import sys; from {__name__} import _main; _main(*sys.argv[1:])"
 
@@ -44,7 +46,7 @@ def call(devices: int, function: Callable, *args: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         sent, returned = Path(folder, "arguments"), Path(folder, "result")
         try:
-            sent.write_bytes(cloudpickle.dumps((function, [_wrap_keys(arg) for arg in args])))
+            sent.write_bytes(pickling.dumps((function, [_wrap_keys(arg) for arg in args])))
         except Exception as error:  # an object's own pickling may raise anything
             raise SubprocessError(
                 f"the method or the problem cannot be sent to another process ({error})"
@@ -115,5 +117,5 @@ def _main(sent: str, returned: str) -> None:
 
     function, args = cloudpickle.loads(Path(sent).read_bytes())
     Path(returned).write_bytes(
-        cloudpickle.dumps(function(*(arg.key() if isinstance(arg, _Key) else arg for arg in args)))
+        pickling.dumps(function(*(arg.key() if isinstance(arg, _Key) else arg for arg in args)))
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsgd import checks, records
-from dsgd.machines import executors, remote_calls
+from dsgd.machines import executors, pickling, remote_calls
 
 ATTEMPTS = 3  # how often a task is made at most, if the process that makes it is lost
 _LOOK = 0.02  # seconds between two looks at the running tasks
@@ -120,7 +120,7 @@ def completed(
     for i, result in made:
         if folder:
             with records.replacing(_path(folder, i)) as temporary:
-                temporary.write_bytes(remote_calls.dumps((_describe(function, items[i]), result)))
+                temporary.write_bytes(pickling.dumps((_describe(function, items[i]), result)))
         yield i, result
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +22,7 @@ from dsgd.problems.adapters import Model
 from dsgd.problems.data import DataSource, load
 from dsgd.problems.examples import Examples
 from dsgd.problems.finite_sum import finite_sum, right
+from dsgd.problems.on_demand import OnDemand
 from dsgd.problems.quadratic import FromZero
 from dsgd.problems.regularizers import l1, regularized
 from dsgd.problems.sparse import SparseRows
@@ -97,7 +97,7 @@ def logistic_regression(
         metrics={"test_accuracy": right},
         name=f"logistic_regression({dataset.name}, {partition})",
     )
-    smoothness = cache(partial(_smoothness, problem, l2, 1 / 2, _append_ones))
+    smoothness = OnDemand(_smoothness, problem, l2, 1 / 2, _append_ones)
     return problem._replace(
         constants=problem.constants._replace(smoothness=smoothness, strong_convexity=l2 or None)
     )
@@ -167,7 +167,7 @@ def sparse_logistic_regression(
         metrics={"test_accuracy": _right_sign},
         name=f"sparse_logistic_regression({dataset.name}, {partition})",
     )
-    smoothness = cache(partial(_smoothness, problem, l2, 1 / 4, _matrix))
+    smoothness = OnDemand(_smoothness, problem, l2, 1 / 4, _matrix)
     constants = problem.constants._replace(smoothness=smoothness, strong_convexity=l2 or None)
     return regularized(problem._replace(constants=constants), l1(penalty))
 

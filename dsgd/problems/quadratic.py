@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from numpy.typing import ArrayLike
 from dsgd import array_likes, checks, xla
 from dsgd.base import Constants, Evaluation, Loss, Problem
 from dsgd.machines import arrays
+from dsgd.problems.on_demand import OnDemand
 
 _SYMMETRY = 1e-6
 
@@ -99,7 +99,7 @@ def quadratic(
             arrays.default_float(np.full(workers, noise / np.sqrt(d))),
         ),
         constants=Constants(
-            smoothness=cache(partial(_largest_curvature, A)),
+            smoothness=OnDemand(_largest_curvature, A),
             strong_convexity=float(curvature.min()),
             minimum=minimum,
             minimizer=minimizer,

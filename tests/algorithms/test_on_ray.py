@@ -191,6 +191,24 @@ def test_ray_is_imported_with_the_setting_for_the_loopback_address(monkeypatch, 
 
 
 @pytest.mark.long
+def test_independent_calls_are_tasks_and_a_lost_one_is_made_again(ray, tmp_path):
+    killed = tmp_path / "killed"
+
+    def divide(x):
+        if x == 4 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 12 / x, os.getpid()
+
+    found = dsgd.parallel_map(divide, [3, 4, 6], on="ray")
+    assert [result for result, _ in found] == [4.0, 3.0, 2.0]
+    assert killed.exists()
+    assert os.getpid() not in {process for _, process in found}
+    with pytest.raises(ZeroDivisionError):
+        dsgd.parallel_map(divide, [0], on="ray")
+
+
+@pytest.mark.long
 def test_two_servers_make_the_steps_of_their_orders(ray):
     run = {"steps": 40, "key": KEY, "record_every": 15, "delay": slow, "patience": 300.0}
     trained = on_ray.asynchronous_sgd(problem(), STEP, servers=2, staleness_aware=True, **run)

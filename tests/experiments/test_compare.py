@@ -5,6 +5,7 @@ also use.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,6 +48,18 @@ def test_it_writes_its_config_history_figure_and_table(comparison):
     assert lines[-3].startswith(
         f"Written: {args.out}/config.json, costs.csv, figure.png, history.csv"
     )
+
+
+def test_two_processes_write_the_same(comparison, tmp_path):
+    """To rounding: this process has settings of tests that its processes do not have."""
+    args, lines = comparison
+    other = replace(args, on="processes", jobs=2, out=tmp_path / "out")
+    assert scripts.ran(compare.main, other)[:-3] == lines[:-3]
+    both = [scripts.rows(each.out / "history.csv") for each in (args, other)]
+    for one, two in zip(*both, strict=True):
+        assert one.pop("method") == two.pop("method")
+        for name, value in one.items():
+            assert float(two[name]) == pytest.approx(float(value), rel=1e-4, nan_ok=True), name
 
 
 def test_seconds_are_those_of_the_networks_closed_form(comparison):

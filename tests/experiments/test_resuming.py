@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+
 import jax
 import optax
 import pytest
@@ -10,6 +13,7 @@ import scripts
 import algorithms
 import dsgd
 from dsgd import problems
+from dsgd.machines import executors, remote_calls
 from experiments import compare
 from experiments.shared import commands, resuming
 
@@ -59,6 +63,34 @@ def test_the_same_command_resumes_and_finds_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(dsgd, "sweep", watch)
     launch(out)
     assert seen == [written] * 2, "what was done is not done again"
+    assert not (out / resuming.FOLDER).exists()
+    assert (out / "history.csv").read_bytes() == (tmp_path / "whole" / "history.csv").read_bytes()
+
+
+@pytest.mark.long
+def test_a_command_on_other_machines_makes_only_what_is_missing(tmp_path, monkeypatch):
+    launch(tmp_path / "whole", commands.Machines())
+    calls = []
+
+    @contextmanager
+    def open_executor(*options):
+        def submit(call):
+            calls.append(call)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            job = Future()
+            job.set_result(remote_calls.perform(call))
+            return job
+
+        yield submit
+
+    monkeypatch.setattr(executors, "open_executor", open_executor)
+    out = tmp_path / "out"
+    for jobs in (1, 2):
+        args = compare.Args(**SMALL, out=out, on="slurm", jobs=jobs)
+        with nullcontext() if jobs == 2 else pytest.raises(SystemExit):
+            commands.launch(compare.main, args, commands.Machines())
+    assert len(calls) == 3, "what was done is not done again"
     assert not (out / resuming.FOLDER).exists()
     assert (out / "history.csv").read_bytes() == (tmp_path / "whole" / "history.csv").read_bytes()
 

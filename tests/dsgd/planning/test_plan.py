@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -174,9 +175,18 @@ def test_the_same_call_resumes_from_finished_runs(tmp_path, target):
         assert one.seconds == other.seconds
 
 
+@pytest.mark.long
+def test_candidates_run_elsewhere_with_the_same_results(plan, target):
+    """The executor copies what it sends and returns."""
+    with ThreadPoolExecutor(1) as executor:
+        again = make_plan(target=target, on=executor)
+    assert repr(again) == repr(plan)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"target": 1.0, "on": "slum"}, "plan: on = 'slum'; expected None, 'processes', 'ray'"),
         ({}, "plan: none of target, seconds and bits given; expected exactly one"),
         ({"target": 1.0, "bits": 1e6}, "plan: target, bits given; expected exactly one"),
         ({"seconds": 0.0}, "plan: seconds = 0.0; expected a finite number > 0"),
