@@ -49,7 +49,7 @@ from dsgd import (
     workers,
 )
 from dsgd.engine import randomness
-from dsgd.machines import local_processes
+from dsgd.machines import local_processes, tasks
 from dsgd.planning import planner
 from dsgd.runs import chunks, driver, saved
 
@@ -357,7 +357,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.compile_round: {"mesh": 1},
     dsgd.replay: {"result": TAPED},
     dsgd.Candidate: {"name": "one", "function": algorithms.minibatch_sgd},
-    dsgd.parallel_map: {"function": abs, "items": [-1, 2]},
+    dsgd.parallel_map: {"function": repr, "items": [-1, 2]},
     dsgd.plan: {
         "candidates": [dsgd.Candidate("one", algorithms.minibatch_sgd)],
         "target": 0.1,
@@ -854,6 +854,7 @@ def main(every: int) -> None:
     for owner, name, stub in (  # a stub of a name that is gone raises an error
         (chunks, "execute", execute),
         (driver, "programs", mock.MagicMock()),
+        (tasks, "completed", lambda where, function, items, **options: enumerate(items)),
         (reports, "render_curves", lambda lines: ""),
         (reports, "render_page", lambda title, body: ""),
         (planner, "_rank_candidates", lambda *args: None),
