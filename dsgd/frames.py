@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NEEDED = "a dsgd.Result, a dsgd.Sweep, a history, or a dictionary of these by method name"
+_FORMATS = {"text": "simple", "markdown": "pipe", "latex": "latex_booktabs"}  # tabulate's names
 Runs = Annotated[Result | Sweep | Mapping[str, Any], _NEEDED]
 
 
@@ -94,17 +95,20 @@ def table(
 
     Raises:
         ValueError: if `runs` is empty or contains something else, all points of a sweep diverged,
-            or a column is not in any history or has one number per worker.
+            a column is not in any history or has one number per worker, or `format` is unknown.
     """
     from tabulate import tabulate  # noqa: PLC0415 (imported only for tables)
 
+    if format not in _FORMATS:
+        raise ValueError(f"table: format = {format!r}; expected one of {', '.join(_FORMATS)}")
     given = runs if isinstance(runs, Mapping) and not _is_history(runs) else {"": runs}
     rows = [_last_record(method, one) for method, one in given.items()]
     if not rows:
         raise ValueError(f"table: runs = {{}}; expected {_NEEDED}")
     known = list(dict.fromkeys(name for _, record in rows for name in record))
     chosen = [columns] if isinstance(columns, str) else columns
-    names = chosen or ["objective" if "objective" in known else "loss", "bits"]
+    defaults = ["objective" if "objective" in known else "loss", "bits"]
+    names = chosen or [name for name in defaults if name in known]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"table: columns = {unknown}; expected some of {', '.join(known)}")
     labels = list(dict.fromkeys(name for label, _ in rows for name in label))
@@ -117,7 +121,7 @@ def table(
     return tabulate(
         cells,
         [*labels, *names],
-        {"text": "simple", "markdown": "pipe", "latex": "latex_booktabs"}[format],
+        _FORMATS[format],
         disable_numparse=True,
         colalign=["left"] * len(labels) + ["right"] * len(names),
     )
@@ -131,7 +135,7 @@ def _last_record(method: str, one: Any) -> tuple[dict[str, str], dict[str, str]]
     if isinstance(one, Sweep):
         index = one.best()
         labels |= {name: f"{value:.4g}" for name, value in one.point(index).items()}
-        one = one.result(index)
+        one = one.at(index)
     ((_, history),) = _points("table", "runs", one)
     record = {}
     for name, values in evaluated_records(history).items():
