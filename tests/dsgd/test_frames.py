@@ -137,8 +137,3 @@ def test_a_table_shows_the_best_point_of_a_sweep(swept):
 def test_tables_of_unknown_columns_are_refused(runs, columns, message):
     with pytest.raises(ValueError, match=message):
         dsgd.table(runs, columns)
-
-
-def test_unknown_formats_are_refused():
-    with pytest.raises(ValueError, match="format = 'html'; expected one of text, markdown, latex"):
-        dsgd.table(last([1.0, 2.0]), format="html")  # pyright: ignore[reportArgumentType]
