@@ -200,6 +200,7 @@ def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Tra
             seeds=setting.seeds,
             mesh=setting.mesh,
             checkpoint=setting.folder and setting.folder / name,
+            progress=False,
             point=range(len(contender.points)),
             **options,
         )

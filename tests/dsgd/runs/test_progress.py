@@ -70,7 +70,7 @@ def test_short_runs_show_nothing_also_around_other_output(terminal, monkeypatch)
 
 
 def test_it_is_not_in_files_or_below_other_displays_unless_asked_for(terminal):
-    show(None, FileProxy(Console(file=io.StringIO()), terminal))
+    show(None, FileProxy(Console(file=terminal), terminal))
     file = io.StringIO()
     show(None, file)
     assert terminal.getvalue() == file.getvalue() == ""
