@@ -311,10 +311,18 @@ class Console(Logger):
         rows = list(_split(last, self._settings, "mean"))
         how = "" if error is None else f", {type(error).__name__}"
         table = Table(title=Text(f"{self._settings['method']}: round {last['step']:,}{how}"))
-        for name in {**rows[0][0], **rows[0][1]}:
-            table.add_column(Text(name.replace("_", " ")), justify="right")
-        for labels, metrics in rows:
-            table.add_row(*(f"{value:.4g}" for value in {**labels, **metrics}.values()))
+        numbers = [{**labels, **metrics} for labels, metrics in rows]
+        if len(numbers) == 1:  # a row for each metric, since a line has no room for all
+            table.show_header = False
+            table.add_column()
+            table.add_column(justify="right")
+            for name, value in numbers[0].items():
+                table.add_row(Text(name.replace("_", " ")), f"{value:.4g}")
+        else:
+            for name in numbers[0]:
+                table.add_column(Text(name.replace("_", " ")), justify="right")
+            for each in numbers:
+                table.add_row(*(f"{value:.4g}" for value in each.values()))
         self._console.print(table)
 
 

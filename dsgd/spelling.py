@@ -30,7 +30,7 @@ SYNONYMS: dict[str, Sequence[str]] = {
         ("steps", "step"),
     ),
     **dict.fromkeys(("B", "batch", "minibatch_size"), ("batch_size",)),
-    **dict.fromkeys(("callback", "callbacks", "on_step"), ("on_record",)),
+    **dict.fromkeys(("callback", "callbacks", "log", "loggers", "on_step"), ("on_record",)),
     **dict.fromkeys(("eval_every", "log_every"), ("record_every", "evaluate_every")),
     **dict.fromkeys(("W", "graph", "mixing_matrix"), ("topology", "W")),
     **dict.fromkeys(("compression", "quantizer"), ("compressor", "up")),
@@ -46,6 +46,9 @@ SYNONYMS: dict[str, Sequence[str]] = {
     "cycle": ("ring",),
     **dict.fromkeys(("matrix", "numpy", "toarray", "todense"), ("W",)),
     **dict.fromkeys(("neighbors", "neighbours"), ("links",)),
+    **dict.fromkeys(("gap", "lambda2", "lambda_2", "second_eigenvalue"), ("spectral_gap", "rho")),
+    **dict.fromkeys(("adjacency", "edge_list"), ("edges",)),
+    **dict.fromkeys(("bandwidth", "bandwidths"), ("up",)),
     **dict.fromkeys(("by_class", "label", "non-iid", "noniid", "sorted"), ("by-label",)),
     **dict.fromkeys(("random", "uniform"), ("iid",)),
 }
@@ -68,7 +71,8 @@ def suggest(
         those that begin with it; "" if there are none.
     """
     exact = list(known)
-    close = [name for name in synonyms.get(given, ()) if name in exact]
+    meant = synonyms.get(given, synonyms.get(given.casefold(), ()))
+    close = [name for name in meant if name in exact]
     if not close:
         folded = {name.casefold(): name for name in exact}
         start = given.casefold()

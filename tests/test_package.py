@@ -36,7 +36,7 @@ def test_values_show_their_names():
         (dsgd.problems.random_quadratic(2, 3), "Problem(quadratic(2 workers, d = 3))"),
     ):
         assert repr(value) == shown
-    assert "= NServers(multi_server)" in str(inspect.signature(algorithms.ef21))
+    assert "= OneServer(star)" in str(inspect.signature(algorithms.ef21_sgdm))
 
 
 def test_the_protocol_has_few_fields():

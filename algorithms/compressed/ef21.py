@@ -24,9 +24,9 @@ from dsgd import Algorithm, Compressor, checks, compressors, network
 def ef21(
     optimizer: optax.GradientTransformation,
     up: Compressor,
-    down: Compressor | None,
+    down: Compressor | None = None,
     *,
-    via: network.OneServer | network.NServers = network.multi_server,
+    via: network.OneServer | network.NServers | None = None,
 ) -> Algorithm:
     r"""EF21 in both directions: workers send the compressed difference between their gradient and
     its estimate, servers that between the model and its estimate.
@@ -35,7 +35,7 @@ def ef21(
     \frac1N \sum_n u_t^{(n)} $$
     $$ \hat x_{t+1} = \hat x_t + C'(x_{t+1} - \hat x_t) $$
 
-    With `down=None`, $\hat x = x$; this is EF21 as first published. The estimates of the gradients
+    Without `down`, $\hat x = x$; this is EF21 as first published. The estimates of the gradients
     start at 0, that of the model at $x_0$.
 
     Variants: with `optax.sgd(gamma, momentum=beta)` the method is EF21-HB (heavy ball). Through one
@@ -55,7 +55,9 @@ def ef21(
         up: C, a contraction.
         down: C', a contraction; None: uncompressed.
         via: N servers, `network.multi_server`, or one, `network.star` or
-            `network.parameter_server`.
+            `network.parameter_server`; None: N servers if `down` is given, else a star. With N
+            servers C compresses each shard, so `top_k(k=1)` sends N elements, and each worker also
+            sends the replies of its shard.
 
     Raises:
         ValueError: if `via` is another pattern, or, with N servers, only one of the compressors
@@ -64,9 +66,11 @@ def ef21(
 
     Source: Richtarik, Sokolov and Fatkhullin, "EF21", 2021; in both directions, with partial
     participation, heavy ball and proximal steps, Fatkhullin et al., "EF21 with bells and whistles",
-    2021, and Algorithm 3 of Kimad. Departure: N servers, each with one shard, instead of one
-    server.
+    2021, and Algorithm 3 of Kimad. Departure: with `down` N servers by default, each with one
+    shard, instead of one server.
     """
+    if via is None:
+        via = network.multi_server if down else network.star
     compressors = [up, *([down] if down else [])]
     names = [compressor.name for compressor in compressors]
     return with_memories(

@@ -51,7 +51,7 @@ _numbers: WeakKeyDictionary[Any, np.ndarray] = WeakKeyDictionary()  # by trace
 _texts: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # by trace
 _programs = _Latest()  # by content
 _compiled = 0
-_forms: dict[bytes, Hashable] = {}  # content of the first program, by its text without numbers
+_forms: dict[bytes, bytes] = {}  # hash of the first program's text, by that without numbers
 _suggested = list[bytes]()  # the form for which `dsgd.sweep` was suggested
 _log = logging.getLogger("dsgd")
 _NUMBER = re.compile(r"dense<-?\d[\d.]*[.E][^>]*> : tensor<b?f\d+>")  # scalar constants
@@ -64,7 +64,7 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
 
     Args:
         function: function of the plan and of arrays.
-        plan: static and hashable, with an attribute `mesh`.
+        plan: static and hashable, with an attribute `mesh`; the plan of a run also has `runs`.
         args: arrays.
         donate: positions in `args` of arrays that are donated.
     """
@@ -80,7 +80,7 @@ def call(function: Callable, plan: Any, *args: Any, donate: tuple[int, ...] = ()
             lowered = traced.lower()
             _contents[traced.jaxpr] = _content(lowered, plan.mesh)
     content = _contents[traced.jaxpr]
-    compiled = _programs.find(content, lambda: _compile(lowered or traced.lower(), content))
+    compiled = _programs.find(content, lambda: _compile(lowered or traced.lower(), plan))
     return compiled(*args, numbers)
 
 
@@ -173,19 +173,22 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def _compile(lowered: Any, content: Hashable) -> Callable:
+def _compile(lowered: Any, plan: Any) -> Callable:
     global _compiled  # noqa: PLW0603 (a count for tests, like the programs, which are global)
     _compiled += 1
     if _compiled == 1:
         cache.enable()
-    _suggest_sweep(lowered.as_text(), content)
+    if getattr(plan, "runs", 2) < 2:  # neither a sweep nor a replay
+        _suggest_sweep(lowered.as_text())
     return lowered.compile()
 
 
-def _suggest_sweep(text: str, content: Hashable) -> None:
-    """Logs once in a process that a program differs from an earlier one in numbers only."""
-    form = hashlib.sha256(_NUMBER.sub("", text).encode()).digest()
-    if _forms.setdefault(form, content) != content and not _suggested:
+def _suggest_sweep(text: str) -> None:
+    """Logs once in a process that a program differs from an earlier one in numbers only. Equal
+    texts, of programs that differ in the structure of their arguments, do not count.
+    """
+    form, whole = (hashlib.sha256(each.encode()).digest() for each in (_NUMBER.sub("", text), text))
+    if _forms.setdefault(form, whole) != whole and not _suggested:
         _suggested.append(form)
         _log.warning(
             "dsgd: a run that differs from an earlier one in numbers only is compiled again; "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import numpy as np
 
 from dsgd.base import PyTree, State
 from dsgd.runs.history import History
@@ -21,6 +23,15 @@ class Settings(dict[str, Any]):
     It has no leaves for JAX, so `jax.tree.map` accepts results of runs with different settings; its
     result has no settings.
     """
+
+
+def describe(history: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Returns the method, the numbers of seeds and records and the names of the columns, as in
+    "minibatch_sgd, history [3, 101]: step, loss".
+    """
+    method = settings.get("method", "unknown method")
+    shape = list(np.shape(history.get("loss", ())))
+    return f"{method}, history {shape}: {', '.join(history)}"
 
 
 jax.tree_util.register_pytree_node(Settings, lambda settings: ((), None), lambda *_: Settings())
@@ -44,6 +55,9 @@ class Result(NamedTuple):
     params: PyTree
     tape: Any = None
     settings: Settings = Settings()
+
+    def __repr__(self) -> str:
+        return f"Result({describe(self.history, self.settings)})"
 
     def save(self, path: str | Path) -> None:
         """Writes the history, the final model and the settings to a file (.npz), which is

@@ -24,7 +24,7 @@ from dsgd.runs.feed import Feed
 from dsgd.runs.history import History, evaluated_records, require_column, tail_mean
 from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.observers import Observers, OnRecord
-from dsgd.runs.results import Result, Settings
+from dsgd.runs.results import Result, Settings, describe
 from dsgd.runs.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class Sweep(NamedTuple):
     params: Params
     tape: Any = None
     settings: Settings = Settings()
+
+    def __repr__(self) -> str:
+        grid = ", ".join(f"{name} [{len(values)}]" for name, values in self.grid.items())
+        return f"Sweep({grid}; {describe(self.history, self.settings)})"
 
     @checks.arguments
     def best(
@@ -184,12 +188,14 @@ class Sweep(NamedTuple):
             if np.count_nonzero(along == score[best]) > 1:
                 # The metric does not depend on this hyperparameter.
                 continue
+            which = f"best: {self.settings['method']}" if "method" in self.settings else "best"
             for side, edge in (("smallest", values.min()), ("largest", values.max())):
                 if len(values) > 2 and values[i] == edge:
                     beyond = "smaller" if side == "smallest" else "larger"
                     warnings.warn(
-                        f"best: {name} = {edge:g} has the best {metric} and is the {side} value of "
-                        f"its grid; a {beyond} value may be better; extend the grid on this side",
+                        f"{which}: {name} = {edge:g} has the best {metric} and is the {side} "
+                        f"value of its grid; a {beyond} value may be better; extend the grid on "
+                        "this side",
                         stacklevel=4,
                     )
 

@@ -14,6 +14,7 @@ from rich.console import Console
 import algorithms
 import dsgd
 from dsgd import loggers, problems
+from dsgd.runs.results import Settings
 
 PROBLEM = problems.random_quadratic(4, 3, noise=0.3, seed=0)
 
@@ -55,7 +56,7 @@ def test_csv_has_each_seed_or_the_means(tmp_path):
 
 def test_series_of_workers_have_columns_and_a_run_without_seeds_has_no_seed(tmp_path):
     logger = loggers.CSV(tmp_path / "records.csv", seeds="runs")
-    logger.start(dsgd.runs.results.Settings(method="mine"))
+    logger.start(Settings(method="mine"))
     logger({"step": 0, "loss": 0.5, "samples": np.array([3, 4]), "evaluated": True})
     logger.end({}, None)
     text = (tmp_path / "records.csv").read_text()
@@ -71,3 +72,17 @@ def test_the_console_prints_settings_and_the_last_record(monkeypatch):
     assert "minibatch_sgd: round 4" in text
     for loss in history["loss"][..., -1].mean(axis=1):
         assert f" {loss:.4g} " in text
+
+
+def test_the_last_record_of_one_run_fits_a_terminal(monkeypatch):
+    screen = Console(record=True, width=80, quiet=False)
+    monkeypatch.setattr(rich, "get_console", lambda: screen)
+    names = ("bits_up", "bits_down", "communications", "gradients", "grad_sqnorm", "loss")
+    history = {"step": np.array([0, 7]), **{name: np.array([2.5, 1.25e6]) for name in names}}
+    console = loggers.Console()
+    console.start(Settings(method="sgd"))
+    console.end(history, None)
+    text = screen.export_text()
+    for name in names:
+        assert f" {name.replace('_', ' ')} " in text
+    assert text.count(" 1.25e+06 ") == len(names)

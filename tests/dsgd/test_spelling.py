@@ -37,6 +37,7 @@ from dsgd.base import Key
         (dsgd.run, "iterations", "did you mean steps?"),
         (dsgd.run, "num_steps", "did you mean steps?"),
         (dsgd.run, "callback", "did you mean on_record?"),
+        (dsgd.run, "log", "did you mean on_record?"),
         (dsgd.run, "log_every", "did you mean record_every or evaluate_every?"),
         (problems.logistic_regression, "n_workers", "did you mean workers?"),
         (problems.logistic_regression, "num_clients", "did you mean workers?"),
@@ -56,6 +57,7 @@ def test_a_synonym_comes_before_a_similar_name():
     assert spelling.suggest("H", ["h", "period"]) == "; did you mean period?"
     assert spelling.suggest("H", ["h"]) == "; did you mean h?"
     assert not spelling.suggest("H", ["topology"])
+    assert spelling.suggest("bandwidth", ["compute", "up", "down"]) == "; did you mean up?"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,7 @@ def test_a_synonym_comes_before_a_similar_name():
     [
         (algorithms, "choco", "choco_sgd"),
         (algorithms, "sgp", "stochastic_gradient_push"),  # an alias in its facts
+        (algorithms, "EF", "error_compensated_sgd"),
         (algorithms.kimad, "monitor", "Monitor"),
         (clusters, "log_normal", "lognormal"),
         (algorithms, "FedAvg", "fed_avg"),
@@ -97,6 +100,8 @@ HISTORY = {
 }
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "todense": (lambda: cast("Any", RING).todense(), "no attribute 'todense'; did you mean W?"),
+    "lambda2": (lambda: cast("Any", RING).lambda2, "did you mean spectral_gap or rho?"),
+    "adjacency": (lambda: cast("Any", RING).adjacency, "did you mean edges?"),
     "neighbors": (lambda: cast("Any", RING).neighbors, "did you mean links?"),
     "rounds": (lambda: plots.curves(HISTORY, x="rounds"), "x = 'rounds' .* did you mean step?"),
     "grad_norm": (lambda: plots.curves(HISTORY, y="grad_norm"), "did you mean grad_sqnorm?"),

@@ -62,7 +62,7 @@ CASES = {
         symbols=SYMBOLS,
     ),
     "one server, absent": Case(
-        lambda given: ef21(given.optimizer, HALF, None, via=network.star),
+        lambda given: ef21(given.optimizer, HALF),
         ef_bv.recursion,
         optimizer="momentum",
         absent=True,
@@ -71,7 +71,7 @@ CASES = {
 }
 EQUALS = {
     "no compression of the reply": (
-        lambda: ef21(MOMENTUM, HALF, None),
+        lambda: ef21(MOMENTUM, HALF, None, via=network.multi_server),
         lambda: ef21(MOMENTUM, HALF, compressors.identity),
     ),
 }

@@ -16,8 +16,9 @@ MAPS = Path("/proc/self/maps")
 
 
 class Plan(NamedTuple):
-    number: int
+    number: float
     mesh: jax.sharding.Mesh
+    runs: int = 1
 
 
 def add(plan: Plan, x: jax.Array) -> jax.Array:
@@ -91,3 +92,19 @@ def test_programs_that_differ_in_numbers_only_suggest_a_sweep_once(run, monkeypa
             run(number)
             assert len(caplog.messages) == said
     assert "dsgd.sweep compiles one program for all values" in caplog.text
+
+
+def test_neither_sweeps_nor_equal_texts_suggest_a_sweep(run, mesh, monkeypatch, caplog):
+    monkeypatch.setattr(programs, "_suggested", [])
+
+    def first(plan, x):
+        return jax.tree.leaves(x)[0] + plan.number
+
+    before = programs.count_compiled()
+    with caplog.at_level("WARNING", "dsgd"):
+        for number in (0.25, 0.75):
+            programs.call(add, Plan(number, mesh, runs=2), np.int32(1))
+        for tree in ([np.int32(1)], (np.int32(1),)):  # two programs with one text
+            programs.call(first, Plan(0.5, mesh), tree)
+    assert programs.count_compiled() == before + 4
+    assert not caplog.messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from typing import NamedTuple
 
 import jax
@@ -71,6 +72,17 @@ def test_settings_are_those_of_the_call(swept):
     assert swept.settings == expected
     assert swept.result((1,)).settings == {**expected, "hyperparameters": {"learning_rate": 0.25}}
     assert json.loads(json.dumps(expected)) == expected
+
+
+def test_a_repr_has_the_shape_and_the_columns_of_the_history(swept):
+    columns = "step, .*loss"
+    assert re.fullmatch(
+        rf"Sweep\(learning_rate \[3\]; minibatch_sgd, history \[3, 2, 4\]: {columns}.*\)",
+        repr(swept),
+    )
+    one = repr(swept.result((1,)))
+    assert re.fullmatch(rf"Result\(minibatch_sgd, history \[2, 4\]: {columns}.*\)", one)
+    assert repr(jax.tree.map(lambda _: None, swept.result((1,))))
 
 
 def test_results_of_different_settings_are_compared_leaf_by_leaf(swept):

@@ -15,6 +15,7 @@ import dsgd
 import topologies
 from dsgd import checks
 from dsgd.engine import programs
+from dsgd.runs.results import Settings
 from tests.dsgd.by_hand import method, run
 
 N, STEPS = 4, 30
@@ -108,7 +109,8 @@ def made_up(
     loss = np.zeros_like(ends) if loss is None else loss
     history = {"step": np.arange(1), "loss": loss[..., None, None], metric: ends[..., None, None]}
     grids = {name: np.asarray(values) for name, values in grid.items()}
-    return dsgd.Sweep(grids, history, dsgd.State(jnp.zeros((), jnp.int32)), ())
+    state = dsgd.State(jnp.zeros((), jnp.int32))
+    return dsgd.Sweep(grids, history, state, (), settings=Settings(method="made_up"))
 
 
 SOME = np.array([0.5, 0.1, 0.9, 0.6, 2.0, 0.0])
@@ -140,7 +142,7 @@ def test_a_metric_of_unknown_direction_requires_a_direction():
 @pytest.mark.parametrize(
     ("rates", "words"),
     [
-        ([1.0, 2.0, 3.0], "rate = 3 .* largest value of its grid"),
+        ([1.0, 2.0, 3.0], "^best: made_up: rate = 3 .* largest value of its grid"),
         ([3.0, 2.0, 1.0], "rate = 1 .* smallest value of its grid"),
     ],
 )
