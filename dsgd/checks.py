@@ -433,7 +433,7 @@ def _need(annotation: Any) -> _Requirement | None:
         return _Requirement(
             lambda value: isinstance(value, kind) or is_number(value) or _is_schedule(value),
             describe_kind(kind),
-            lambda where, value: value if isinstance(value, kind) else _sgd(value),
+            lambda where, value: value if isinstance(value, kind) else _sgd(where, value),
         )
     if kind is Callable:
         return _function_of(len(inner[0]) if inner and isinstance(inner[0], list) else None)
@@ -525,11 +525,11 @@ def _is_schedule(value: Any) -> bool:
     return getattr(rate, "shape", None) == () and jnp.issubdtype(rate.dtype, jnp.floating)
 
 
-def _sgd(rate: Any) -> Any:
+def _sgd(where: str, rate: Any) -> Any:
     """Returns `optax.sgd` with a learning rate, a number or a schedule."""
     import optax  # noqa: PLC0415 (takes a tenth of a second to import)
 
-    return optax.sgd(_float(rate))
+    return optax.sgd(_float(rate if callable(rate) else number(where, rate, "(-inf, inf)")))
 
 
 def require_call(where: str, function: Any, *arguments: str, keywords: Sequence[str] = ()) -> None:

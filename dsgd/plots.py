@@ -18,7 +18,7 @@ from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, 
 from dsgd import checks, records
 from dsgd.base import Problem
 from dsgd.frames import Runs, single_points
-from dsgd.problems.partition import class_counts
+from dsgd.problems.partition import count_classes
 from dsgd.runs.history import History, evaluated_records, mean_and_error, require_column
 
 __all__ = [
@@ -446,7 +446,7 @@ def partition(data: Problem | Sequence[Any]) -> Figure:
     Raises:
         ValueError: as for `dsgd.problems.class_counts`.
     """
-    counted = class_counts(data)
+    counted = count_classes("partition", data)
     N, classes = counted.counts.shape
     sheet, (axes,) = figure(1, width=7.0, height=1.2 + 0.25 * min(classes, 20))
     edges = (np.arange(N)[:, None] + [-0.42, 0.42]).ravel()

@@ -77,7 +77,8 @@ def suggest(
         folded = {name.casefold(): name for name in exact}
         start = given.casefold()
         similar = difflib.get_close_matches(start, folded, 1)
-        close = [folded[name] for name in similar or folded if similar or name.startswith(start)]
+        begin = [name for name in folded if start and name.startswith(start)]
+        close = [folded[name] for name in similar or begin]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -233,7 +233,9 @@ def geometric(n: int, radius: float, seed: int = 0, weights: Weights = metropoli
     checks.natural(f"{name}: seed", seed, most=None)
     checks.number(f"{name}: radius", radius, "(0, inf)")
     require_memory(
-        name, checks.positive_int("geometric: n", n) ** 2 * min(1.0, np.pi * radius**2), _DRAWN
+        name,
+        checks.positive_int("geometric: n", n) ** 2 * min(1.0, np.pi * min(1.0, radius) ** 2),
+        _DRAWN,
     )
     import networkx as nx  # noqa: PLC0415
 

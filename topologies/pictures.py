@@ -114,9 +114,9 @@ def _draw_pies(axes: Axes, places: np.ndarray, size: float, data: Any) -> None:
     from matplotlib.transforms import IdentityTransform  # noqa: PLC0415
 
     from dsgd import plots  # noqa: PLC0415 (imports matplotlib)
-    from dsgd.problems.partition import class_counts  # noqa: PLC0415
+    from dsgd.problems.partition import count_classes  # noqa: PLC0415
 
-    counted = class_counts(data)
+    counted = count_classes("draw", data)
     if len(counted.counts) != len(places):
         raise ValueError(
             f"draw: the topology has {len(places)} nodes but the data have {len(counted.counts)} "

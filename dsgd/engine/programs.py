@@ -18,6 +18,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -118,6 +119,13 @@ def _trace(traceable: Any, args: Sequence[Any]) -> tuple[Any, np.ndarray]:
     if traced.jaxpr not in _numbers:  # otherwise JAX returned an earlier trace
         _numbers[traced.jaxpr] = traceable.__wrapped__.values
     return traced, _numbers[traced.jaxpr]
+
+
+def compile_alone(function: Callable, plan: Any, *shapes: Any) -> Any:
+    """Returns the compiled program of `function(plan, *args)`, which is not kept; arguments as in
+    `text`.
+    """
+    return jax.jit(partial(function, plan)).lower(*shapes).compile()
 
 
 def text(function: Callable, plan: Any, *shapes: Any) -> str:

@@ -40,7 +40,7 @@ class RemoteTraceback(Exception):
         module: name of the module that raised the error.
     """
 
-    def __init__(self, text: str, module: str) -> None:
+    def __init__(self, text: str, module: str = "") -> None:
         super().__init__(text)
         self.module = module
 

@@ -280,14 +280,19 @@ def class_counts(data: Problem | Sequence[Any]) -> ClassCounts:
         ValueError: if the problem's targets are not one integer per sample, or a worker has no
             labels, or not one per sample.
     """
-    labels = _labels(data) if isinstance(data, Problem) else list(map(np.asarray, data))
+    return count_classes("class_counts", data)
+
+
+def count_classes(where: str, data: Problem | Sequence[Any]) -> ClassCounts:
+    """Returns the result of `class_counts`, which `where` calls."""
+    labels = _labels(where, data) if isinstance(data, Problem) else list(map(np.asarray, data))
     if not labels:
-        raise ValueError("class_counts: data = []; expected one array of labels for each worker")
+        raise ValueError(f"{where}: data = []; expected one array of labels for each worker")
     for n, of_worker in enumerate(labels):
         if of_worker.ndim != 1 or not of_worker.size:
             raise ValueError(
-                f"class_counts: labels of worker {n} have shape {of_worker.shape}; expected [m] "
-                "with m >= 1"
+                f"{where}: labels of worker {n} have shape {of_worker.shape}; expected [m] with "
+                "m >= 1"
             )
     classes, index = np.unique(np.concatenate(labels), return_inverse=True)
     owner = np.repeat(np.arange(len(labels)), list(map(len, labels)))
@@ -295,13 +300,13 @@ def class_counts(data: Problem | Sequence[Any]) -> ClassCounts:
     return ClassCounts(cells.reshape(len(labels), len(classes)), classes)
 
 
-def _labels(problem: Problem) -> list[np.ndarray]:
+def _labels(where: str, problem: Problem) -> list[np.ndarray]:
     """Returns the classes of each worker's samples."""
     data = problem.data
     targets = data.targets if isinstance(data, Examples | pooled.Pooled) else None
     if not isinstance(targets, jax.Array) or targets.ndim != 2 or targets.dtype.kind not in "iu":
         raise ValueError(
-            f"class_counts: the data of {problem.name} have no classes; expected targets that are "
+            f"{where}: the data of {problem.name} have no classes; expected targets that are "
             "one integer per sample; pass the labels of each worker as arrays"
         )
     if isinstance(data, Examples):

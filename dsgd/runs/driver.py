@@ -5,7 +5,6 @@ lists the messages of a round.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,7 +14,7 @@ from jax.sharding import Mesh
 from dsgd import checks, modes
 from dsgd.base import Algorithm, Key, Pattern, Problem, PyTree, State
 from dsgd.clusters import Cluster
-from dsgd.engine import loop, pooled, protocol
+from dsgd.engine import loop, pooled, programs, protocol
 from dsgd.engine.probe import probe
 from dsgd.runs import chunks, plans, starts
 from dsgd.runs.feed import Feed
@@ -239,7 +238,7 @@ def compile_round(
         lambda: protocol.Method(algorithm, problem, plan.N).init(problem.init(key))
     )
     data = jax.eval_shape(lambda: pooled.lay_out(problem.data, plan.mesh.size))
-    return jax.jit(partial(loop.one_round, plan)).lower(state, key, data).compile()
+    return programs.compile_alone(loop.one_round, plan, state, key, data)
 
 
 class Exchange(NamedTuple):

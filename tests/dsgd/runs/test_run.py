@@ -283,8 +283,12 @@ REFUSED: dict[str, dict[str, Any]] = {
     "evaluate_every = 1024": {"record_every": 2**25, "evaluate_every": 1024},
     "mesh has 3 devices for 4 workers": {"mesh": 3},
     "batches ended after round 3": {"batches": [WHOLE] * 3},
-    r"leaf of shape \(2, 20, 3\)": {"batches": [tuple(leaf[:2] for leaf in WHOLE)] * 5},
-    r"batch 4 is .*\(4, 7, 3\)": {"batches": [*[WHOLE] * 4, (INPUTS[:, :7], TARGETS[:, :7])]},
+    r"batch 0\[0\] has shape \(2, 20, 3\); expected .* 4 workers": {
+        "batches": [tuple(leaf[:2] for leaf in WHOLE)] * 5
+    },
+    r"batch 4\[0\] is float32\[4, 7, 3\]; expected float32\[4, 20, 3\]": {
+        "batches": [*[WHOLE] * 4, (INPUTS[:, :7], TARGETS[:, :7])]
+    },
     "asks for exact gradients, but batches are given": {
         "method": algorithms.gradient_descent(optax.sgd(0.1)),
         "batches": [WHOLE] * 5,
