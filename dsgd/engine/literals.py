@@ -3,8 +3,8 @@
 The learning rate of an optax optimizer is a literal of its `update`, so that each one would be
 compiled again. `lift` calls such a function with its literals replaced by elements of an array, an
 argument of the program that `programs` adds; runs that differ in these numbers alone then have the
-same program. Whole numbers remain literals, since most of them are part of a formula, such as
-1 - x, which XLA simplifies.
+same program. The whole numbers from -2 to 2 remain literals, since most of them are part of a
+formula, such as 1 - x, which XLA simplifies.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Lifted:
 
     def lifts(self, value: Any) -> bool:
         """Whether a literal or constant is lifted: it is a floating-point scalar, but no whole
-        number.
+        number from -2 to 2.
         """
         if isinstance(value, Tracer) or np.shape(value):
             return False
@@ -60,7 +60,8 @@ class Lifted:
             return False
         number = float(value)
         has_place = number in self._places or len(self._places) < MOST
-        return has_place and math.isfinite(number) and not number.is_integer()
+        formula = number.is_integer() and abs(number) <= 2
+        return has_place and math.isfinite(number) and not formula
 
     def read(self, value: Any, aval: Any) -> jax.Array:
         """Returns a number as an element of the argument, in the type `aval`."""
@@ -89,8 +90,8 @@ def lifting(array: jax.Array) -> Iterator[Lifted]:
 
 def lift(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     """Returns `function(*args)`. In a compiled program, floating-point scalars in the function that
-    do not depend on its arguments, except whole numbers, are arguments of the program; those inside
-    loops, branches and other nested functions are not.
+    do not depend on its arguments are arguments of the program, except whole numbers from -2 to 2
+    and those inside loops, branches and other nested functions.
 
     Args:
         function: function of pytrees of arrays.

@@ -46,11 +46,12 @@ def results(function: Callable, numbers: Any, mesh: jax.sharding.Mesh) -> tuple[
     ("function", "numbers", "compiled"),
     [
         (scale, (0.3, -0.7, np.float32(2.5), jnp.asarray(1e-4)), 1),
-        (scale, (3.0, 4.0, np.inf), 3),
-        (scale, (3, 4), 2),
+        (scale, (0.3, 3.0, -10.0), 1),
+        (scale, (1.0, -2.0, np.inf), 3),
+        (scale, (-1, 2), 2),
         (branch, (0.3, 0.7), 2),
     ],
-    ids=["scalars", "whole", "integers", "nested"],
+    ids=["scalars", "whole", "small whole", "integers", "nested"],
 )
 def test_programs_are_shared_by_other_numbers(function, numbers, compiled, mesh):
     found, count = results(function, numbers, mesh)
