@@ -81,9 +81,12 @@ def refusal(values: Any) -> str | None:
 def hint(values: Any) -> str:
     """Returns the reason of `refusal` in brackets, to append to a message.
 
-    It is "" for values that `numbers` accepts, and for objects that are not array-like.
+    It is "" for values that `numbers` accepts, and for objects that are not array-like, such as
+    lists of results.
     """
-    plain = isinstance(values, list | tuple) and not hasattr(values, "_fields")
+    plain = isinstance(values, list | tuple) and not any(
+        hasattr(each, "_fields") for each in (values, *values)
+    )
     like = plain or any(hasattr(values, name) for name in ("__array__", "__dlpack__", "toarray"))
     reason = refusal(values) if like else None
     return f" (got {reason})" if reason else ""

@@ -38,6 +38,8 @@ SYNONYMS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("lam", "regularization", "weight_decay"), ("l2", "penalty")),
     "bits": ("levels",),
     "dataset": ("data",),
+    "xscale": ("logx",),
+    "yscale": ("logy",),
     **dict.fromkeys(("grad_norm", "gradient_norm"), ("grad_sqnorm",)),
     **dict.fromkeys(("acc", "accuracy"), ("test_accuracy",)),
     **dict.fromkeys(("seconds", "time"), ("clock",)),

@@ -588,9 +588,10 @@ def _require_per_sample(
         )
         if not fits or not (what != "loss" or jnp.issubdtype(two.dtype, jnp.floating)):
             given = f"{checks.kind(two)} for 2 samples, {checks.kind(three)} for 3"
+            shape = "floating point [m, ...]" if what == "loss" else "[m, ...]"
             raise ValueError(
-                f"{name}: {what} returned {given}; expected floating point [m, ...], one value "
-                "(or row) for each sample"
+                f"{name}: {what} returned {given}; expected {shape}, one value (or row) for each "
+                "sample, not their mean"
             )
 
 

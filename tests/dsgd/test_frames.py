@@ -130,6 +130,7 @@ def test_a_table_shows_the_best_point_of_a_sweep(swept):
     ("runs", "columns", "message"),
     [
         ({}, None, r"table: runs = \{\}; expected"),
+        ([dsgd.State(np.ones(2), np.ones(3))], None, "of these by method name$"),
         ({"a": last([1.0, 2.0])}, ["los"], r"columns = \['los'\]; expected some of loss, bits"),
         (history(seeds=2), "samples", "expected some of loss"),
     ],

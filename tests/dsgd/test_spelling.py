@@ -106,6 +106,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "rounds": (lambda: plots.curves(HISTORY, x="rounds"), "x = 'rounds' .* did you mean step?"),
     "grad_norm": (lambda: plots.curves(HISTORY, y="grad_norm"), "did you mean grad_sqnorm?"),
     "accuracy": (lambda: plots.curves(HISTORY, y="accuracy"), "did you mean test_accuracy?"),
+    "xscale": (lambda: cast("Any", plots.curves)(HISTORY, xscale="log"), "did you mean logx?"),
     "time": (lambda: plots.curves(HISTORY, x="time"), "did you mean clock?"),
     "noniid": (lambda: problems.split(np.arange(4), 2, "noniid"), "did you mean by-label?"),
     "scafold": (lambda: algorithms.make("scafold", optax.sgd(0.1), 3), "did you mean scaffold?"),
@@ -127,7 +128,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_terms_of_the_field_are_answered_with_the_name(name):
     call, message = REFUSED[name]
-    with pytest.raises((AttributeError, ValueError), match=message):
+    with pytest.raises((AttributeError, TypeError, ValueError), match=message):
         call()
 
 
