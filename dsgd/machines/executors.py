@@ -116,7 +116,9 @@ class Process:
     """
 
     def __init__(self, cores: Sequence[int], log: Path) -> None:
-        self.cores, self.log, self.busy = cores, log, False
+        self.cores: Sequence[int] = cores
+        self.log: Path = log
+        self.busy: bool = False
         self._start()
 
     def _start(self) -> None:
@@ -125,7 +127,7 @@ class Process:
         with theirs, self.log.open("wb") as log:
             # In its own session it receives no Ctrl-C, and its process group has all processes
             # that it starts.
-            self.process = subprocess.Popen(
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
                 command,
                 env=subprocess_call.environment(jax.local_device_count()),
                 stdin=subprocess.DEVNULL,
@@ -134,7 +136,7 @@ class Process:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self.connection = Connection(ours.detach())
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
 
     def begin(self, call: bytes) -> Process:
         """Starts a call, and returns its job."""

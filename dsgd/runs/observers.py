@@ -72,7 +72,9 @@ class Observers:
         unfold: Callable[[History], History] = dict,
     ) -> None:
         listed = functions if isinstance(functions, Sequence) else [functions]
-        self.functions = tuple(listed) if agreement.process_index() == 0 else ()
+        self.functions: tuple[Callable[..., Any], ...] = (
+            tuple(listed) if agreement.process_index() == 0 else ()
+        )
         self._where = f"on_record, of a run of {name}"
         self._settings, self._unfold = settings, unfold
         self._history: History = {}

@@ -26,7 +26,7 @@ from theory_checks.machinery import trajectories
 
 METHODS: dict[str, Callable[..., Algorithm]] = {
     name: function
-    for name, function in vars(algorithms).items()
+    for name, function in ((name, getattr(algorithms, name)) for name in algorithms.__all__)
     if inspect.isfunction(function)
     and inspect.signature(function).return_annotation in (Algorithm, "Algorithm")
 }

@@ -252,7 +252,13 @@ def split_layers(problem: Problem, sizes: tuple[int, ...], layers: Sequence[floa
     problem = instances.full_batch(problem)
     gap = instances.constants(problem).gap
     init, loss, evaluate, sample = _functions(sizes, problem.loss, problem.sample)
-    made = problem._replace(init=init, loss=loss, evaluate=evaluate, sample=sample)
+    made = problem._replace(
+        init=init,
+        loss=loss,
+        evaluate=evaluate,
+        sample=sample,
+        constants=problem.constants._replace(minimizer=None),  # it is one vector
+    )
     return Layered(made, sizes, tuple(layers), gap)
 
 
