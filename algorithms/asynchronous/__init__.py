@@ -2,6 +2,12 @@
 delays.
 """
 
+from typing import Any
+
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["on_ray"])
+_load, *_ = lazy_loader.attach(__name__, ["on_ray"])
+
+
+def __getattr__(name: str) -> Any:
+    return _load(name)

@@ -1,5 +1,11 @@
 """Mechanisms that several methods share."""
 
+from typing import Any
+
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["delays", "memories", "three_points"])
+_load, *_ = lazy_loader.attach(__name__, ["delays", "memories", "three_points"])
+
+
+def __getattr__(name: str) -> Any:
+    return _load(name)
