@@ -6,7 +6,7 @@ from typing import Any
 
 import lazy_loader
 
-_load, *_ = lazy_loader.attach(__name__, ["on_ray"])
+_load: Any = lazy_loader.attach(__name__, ["on_ray"])[0]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ from typing import Any
 
 import lazy_loader
 
-_load, *_ = lazy_loader.attach(__name__, ["delays", "memories", "three_points"])
+_load: Any = lazy_loader.attach(__name__, ["delays", "memories", "three_points"])[0]
 
 
 def __getattr__(name: str) -> Any:
