@@ -39,7 +39,7 @@ TRACED: dict[str, tuple[Callable, Any]] = {
     "top_k: fraction is traced": (compressors.top_k, 0.5),
     "torus: columns is traced": (lambda n: topologies.torus(3, n), 4),
     "mean_and_error: values is traced": (dsgd.history.mean_and_error, np.ones(3)),
-    "minibatch_sgd: optimizer is traced": (algorithms.minibatch_sgd, 0.5),
+    "minibatch_sgd: optimizer is traced": (algorithms.minibatch_sgd, np.ones((2, 3))),
     "quadratic: A is traced": (lambda each: problems.quadratic(each, B), A),
     "random_quadratic: noise is traced": (lambda s: problems.random_quadratic(2, 3, noise=s), 0.5),
     r"constant: value\[1\] is traced": (lambda s: clusters.constant([1.0, s]), 0.5),
