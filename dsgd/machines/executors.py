@@ -82,9 +82,9 @@ def local_processes(where: str, count: int) -> Iterator[Submit]:
     They have as many threads as this process, because results depend on their number to rounding.
 
     Raises:
-        ValueError: if JAX does not compute on CPUs in this process.
+        ValueError: if JAX computes on an accelerator in this process.
     """
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() in ("gpu", "tpu"):
         raise ValueError(
             f"{where}: on = 'processes' shares the cores of this machine, but JAX computes on "
             f"{jax.default_backend()}; expected 'ray', 'slurm' or an executor"
