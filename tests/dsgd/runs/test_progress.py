@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import time
 from contextlib import redirect_stderr
 from typing import Any
@@ -40,7 +39,8 @@ def show(shown: bool | None, stderr: Any, seconds: float = 0.3) -> None:
 
 @pytest.mark.parametrize("columns", [60, 80])
 def test_a_line_fits_narrow_terminals(terminal, monkeypatch, columns):
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, 24)))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("LINES", "24")
     show(None, terminal)
     *_, line, cleared = terminal.getvalue().rstrip("\r").split("\r")
     assert line.startswith("decentralized_sg…: 57500/200000 ")
