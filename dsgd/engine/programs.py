@@ -54,7 +54,7 @@ _programs = _Latest()  # by content
 _compiled = 0
 _forms: dict[bytes, bytes] = {}  # hash of the first program's text, by that without numbers
 _suggested = list[bytes]()  # the form for which `dsgd.sweep` was suggested
-_log = logging.getLogger("dsgd")
+_log = logging.getLogger(__name__)
 _NUMBER = re.compile(r"dense<-?\d[\d.]*[.E][^>]*> : tensor<b?f\d+>")  # scalar constants
 _LAYOUT = re.compile(r"#sdy\.sharding<@mesh, \[[^]]*\]>")
 

@@ -38,6 +38,7 @@ from rich.table import Table
 
 import dsgd
 from dsgd import cache, clusters, optional, plots, records
+from dsgd.engine import programs
 from dsgd.machines import agreement, heartbeat, runtime, tasks
 from dsgd.machines.remote_calls import RemoteTraceback
 from experiments.shared import page, resuming, tables
@@ -312,7 +313,7 @@ def launch(main: Callable[[Any], Any], args: Any, machines: Machines | None = No
                 cache.enable(args.cache)
             if not getattr(mine, "progress", True):
                 os.environ["TQDM_DISABLE"] = "1"
-            logging.getLogger("dsgd").setLevel(logging.ERROR)  # the user cannot choose a sweep
+            logging.getLogger(programs.__name__).setLevel(logging.ERROR)  # it suggests sweeps
             if getattr(args, "html", False):
                 optional.load("--html", "bokeh", "report")
             kept = resumes(machines) or getattr(args, "on", None) is not None

@@ -219,7 +219,8 @@ def draw(args: Any, outcomes: dict[str, dict[str, Outcome]], words: str) -> Figu
     axes.tick_params(length=0)
     axes.set_yticks(range(len(outcomes)), outcomes)
     _name_families(axes, list(outcomes))
-    sheet.colorbar(image, ax=axes, label="loss f(x), last tenth", shrink=0.5, pad=0.02)
+    bar = sheet.colorbar(image, ax=axes, label="loss f(x), last tenth", shrink=0.5, pad=0.02)
+    plots.log_scale(bar.ax, "y")
     handles = [
         Patch(
             facecolor="white",

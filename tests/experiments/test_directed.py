@@ -24,7 +24,7 @@ def arguments(**options) -> directed.Args:
 def ran(tmp_path_factory, long):
     """Three of the methods, so that few programs are compiled."""
     out = tmp_path_factory.mktemp("directed")
-    args = arguments(steps=300, seeds=2, learning_rates=(0.1, 0.2), target=1e-2, out=out)
+    args = arguments(steps=160, seeds=2, learning_rates=(0.1, 0.2), target=1e-2, out=out)
     build = directed.make_methods
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

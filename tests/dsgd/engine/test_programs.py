@@ -87,7 +87,7 @@ def test_the_garbage_collector_is_restored_after_a_failed_program(mesh):
 
 def test_programs_that_differ_in_numbers_only_suggest_a_sweep_once(run, monkeypatch, caplog):
     monkeypatch.setattr(programs, "_suggested", [])
-    with caplog.at_level("WARNING", "dsgd"):
+    with caplog.at_level("WARNING", programs.__name__):
         for number, said in ((1, 0), (2, 0), (0.25, 0), (0.25, 0), (0.75, 1), (0.5, 1)):
             run(number)
             assert len(caplog.messages) == said
@@ -101,7 +101,7 @@ def test_neither_sweeps_nor_equal_texts_suggest_a_sweep(run, mesh, monkeypatch, 
         return jax.tree.leaves(x)[0] + plan.number
 
     before = programs.count_compiled()
-    with caplog.at_level("WARNING", "dsgd"):
+    with caplog.at_level("WARNING", programs.__name__):
         for number in (0.25, 0.75):
             programs.call(add, Plan(number, mesh, runs=2), np.int32(1))
         for tree in ([np.int32(1)], (np.int32(1),)):  # two programs with one text
