@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 from dsgd import array_likes, checks
 from dsgd.clusters import integrals
-from dsgd.clusters.quantity import Quantity, require_number, require_probability
+from dsgd.clusters.quantity import Quantity, binomial_bound, require_number, require_probability
 
 
 @checks.arguments
@@ -49,6 +49,7 @@ def constant(value: float | Sequence[float] | ArrayLike) -> Quantity:
             f"constant({values:.9g})",
             positive,
             time_invariant=True,
+            inclusion=float(positive),
         )
     if values.ndim != 1:
         raise ValueError(
@@ -61,6 +62,8 @@ def constant(value: float | Sequence[float] | ArrayLike) -> Quantity:
         positive,
         numbers.size,
         time_invariant=True,
+        most=int((numbers > 0).sum()),
+        inclusion=tuple((numbers > 0).astype(float).tolist()),
     )
 
 
@@ -121,9 +124,16 @@ def bernoulli(probability: float, value: float) -> Quantity:
     """
     require_probability("bernoulli", probability)
     require_number("bernoulli: value", value, least=0)
-    return _draw_by_worker(
-        lambda key: jnp.where(jax.random.bernoulli(key, float(probability)), jnp.float32(value), 0),
-        f"bernoulli({probability:.9g}, {value:.9g})",
+    inclusion = float(probability) if value > 0 else 0.0
+    return replace(
+        _draw_by_worker(
+            lambda key: jnp.where(
+                jax.random.bernoulli(key, float(probability)), jnp.float32(value), 0
+            ),
+            f"bernoulli({probability:.9g}, {value:.9g})",
+        ),
+        most=lambda N: binomial_bound(N, inclusion),
+        inclusion=inclusion,
     )
 
 
@@ -318,6 +328,7 @@ def bounded(quantity: Quantity, most: float) -> Quantity:
         name=name,
         positive=positive,
         integral=None,
+        inclusion=quantity.inclusion if most > 0 else 0.0,
     )
 
 
@@ -375,6 +386,10 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
         integral=lambda key, clock, seconds, worker: quantity.integrate(
             key, clock, seconds, worker // size
         ),
+        most=lambda N: size * quantity.most_of(-(-N // size)),
+        inclusion=tuple(np.repeat(quantity.inclusion, size).tolist())
+        if isinstance(quantity.inclusion, tuple)
+        else quantity.inclusion,
     )
 
 
@@ -397,7 +412,9 @@ def sampled(k: int, of: int) -> Quantity:
     def sample(key, clock, worker):
         return (jax.random.permutation(key, of)[worker] < k).astype(jnp.float32)
 
-    return Quantity(sample, f"sampled({k}, of={of})", k == of, of, time_invariant=True)
+    return Quantity(
+        sample, f"sampled({k}, of={of})", k == of, of, time_invariant=True, most=k, inclusion=k / of
+    )
 
 
 def _draw_by_worker(

@@ -4,6 +4,7 @@ quantities.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +18,9 @@ from jax.core import Tracer
 from dsgd import causes, checks
 from dsgd.base import Real
 from dsgd.clusters import integrals
+
+# A bound on the number of participants may fail with this probability in a round.
+_UNLIKELY = 1e-12
 
 
 @checks.arguments
@@ -51,9 +55,29 @@ class Quantity:
         ]
         | None
     ) = None
+    most: int | Annotated[Callable[[int], int], "(N)"] | None = None
+    inclusion: tuple[float, ...] | float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.most, int):
+            checks.natural("Quantity: most", self.most)
+        probabilities = np.ravel(() if self.inclusion is None else self.inclusion)
+        if not ((probabilities >= 0) & (probabilities <= 1)).all():
+            raise ValueError(
+                f"Quantity: inclusion = {checks.show(self.inclusion)}; expected probabilities, "
+                "numbers from 0 to 1"
+            )
 
     def __repr__(self) -> str:
         return f"Quantity({self.name})"
+
+    def most_of(self, N: int) -> int:
+        """Returns a bound on the number of N workers whose value is positive at once; N, if no
+        other is known.
+        """
+        if self.most is None:
+            return N
+        return min(N, self.most if isinstance(self.most, int) else self.most(N))
 
     def require_scalars(self) -> None:
         """Raises ValueError if a function of the quantity does not return a float scalar."""
@@ -147,6 +171,7 @@ class Quantity:
             name=name,
             positive=positive,
             integral=lambda *args: factor * self.integrate(*args),
+            inclusion=self.inclusion if isinstance(factor, Tracer) or factor > 0 else 0.0,
         )
 
     __rmul__ = __mul__
@@ -188,6 +213,15 @@ def require_probability(what: str, value: Any) -> None:
     require_number(what, value, least=0)
     if value > 1:
         raise ValueError(f"{what} = {value!r}; expected a number from 0 to 1")
+
+
+def binomial_bound(N: int, p: float) -> int:
+    r"""Returns the smallest B with $P(X > B) \le 10^{-12}$ for a binomial X of N trials with
+    probability p: a bound on how many of N workers participate in all rounds of a run.
+    """
+    from scipy.special import bdtrc  # noqa: PLC0415 (takes a fifth of a second to import)
+
+    return bisect.bisect_left(range(N), True, key=lambda B: bool(bdtrc(B, N, p) <= _UNLIKELY))
 
 
 def same_workers(*quantities: Quantity) -> int | None:
