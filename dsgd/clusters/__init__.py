@@ -32,13 +32,13 @@ from dsgd.clusters.quantities import (
     measured,
     normal,
     per_server,
-    sampled,
     sinusoid,
     slow,
     square_wave,
     trace,
 )
 from dsgd.clusters.quantity import Quantity
+from dsgd.clusters.selections import cyclic, markov, round_robin, sampled, systematic
 
 __all__ = [
     "Cluster",
@@ -48,18 +48,22 @@ __all__ = [
     "bernoulli",
     "bounded",
     "constant",
+    "cyclic",
     "exponential",
     "gamma",
     "load",
     "lognormal",
+    "markov",
     "measured",
     "normal",
     "per_server",
+    "round_robin",
     "sampled",
     "save",
     "sinusoid",
     "slow",
     "square_wave",
+    "systematic",
     "trace",
 ]
 

@@ -54,6 +54,8 @@ class Overlap:
     last: float
 
     def __post_init__(self) -> None:
+        self.backward.refuse_selection("Overlap: backward")
+        self.backward_per_sample.refuse_selection("Overlap: backward_per_sample")
         require_probability("Overlap: first", self.first)
         require_probability("Overlap: last", self.last)
 
@@ -129,6 +131,9 @@ class Cluster:
         if not isinstance(self.latency, Tracer):
             require_seconds("Cluster: latency", self.latency)
         require_number("Cluster: noise", self.noise, least=0)
+        for what in ("compute", "up", "down", "per_sample", "delivered"):
+            if quantity := getattr(self, what):
+                quantity.refuse_selection(f"Cluster: {what}")
         check_convention(self.convention)
         checks.positive_int("Cluster: micro_batches", self.micro_batches)
         same_workers(*self._quantities)

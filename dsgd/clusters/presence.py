@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dsgd import checks, workers
 from dsgd.base import Round
@@ -11,29 +14,39 @@ from dsgd.clusters.cluster import Cluster
 from dsgd.clusters.quantity import Quantity
 
 # The numbers are far from the small numbers that methods fold into a round's key.
-_PRESENT, _DELIVERED = 0x70726573, 0x64656C69
+_PRESENT, _DELIVERED, _BY_PERIOD = 0x70726573, 0x64656C69, 0xF0726573
 _DRAWS = 256
 
 
-def present(cluster: Cluster, round: Round, key: jax.Array) -> jax.Array | None:
+def present(cluster: Cluster, round: Round, key: jax.Array, run: jax.Array) -> jax.Array | None:
     """Returns which workers participate, bool `[N]`; None: all.
 
     Args:
         cluster: the cluster.
         round: the present round.
         key: key of the first of the `participation_period` rounds that share a draw.
+        run: key of the run's rounds, the same in all of them, for selections by period.
     """
-    if cluster.present is None:
+    quantity, number = cluster.present, jnp.arange(round.workers)
+    if quantity is None:
         return None
-    return _some(
-        cluster.present, jax.random.fold_in(key, _PRESENT), round, jnp.arange(round.workers)
+    if quantity.by_period is None:
+        return _some(quantity, jax.random.fold_in(key, _PRESENT), round, number)
+    period = jnp.asarray(round.step, jnp.int32) // cluster.participation_period
+    of_worker = partial(
+        quantity.by_period, jax.random.fold_in(run, _BY_PERIOD), period, jnp.float32(round.clock)
     )
+    return jax.vmap(of_worker)(number) > 0
 
 
-def is_random(quantity: Quantity, N: int) -> bool:
-    """Returns whether participation depends on the key, not only on the worker and the clock. This
-    is determined from 256 draws.
+def is_drawn(quantity: Quantity, N: int) -> bool:
+    """Returns whether participation changes between participation periods, not only with the worker
+    and the clock. If the quantity does not state it, it is determined from 256 draws.
     """
+    if quantity.by_period is not None:
+        return True
+    if quantity.inclusion is not None:
+        return any(0 < probability < 1 for probability in np.ravel(quantity.inclusion))
 
     def some(key: jax.Array) -> jax.Array:
         return (

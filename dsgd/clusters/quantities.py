@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,9 +13,16 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from dsgd import array_likes, checks
+from dsgd import checks
 from dsgd.clusters import integrals
-from dsgd.clusters.quantity import Quantity, binomial_bound, require_number, require_probability
+from dsgd.clusters.quantity import (
+    Quantity,
+    binomial_bound,
+    digest,
+    require_number,
+    require_numbers,
+    require_probability,
+)
 
 
 @checks.arguments
@@ -37,7 +43,7 @@ def constant(value: float | Sequence[float] | ArrayLike) -> Quantity:
             positive=True,
             time_invariant=True,
         )
-    values = _numbers("constant", value, least=0)
+    values = require_numbers("constant", value, least=0)
     positive = bool((values.astype(np.float32) > 0).all())
     if values.size == 0:
         raise ValueError(
@@ -58,7 +64,7 @@ def constant(value: float | Sequence[float] | ArrayLike) -> Quantity:
     numbers = values.astype(np.float32)
     return Quantity(
         lambda key, clock, worker: jnp.asarray(numbers)[worker],
-        f"constant({_digest(values)})",
+        f"constant({digest(values)})",
         positive,
         numbers.size,
         time_invariant=True,
@@ -110,30 +116,72 @@ def lognormal(mu: float, sigma: float) -> Quantity:
 
 
 @checks.arguments
-def bernoulli(probability: float, value: float) -> Quantity:
+def bernoulli(
+    probability: float | Sequence[float] | ArrayLike | Quantity, value: float
+) -> Quantity:
     """A quantity that equals `value` with the given probability, and 0 otherwise.
 
-    Draws are independent between workers, rounds and micro-batches.
+    Draws are independent between workers, rounds and micro-batches. As participation this is
+    Poisson sampling.
 
     Args:
-        probability: probability of `value`, in [0, 1].
+        probability: probability of `value`, in [0, 1]: one number, `[N]`, one for each worker, or a
+            quantity whose value, at most 1, is the probability at the time: a daily pattern is
+            `bernoulli(sinusoid(0.6, math.pi / 86_400, 0.2, phase=...), 1.0)`.
         value: at least 0.
 
     Raises:
-        ValueError: if the probability is outside [0, 1], or the value is negative, infinite or NaN.
+        ValueError: if a probability is outside [0, 1], or the value is negative, infinite or NaN.
     """
-    require_probability("bernoulli", probability)
     require_number("bernoulli: value", value, least=0)
-    inclusion = float(probability) if value > 0 else 0.0
-    return replace(
-        _draw_by_worker(
-            lambda key: jnp.where(
-                jax.random.bernoulli(key, float(probability)), jnp.float32(value), 0
-            ),
-            f"bernoulli({probability:.9g}, {value:.9g})",
-        ),
-        most=lambda N: binomial_bound(N, inclusion),
-        inclusion=inclusion,
+    if isinstance(probability, Quantity):
+        probability.refuse_selection("bernoulli: probability")
+
+        def sample(key, clock, worker):
+            of_coin, of_probability = jax.random.split(key)
+            p = probability.sample(of_probability, clock, worker)
+            coin = jax.random.uniform(jax.random.fold_in(of_coin, worker), dtype=jnp.float32)
+            return jnp.where(coin < p, jnp.float32(value), 0)
+
+        return Quantity(
+            sample,
+            f"bernoulli({probability.name}, {value:.9g})",
+            positive=False,
+            workers=probability.workers,
+            min_workers=probability.min_workers,
+            time_invariant=probability.time_invariant,
+        )
+    p = require_numbers("bernoulli", probability, least=0).astype(np.float64)
+    if p.ndim > 1 or p.size == 0 or (p > 1).any():
+        raise ValueError(
+            f"bernoulli: probability = {checks.show(probability)}; expected a number from 0 to 1, "
+            "or one for each worker"
+        )
+    by_worker = p.astype(np.float32)
+    inclusion = p if value > 0 else np.zeros_like(p)
+    certain, rest = int((inclusion == 1).sum()), inclusion[inclusion < 1]
+
+    def draw(key, clock, worker):
+        chance = jnp.asarray(by_worker)[worker] if p.ndim else float(p)
+        coin = jax.random.bernoulli(jax.random.fold_in(key, worker), chance)
+        return jnp.where(coin, jnp.float32(value), 0)
+
+    def most(N: int) -> int:
+        # Of all independent coins with this mean, equal ones have the heaviest tails (Hoeffding).
+        return (
+            certain + binomial_bound(rest.size, rest.mean() if rest.size else 0.0)
+            if p.ndim
+            else binomial_bound(N, float(inclusion))
+        )
+
+    return Quantity(
+        draw,
+        f"bernoulli({digest(p) if p.ndim else f'{float(p):.9g}'}, {value:.9g})",
+        positive=False,
+        workers=p.size if p.ndim else None,
+        time_invariant=True,
+        most=most,
+        inclusion=tuple(inclusion.tolist()) if p.ndim else float(inclusion),
     )
 
 
@@ -197,7 +245,7 @@ def measured(values: Sequence[Any] | np.ndarray) -> Quantity:
         ]
 
     return Quantity(
-        sample, f"measured({_digest(table)})", bool((table > 0).all()), workers, time_invariant=True
+        sample, f"measured({digest(table)})", bool((table > 0).all()), workers, time_invariant=True
     )
 
 
@@ -226,22 +274,29 @@ def trace(values: Sequence[Any] | np.ndarray, interval: float) -> Quantity:
     def integral(key, clock, seconds, worker):
         return integrals.integrate_trace(table, sums, interval, _row(table, worker), clock, seconds)
 
-    name, positive = f"trace({_digest(table)}, {interval:.9g})", bool((table > 0).all())
+    name, positive = f"trace({digest(table)}, {interval:.9g})", bool((table > 0).all())
     return Quantity(
         sample, name, positive, workers, time_invariant=table.shape[1] == 1, integral=integral
     )
 
 
 @checks.arguments
-def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quantity:
+def sinusoid(
+    eta: float,
+    theta: float,
+    delta: float,
+    noise: float = 0.0,
+    phase: float | Sequence[float] | ArrayLike = 0.0,
+) -> Quantity:
     r"""A quantity that oscillates over time with multiplicative noise,
-    $(\eta \sin^2(\theta t) + \delta)\, e^{\nu z}$ with $z \sim \mathcal N(0, 1)$.
+    $(\eta \sin^2(\theta (t + \phi)) + \delta)\, e^{\nu z}$ with $z \sim \mathcal N(0, 1)$.
 
     Args:
         eta: $\eta$, the difference between the maximum and the minimum, at least 0.
         theta: $\theta$, radians per second, at least 0.
         delta: $\delta$, the minimum, above 0.
         noise: $\nu$, at least 0; each worker draws its own z in every round.
+        phase: $\phi$, seconds, at least 0: one number, or one for each worker.
 
     Raises:
         ValueError: if `delta` is not positive, another argument is negative, or one is infinite or
@@ -268,19 +323,28 @@ def sinusoid(eta: float, theta: float, delta: float, noise: float = 0.0) -> Quan
         return noisy(key, worker, integrals.integrate_sinusoid(eta, theta, delta, clock, seconds))
 
     name = f"sinusoid({eta:.9g}, {theta:.9g}, {delta:.9g}, {noise:.9g})"
-    return Quantity(
+    quantity = Quantity(
         sample, name, positive=True, time_invariant=eta == 0 or theta == 0, integral=integral
     )
+    return _shifted("sinusoid", quantity, phase)
 
 
 @checks.arguments
-def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Quantity:
+def square_wave(
+    high: float,
+    low: float,
+    period: float,
+    duty: float = 0.5,
+    phase: float | Sequence[float] | ArrayLike = 0.0,
+) -> Quantity:
     """A quantity that is `high` in the first part of each period, then `low`.
 
     Args:
         high, low: the two levels, at least 0.
         period: seconds, above 0.
         duty: share of a period in which the quantity is high, in [0, 1].
+        phase: seconds of the first period that have passed at time 0, at least 0: one number, or
+            one for each worker, for example for clients in several time zones.
 
     Raises:
         ValueError: if a level is negative, infinite or NaN, `period` is not positive, or `duty` is
@@ -300,13 +364,14 @@ def square_wave(high: float, low: float, period: float, duty: float = 0.5) -> Qu
         return integrals.integrate_square_wave(high, low, period, duty, clock, seconds)
 
     name = f"square_wave({high:.9g}, {low:.9g}, {period:.9g}, {duty:.9g})"
-    return Quantity(
+    quantity = Quantity(
         sample,
         name,
         min(high, low) > 0,
         time_invariant=high == low or duty in (0, 1),
         integral=integral,
     )
+    return _shifted("square_wave", quantity, phase)
 
 
 @checks.arguments
@@ -321,6 +386,7 @@ def bounded(quantity: Quantity, most: float) -> Quantity:
         ValueError: if `quantity` is not a quantity, or `most` is negative, infinite or NaN.
     """
     require_number("bounded: most", most, least=0)
+    quantity.refuse_selection("bounded: quantity")
     name, positive = f"min({quantity.name}, {most:.9g})", quantity.positive and most > 0
     return replace(
         quantity,
@@ -348,6 +414,7 @@ def slow(quantity: Quantity, workers: Sequence[int], factor: float) -> Quantity:
     """
     chosen = sorted({checks.natural("slow: worker", worker) for worker in workers})
     require_number("slow: factor", factor, least=0, more=True)
+    quantity.refuse_selection("slow: quantity")
 
     def times(worker):
         return jnp.where(jnp.isin(worker, jnp.asarray(chosen, jnp.int32)), factor, 1.0)
@@ -377,6 +444,7 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
         ValueError: if `quantity` is not a quantity, or `size` is less than 1.
     """
     checks.positive_int("per_server: size", size)
+    by_period = quantity.by_period
     return replace(
         quantity,
         sample=lambda key, clock, worker: quantity.sample(key, clock, worker // size),
@@ -390,30 +458,8 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
         inclusion=tuple(np.repeat(quantity.inclusion, size).tolist())
         if isinstance(quantity.inclusion, tuple)
         else quantity.inclusion,
-    )
-
-
-@checks.arguments
-def sampled(k: int, of: int) -> Quantity:
-    """A quantity that is 1 for exactly k of N workers, drawn uniformly without replacement in every
-    round, and 0 for the others: client sampling.
-
-    Args:
-        k: number of sampled workers, from 1 to N.
-        of: N.
-
-    Raises:
-        ValueError: if `k` or `of` is out of range.
-    """
-    k, of = checks.positive_int("sampled: k", k), checks.positive_int("sampled: of", of)
-    if k > of:
-        raise ValueError(f"sampled: k = {k} of {of} workers; expected k of at most {of}")
-
-    def sample(key, clock, worker):
-        return (jax.random.permutation(key, of)[worker] < k).astype(jnp.float32)
-
-    return Quantity(
-        sample, f"sampled({k}, of={of})", k == of, of, time_invariant=True, most=k, inclusion=k / of
+        by_period=by_period
+        and (lambda key, period, clock, worker: by_period(key, period, clock, worker // size)),
     )
 
 
@@ -429,38 +475,41 @@ def _draw_by_worker(
     )
 
 
+def _shifted(what: str, quantity: Quantity, phase: Any) -> Quantity:
+    """Returns the quantity ahead in time by a phase in seconds, or by one for each worker."""
+    phases = require_numbers(f"{what}: phase", phase, least=0)
+    if phases.ndim > 1 or phases.size == 0:
+        raise ValueError(
+            f"{what}: phase of shape {phases.shape}; expected one number, or one for each worker"
+        )
+    if not phases.any():
+        return replace(quantity, workers=phases.size if phases.ndim else None)
+    seconds = phases.astype(np.float32)
+
+    def later(clock, worker):
+        return clock + (jnp.asarray(seconds)[worker] if seconds.ndim else seconds)
+
+    return replace(
+        quantity,
+        sample=lambda key, clock, worker: quantity.sample(key, later(clock, worker), worker),
+        integral=lambda key, clock, duration, worker: quantity.integrate(
+            key, later(clock, worker), duration, worker
+        ),
+        name=f"{quantity.name} with phase {digest(phases) if phases.ndim else f'{phases:.9g}'}",
+        workers=phases.size if phases.ndim else None,
+    )
+
+
 def _row(table: np.ndarray, worker: Any) -> Any:
     return worker if table.shape[0] > 1 else 0
 
 
 def _table(what: str, values: Any) -> tuple[np.ndarray, int | None]:
     """Returns the values as `[1 or N, samples]`, and the N that they are for, if any."""
-    table = _numbers(what, values, least=0)
+    table = require_numbers(what, values, least=0)
     if table.ndim not in (1, 2) or table.size == 0:
         raise ValueError(
             f"{what}: values of shape {table.shape}; expected [samples], or [N, samples] with a "
             "row for each worker"
         )
     return np.atleast_2d(table).astype(np.float32), table.shape[0] if table.ndim == 2 else None
-
-
-def _numbers(what: str, values: Any, *, least: float) -> np.ndarray:
-    array = np.array(array_likes.numbers(what, values))
-    if array.dtype == bool:
-        raise ValueError(f"{what}: given {checks.show(values)}; expected numbers")
-    with np.errstate(over="ignore"):
-        # Draws are float32, so that the numbers must be finite and not round to 0 in float32.
-        drawn = array.astype(np.float32)
-        wrong = ~(np.isfinite(drawn) & ((drawn != 0) == (array != 0)) & (array >= least))
-    if wrong.any():
-        raise ValueError(
-            f"{what}: given {array[wrong].ravel()[0]}; expected finite numbers >= {least:.9g} "
-            "that float32 can represent"
-        )
-    return array
-
-
-def _digest(values: np.ndarray) -> str:
-    shape = "x".join(map(str, values.shape))
-    digest = hashlib.sha256(np.ascontiguousarray(values, np.float64).tobytes()).hexdigest()
-    return f"{shape} numbers {digest[:8]}"

@@ -5,6 +5,7 @@ quantities.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from dsgd import causes, checks
+from dsgd import array_likes, causes, checks
 from dsgd.base import Real
 from dsgd.clusters import integrals
 
@@ -57,6 +58,13 @@ class Quantity:
     ) = None
     most: int | Annotated[Callable[[int], int], "(N)"] | None = None
     inclusion: tuple[float, ...] | float | None = None
+    by_period: (
+        Annotated[
+            Callable[[jax.Array, jax.Array, jax.Array, Any], jax.Array],
+            "(key, period, clock, worker)",
+        ]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
         if isinstance(self.most, int):
@@ -70,6 +78,16 @@ class Quantity:
 
     def __repr__(self) -> str:
         return f"Quantity({self.name})"
+
+    def refuse_selection(self, where: str) -> None:
+        """Raises ValueError if the quantity is a selection by participation periods, which only
+        `Cluster.present` accepts.
+        """
+        if self.by_period is not None:
+            raise ValueError(
+                f"{where} = {self.name}, a selection by participation periods; expected another "
+                "quantity; pass it as Cluster(present=...)"
+            )
 
     def most_of(self, N: int) -> int:
         """Returns a bound on the number of N workers whose value is positive at once; N, if no
@@ -87,6 +105,10 @@ class Quantity:
         if self.integral is not None:
             _require_scalar(
                 f"quantity {self.name!r}: integral", self.integral, key, time, time, worker
+            )
+        if self.by_period is not None:
+            _require_scalar(
+                f"quantity {self.name!r}: by_period", self.by_period, key, worker, time, worker
             )
 
     def integrate(
@@ -129,6 +151,8 @@ class Quantity:
     @checks.arguments
     def __add__(self, other: Quantity) -> Quantity:
         """Returns the sum of two quantities, which are drawn independently."""
+        self.refuse_selection("Quantity: quantity")
+        other.refuse_selection("Quantity: other")
 
         def sample(key, clock, worker):
             first, second = jax.random.split(key)
@@ -160,6 +184,7 @@ class Quantity:
         """Returns the quantity times a nonnegative number. In a function for `dsgd.replay` it may
         be traced, and is then assumed to be positive.
         """
+        self.refuse_selection("Quantity: quantity")
         if isinstance(factor, Tracer):
             name, positive = f"traced ({self.name})", self.positive
         else:
@@ -213,6 +238,35 @@ def require_probability(what: str, value: Any) -> None:
     require_number(what, value, least=0)
     if value > 1:
         raise ValueError(f"{what} = {value!r}; expected a number from 0 to 1")
+
+
+def require_numbers(what: str, values: Any, *, least: float) -> np.ndarray:
+    """Returns the values as an array.
+
+    Raises:
+        ValueError: if one is not a finite number that is at least `least` and that float32 can
+            represent.
+    """
+    array = np.array(array_likes.numbers(what, values))
+    if array.dtype == bool:
+        raise ValueError(f"{what}: given {checks.show(values)}; expected numbers")
+    with np.errstate(over="ignore"):
+        # Draws are float32, so that the numbers must be finite and not round to 0 in float32.
+        drawn = array.astype(np.float32)
+        wrong = ~(np.isfinite(drawn) & ((drawn != 0) == (array != 0)) & (array >= least))
+    if wrong.any():
+        raise ValueError(
+            f"{what}: given {array[wrong].ravel()[0]}; expected finite numbers >= {least:.9g} "
+            "that float32 can represent"
+        )
+    return array
+
+
+def digest(values: np.ndarray) -> str:
+    """Returns the shape of an array and a digest of its numbers, for names of quantities."""
+    shape = "x".join(map(str, values.shape))
+    digits = hashlib.sha256(np.ascontiguousarray(values, np.float64).tobytes()).hexdigest()
+    return f"{shape} numbers {digits[:8]}"
 
 
 def binomial_bound(N: int, p: float) -> int:

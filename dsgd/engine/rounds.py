@@ -144,7 +144,8 @@ def make_round(plan: Plan, key: jax.Array, before: Clock | tuple[()], step: Any)
         return this_round
     first = step - step % plan.cluster.participation_period
     with protocol.error_context(f"present of the cluster ({plan.cluster.name})"):
-        present = presence.present(plan.cluster, this_round, run_keys.round_keys(key, first)[0])
+        of_period = run_keys.round_keys(key, first)[0]
+        present = presence.present(plan.cluster, this_round, of_period, key)
     return this_round._replace(now=now._replace(present=present))
 
 

@@ -205,7 +205,7 @@ def warn_if_drawn_again(job: RunSpec) -> None:
     if (
         cluster is None
         or cluster.present is None
-        or not presence.is_random(cluster.present, job.plan.N)
+        or not presence.is_drawn(cluster.present, job.plan.N)
     ):
         return
     rounds = cluster.participation_period

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 
-from dsgd import clusters
-from dsgd.clusters import Quantity
+from dsgd import Now, Round, clusters
+from dsgd.clusters import Quantity, presence, successive
 
 N, DRAWS = 6, 4000
 
@@ -32,6 +34,18 @@ def require_frequencies(drawn: np.ndarray, inclusion) -> None:
     assert (np.abs(drawn.mean(0) - expected) <= error + 1e-7).all(), (drawn.mean(0), expected)
 
 
+SIZES = np.array([20.0, 3.0, 7.0, 1.0, 11.0, 5.0])
+
+
+def successive_sampling(weights: np.ndarray, k: int) -> np.ndarray:
+    """Returns the inclusion probabilities from the probabilities of all orders of k workers."""
+    pi = np.zeros(len(weights))
+    for order in itertools.permutations(range(len(weights)), k):
+        left = weights.sum() - np.cumsum([0, *weights[list(order)]])[:k]
+        pi[list(order)] += np.prod(weights[list(order)] / left)
+    return pi
+
+
 SAMPLED = clusters.sampled(2, of=N)
 COIN = clusters.bernoulli(0.3, 2.0)
 MASK = clusters.constant([0.0, 2.0, 3.0, 0.0, 0.0, 5.0])
@@ -47,6 +61,10 @@ KNOWN = {
     "slow": (clusters.slow(SAMPLED, [1, 3], 4.0), 2, 1 / 3),
     "servers": (clusters.per_server(clusters.sampled(2, of=3), 2), 4, 2 / 3),
     "servers of a mask": (clusters.per_server(clusters.constant([0, 3]), 3), 3, [0] * 3 + [1] * 3),
+    "weighted": (clusters.sampled(3, N, SIZES), 3, successive_sampling(SIZES, 3)),
+    "systematic": (clusters.systematic(2, SIZES), 2, 2 * SIZES / 47),
+    "some for certain": (clusters.systematic(3, SIZES), 3, [1, *(2 * SIZES[1:] / 27)]),
+    "coins": (clusters.bernoulli(SIZES / 20, 3.0), 6, SIZES / 20),
     "never": (clusters.bernoulli(0.0, 2.0), 0, 0),
     "worthless": (clusters.bernoulli(0.4, 0.0), 0, 0),
 }
@@ -59,8 +77,135 @@ def test_inclusion_and_the_bound_agree_with_draws(name):
     assert quantity.most_of(N) == most
     assert drawn.sum(1).max() <= most
     assert quantity.inclusion is not None
-    np.testing.assert_allclose(quantity.inclusion, inclusion, rtol=1e-12)
+    np.testing.assert_allclose(quantity.inclusion, inclusion, rtol=1e-6, atol=1e-9)
     require_frequencies(drawn, inclusion)
+
+
+@pytest.mark.parametrize(
+    "quantity",
+    [
+        SAMPLED,
+        clusters.sampled(3, N, SIZES),
+        clusters.systematic(2, SIZES),
+        clusters.systematic(3, SIZES),
+        clusters.sampled(2, N, among=clusters.constant([1.0, 0.0, 1.0, 1.0, 0.0, 1.0])),
+    ],
+    ids=repr,
+)
+def test_exactly_k_workers_are_drawn(quantity):
+    assert set(participants(quantity).sum(1)) == {quantity.most_of(N)}
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 5])
+@pytest.mark.parametrize("spread", [1.0, 3.0])
+def test_inclusion_of_successive_sampling_is_exact(k, spread):
+    weights = SIZES**spread
+    np.testing.assert_allclose(
+        successive.inclusion(weights, k), successive_sampling(weights, k), atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("k", [6, 90])
+def test_many_distinct_weights_are_represented_by_polynomials(k, monkeypatch):
+    """The same as without polynomials."""
+    weights = 0.02 + np.random.default_rng(k).pareto(0.9, 240)
+    monkeypatch.setattr(successive, "_DISTINCT", 200)
+    monkeypatch.setattr(successive, "_LARGEST", 60)
+    found = successive.inclusion(weights, k)
+    monkeypatch.setattr(successive, "_DISTINCT", 1000)
+    np.testing.assert_allclose(found, successive.inclusion(weights, k), rtol=1e-7)
+    np.testing.assert_allclose(found.sum(), k, rtol=1e-9)
+
+
+def test_workers_are_sampled_among_those_that_are_available():
+    """All of them if there are fewer than k; the others take no part."""
+    available = clusters.square_wave(1.0, 0.0, 8.0, 0.5, phase=[0, 2, 4, 6, 0, 2])
+    quantity = clusters.sampled(2, N, SIZES, among=available)
+    at = jax.jit(
+        jax.vmap(
+            lambda key, clock: jax.vmap(lambda n: quantity.sample(key, clock, n))(jnp.arange(N)),
+            (0, None),
+        )
+    )
+    keys = jax.random.split(jax.random.key(5), DRAWS)
+    for clock, some in ((1.0, [0, 1, 4, 5]), (3.0, [0, 3, 4]), (5.0, [2, 3]), (6.5, [1, 2, 5])):
+        drawn = np.asarray(at(keys, jnp.float32(clock))) > 0
+        expected = np.zeros(N)
+        expected[some] = successive_sampling(SIZES[some], 2)
+        require_frequencies(drawn, expected)
+    few = participants(
+        clusters.sampled(3, N, among=clusters.constant(np.array([0.0, 2, 0, 0, 0, 3])))
+    )
+    assert (few == np.isin(np.arange(N), [1, 5])).all()
+
+
+def in_periods(quantity: Quantity, periods: int, every: int = 1, workers: int = N, key: int = 4):
+    """Returns participation in a run's rounds, bool `[periods * every, workers]`."""
+    cluster = clusters.Cluster(clusters.constant(2.0), present=quantity, participation_period=every)
+    run = jax.random.key(key)
+
+    @jax.jit
+    @jax.vmap
+    def present(step):
+        first = jax.random.fold_in(run, step - step % every)
+        this_round = Round(step, workers, first, now=Now(cluster, 0.0))
+        return presence.present(cluster, this_round, first, run)
+
+    return np.asarray(present(jnp.arange(periods * every)))
+
+
+def test_workers_take_turns():
+    """Each participates once before one participates again, in periods of three rounds."""
+    rounds = in_periods(clusters.round_robin(4, of=N), 5, every=3)
+    expected = [[0, 1, 2, 3], [0, 1, 4, 5], [2, 3, 4, 5], [0, 1, 2, 3], [0, 1, 4, 5]]
+    assert [np.flatnonzero(each).tolist() for each in rounds[::3]] == expected
+    assert (rounds.reshape(5, 3, N) == rounds[::3, None]).all()
+
+
+@pytest.mark.parametrize(
+    ("on", "off", "offset", "most"),
+    [
+        (2, 3, [0, 1, 2, 3, 4, 9], 3),
+        (1, 2, [0, 0, 1, 1, 2, 2], 2),
+        (3, 0, [0] * N, 6),
+        (2, 5, 4, 6),
+    ],
+)
+def test_cycles(on, off, offset, most):
+    quantity = clusters.cyclic(on, off, offset)
+    drawn = in_periods(quantity, 20)
+    t, starts = np.arange(20)[:, None], np.broadcast_to(offset, N)
+    np.testing.assert_array_equal(drawn, (t - starts) % (on + off) < on)
+    assert drawn.sum(1).max() == quantity.most_of(N) == most
+
+
+@pytest.mark.parametrize(("on", "off"), [(4.0, 7.0), (1.0, 5.0), (2.5, 1.25), (2.0, 2.0)])
+def test_a_markov_chain(on, off):
+    """Its share, its transitions and its start: within 5 standard errors, and independent of the
+    past.
+    """
+    workers, periods = 500, 90
+    quantity = clusters.markov(on, off)
+    x = in_periods(quantity, periods, workers=workers)
+    share = on / (on + off)
+    assert abs(x[0].mean() - share) < 5 * np.sqrt(share * (1 - share) / workers)
+    for before, probability in ((True, 1 - 1 / on), (False, 1 / off)):
+        for earlier in (True, False):
+            chosen = (x[1:-1] == before) & (x[:-2] == earlier)
+            after = x[2:][chosen]
+            error = 5 * np.sqrt(probability * (1 - probability) / max(after.size, 1))
+            assert abs(after.mean() - probability) <= error if after.size else on == 1
+    assert x.sum(1).max() <= quantity.most_of(workers) < workers
+    assert quantity.inclusion == pytest.approx(share)
+    assert (x != in_periods(quantity, periods, workers=workers, key=6)).any(0).mean() > 0.9
+
+
+def test_long_spells_cost_no_more_draws():
+    """A chain with spells of thousands of periods, far from its beginning."""
+    x = in_periods(clusters.markov(900.0, 2700.0), 4000, workers=40)
+    changes = (x[1:] != x[:-1]).sum()
+    expected = 2 * 40 * 4000 / 3600
+    assert abs(changes - expected) < 5 * np.sqrt(expected)
 
 
 @pytest.mark.parametrize("quantity", [clusters.exponential(2.0), SAMPLED + MASK], ids=repr)
@@ -86,3 +231,79 @@ def test_the_bound_of_independent_draws_is_the_smallest(workers, p):
 def test_wrong_bounds_and_probabilities_are_refused(given, message):
     with pytest.raises(ValueError, match=message):
         Quantity(SAMPLED.sample, "mine", False, **given)
+
+
+TURNS = clusters.round_robin(2, of=N)
+WRONG = {
+    "k": (lambda: clusters.sampled(7, of=6), "sampled: k = 7 of 6 workers; expected k of at most"),
+    "weight": (lambda: clusters.sampled(2, 3, [1, 0, 2]), "sampled: the weight of worker 1 is 0"),
+    "negative": (lambda: clusters.sampled(2, 3, [1, 2, -3]), "sampled: weights: given -3; expec"),
+    "length": (lambda: clusters.sampled(2, 3, [1, 2]), "sampled: 2 weights of 3 workers; expected"),
+    "scalar": (lambda: clusters.systematic(1, 2.0), "systematic: weights of shape"),
+    "nobody": (lambda: clusters.systematic(3, [2.0, 5.0]), "systematic: k = 3 of 2 workers; exp"),
+    "turn": (lambda: clusters.round_robin(5, of=3), "round_robin: k = 5 of 3 workers; expected"),
+    "half": (
+        lambda: clusters.cyclic(2, 3, np.array([0.5, 2])),
+        "cyclic: offset = .*; expected an integer",
+    ),
+    "alternates": (lambda: clusters.markov(1.0, 1.0), "markov: on = 1, off = 1, a chain that alt"),
+    "spell": (lambda: clusters.markov(0.5, 3.0), r"markov: on = 0.5; expected a number in \[1,"),
+    "among": (
+        lambda: clusters.sampled(2, 3, among=clusters.constant([1.0, 2.0])),
+        r"sampled: among = constant\(.*\), which is for 2 workers; expected a quantity of 3",
+    ),
+    "chance": (lambda: clusters.bernoulli([0.5, 1.5], 2.0), "bernoulli: probability = .*; expect"),
+    "seconds": (lambda: clusters.Cluster(TURNS), "Cluster: compute = round_robin.*, a selection"),
+    "messages": (
+        lambda: clusters.Cluster(clusters.constant(2.0), delivered=TURNS),
+        "Cluster: delivered = round_robin.*, a selection by participation periods; expected",
+    ),
+    "multiple": (lambda: 2 * TURNS, "Quantity: quantity = round_robin.*, a selection by part"),
+    "sum": (lambda: MASK + TURNS, "Quantity: other = round_robin.*, a selection by participation"),
+    "bounded": (lambda: clusters.bounded(TURNS, 2.0), "bounded: quantity = round_robin"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_selections_are_refused(name):
+    make, message = WRONG[name]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
+
+
+def test_names_of_selections_contain_all_parameters():
+    waves = [clusters.square_wave(2.0, 0.0, 5.0, phase=phase) for phase in (0.0, 2.0, SIZES)]
+    quantities = [
+        SAMPLED,
+        *(clusters.sampled(2, N, weights) for weights in (SIZES, SIZES[::-1])),
+        *(clusters.sampled(2, N, among=among) for among in (*waves, COIN)),
+        *(clusters.systematic(k, SIZES) for k in (2, 3)),
+        clusters.systematic(2, SIZES[::-1]),
+        *(clusters.round_robin(*of) for of in ((2, 5), (3, 5), (2, 6))),
+        *(clusters.cyclic(*of) for of in ((2, 5), (3, 5), (2, 6))),
+        *(clusters.cyclic(2, 5, offset) for offset in (3, [0, 3])),
+        *(clusters.markov(*of) for of in ((2.0, 5.0), (3.0, 5.0), (2.0, 6.0))),
+        *(clusters.bernoulli(p, 2.0) for p in (0.2, [0.2, 0.5], [0.2, 0.6], waves[0], waves[1])),
+        *(clusters.sinusoid(2.0, 3.0, 4.0, phase=phase) for phase in (0.0, 0.5, [0.5, 2.0])),
+    ]
+    assert len({quantity.name for quantity in quantities}) == len(quantities)
+
+
+def test_workers_of_a_server_take_turns_together():
+    rounds = in_periods(clusters.per_server(clusters.round_robin(2, of=3), 2), 3)
+    assert [np.flatnonzero(each).tolist() for each in rounds] == [
+        [0, 1, 2, 3],
+        [0, 1, 4, 5],
+        [2, 3, 4, 5],
+    ]
+
+
+def test_a_daily_pattern():
+    """A coin whose probability depends on the time of day of each worker."""
+    phases = [0.0, 3.0, 6.0, 9.0, 12.0, 15.0]
+    quantity = clusters.bernoulli(clusters.sinusoid(0.7, np.pi / 24, 0.2, phase=phases), 3.0)
+    draw = jax.vmap(lambda key, n: quantity.sample(key, jnp.float32(30.0), n) > 0, (None, 0))
+    keys = jax.random.split(jax.random.key(8), DRAWS)
+    drawn = np.asarray(jax.jit(jax.vmap(draw, (0, None)))(keys, jnp.arange(N)))
+    hours = 30.0 + np.array(phases)
+    require_frequencies(drawn, 0.7 * np.sin(np.pi * hours / 24) ** 2 + 0.2)

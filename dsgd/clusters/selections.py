@@ -1,0 +1,364 @@
+"""Selections: quantities that are 1 for the workers that participate, and 0 for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from dsgd import checks
+from dsgd.clusters import successive
+from dsgd.clusters.quantity import Quantity, binomial_bound, digest, require_numbers
+
+# A chain's mean numbers of periods; longer ones do not fit the resolution of float32 draws.
+_LONGEST_SPELL = 10_000
+# Folded into a chain's key for its start; numbers of periods are smaller.
+_START = np.uint32(2**32 - 1)
+
+
+@checks.arguments
+def sampled(
+    k: int,
+    of: int,
+    weights: Sequence[float] | ArrayLike | None = None,
+    among: Quantity | None = None,
+) -> Quantity:
+    r"""A quantity that is 1 for k of N workers, drawn without replacement, and 0 for the others:
+    client sampling.
+
+    Without weights all sets of k workers are equally likely. With weights the workers are drawn one
+    after the other, each with probability $w_n / \sum_j w_j$ over the workers that are left
+    (successive sampling): those with the k smallest of the exponential draws $E_n / w_n$. The
+    inclusion probabilities are then not proportional to the weights, but lie nearer to one another;
+    those of `systematic` are proportional. They are computed to 1e-6.
+
+    A worker participates in a round or not, so there is no drawing with replacement, in which a
+    worker may count twice.
+
+    Args:
+        k: number of sampled workers, from 1 to N.
+        of: N.
+        weights: `[N]`, above 0, for example the clients' numbers of samples; None: equal weights.
+        among: only workers for which this quantity is positive are drawn, for example the clients
+            that are available at the time of day; all of them if there are fewer than k. Inclusion
+            probabilities are then unknown. None: all workers.
+
+    Raises:
+        ValueError: if `k` or `of` is out of range, a weight is not positive, or the number of
+            weights is not N.
+
+    Source: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
+    """
+    k, of = checks.positive_int("sampled: k", k), checks.positive_int("sampled: of", of)
+    if k > of:
+        raise ValueError(f"sampled: k = {k} of {of} workers; expected k of at most {of}")
+    name = f"sampled({k}, of={of}"
+    if weights is None and among is None:
+
+        def permute(key, clock, worker):
+            return (jax.random.permutation(key, of)[worker] < k).astype(jnp.float32)
+
+        return _selection(permute, f"{name})", of, k, k / of)
+    rates = np.ones(of) if weights is None else _weights("sampled", weights)
+    if len(rates) != of:
+        raise ValueError(f"sampled: {len(rates)} weights of {of} workers; expected one for each")
+    name += "" if weights is None else f", weights={digest(rates)}"
+    if among is None:
+        draw = partial(_race, k, rates)
+        return _selection(draw, f"{name})", of, k, tuple(successive.inclusion(rates, k).tolist()))
+    if among.workers not in (None, of) or among.min_workers > of:
+        raise ValueError(
+            f"sampled: among = {among.name}, which is for {among.workers or among.min_workers} "
+            f"workers; expected a quantity of {of} workers"
+        )
+
+    def available(key, period, clock, worker):
+        drawn, available = jax.random.split(jax.random.fold_in(key, period))
+        if among.by_period is not None:
+            some = partial(among.by_period, key, period, clock)
+        else:
+            some = partial(among.sample, available, clock)
+        return _race(k, rates, drawn, clock, worker, jax.vmap(some)(jnp.arange(of)) > 0)
+
+    return _by_period(
+        available, f"{name}, among={among.name})", of, k, None, time_invariant=among.time_invariant
+    )
+
+
+@checks.arguments
+def systematic(k: int, weights: Sequence[float] | ArrayLike) -> Quantity:
+    r"""A quantity that is 1 for exactly k of N workers, of which worker n is drawn with probability
+    $\pi_n = \min(1, c\,w_n)$, and 0 for the others.
+
+    c is such that $\sum_n \pi_n = k$: the probabilities are $k\,w_n / \sum_j w_j$ if none of these
+    is above 1. The workers are put in random order, worker n on an interval of length $\pi_n$, and
+    those on whose intervals the points $u, u + 1, \ldots, u + k - 1$ lie are drawn, with u uniform
+    in [0, 1).
+
+    Means with weights $1 / \pi_n$ (`inclusion="selection"` of `algorithms.fed_avg`) are unbiased.
+    It takes the place of drawing k clients with replacement by their numbers of samples.
+
+    Args:
+        k: number of sampled workers, from 1 to N.
+        weights: `[N]`, above 0, for example the clients' numbers of samples.
+
+    Raises:
+        ValueError: if `k` is not from 1 to N, or a weight is not positive.
+
+    Source: Madow, "On the theory of systematic sampling, II", 1949.
+    """
+    sizes = _weights("systematic", weights)
+    N = len(sizes)
+    if checks.positive_int("systematic: k", k) > N:
+        raise ValueError(f"systematic: k = {k} of {N} workers; expected k of at most {N}")
+    pi = _proportional(sizes, k)
+    # Lengths as multiples of 2^-32: sums of uint32 are then exact modulo 1, and k points are on the
+    # intervals whatever the order.
+    certain = pi >= 1 - 2.0**-33
+    lengths = np.where(certain, 0, np.maximum(1, np.rint(pi * 2.0**32))).astype(np.int64)
+    excess = int(lengths.sum()) - (k - int(certain.sum())) * 2**32
+    lengths[np.argmin(np.abs(lengths - 2**31))] -= excess
+    inclusion = np.where(certain, 1, lengths / 2.0**32)
+
+    def sample(key, clock, worker):
+        of_order, of_point = jax.random.split(key)
+        order = jax.random.permutation(of_order, N)
+        ordered = jnp.asarray(lengths.astype(np.uint32))[order]
+        starts = jnp.cumsum(ordered, dtype=jnp.uint32) - ordered
+        drawn = jax.random.bits(of_point, dtype=jnp.uint32) - starts < ordered
+        by_worker = jnp.zeros(N, bool).at[order].set(drawn) | jnp.asarray(certain)
+        return by_worker[worker].astype(jnp.float32)
+
+    name = f"systematic({k}, weights={digest(sizes)})"
+    return _selection(sample, name, N, k, tuple(inclusion.tolist()))
+
+
+@checks.arguments
+def round_robin(k: int, of: int) -> Quantity:
+    """A quantity that is 1 for k of N workers, which take turns, and 0 for the others: workers 0 to
+    k - 1 in the first participation period, the next k in the second, and after worker N - 1 worker
+    0 again.
+
+    These are always workers that participated least often before. It is for `Cluster.present`.
+
+    Args:
+        k: number of participating workers, from 1 to N.
+        of: N.
+
+    Raises:
+        ValueError: if `k` or `of` is out of range.
+    """
+    k, of = checks.positive_int("round_robin: k", k), checks.positive_int("round_robin: of", of)
+    if k > of:
+        raise ValueError(f"round_robin: k = {k} of {of} workers; expected k of at most {of}")
+    firsts = (np.arange(of // np.gcd(k, of)) * k % of).astype(np.int32)  # then they repeat
+
+    def sample(key, period, clock, worker):
+        first = jnp.asarray(firsts)[period % len(firsts)]
+        return ((worker - first) % of < k).astype(jnp.float32)
+
+    return _by_period(sample, f"round_robin({k}, of={of})", of, k, None)
+
+
+@checks.arguments
+def cyclic(on: int, off: int, offset: int | Sequence[int] | ArrayLike = 0) -> Quantity:
+    """A quantity that is alternately 1 for a number of participation periods and 0 for another.
+
+    Groups of workers that take turns: `cyclic(1, 2, offset=[0, 0, 1, 1, 2, 2])`. It is for
+    `Cluster.present`.
+
+    Args:
+        on: number of consecutive participation periods in which the quantity is 1, at least 1.
+        off: number of those in which it is 0, at least 0.
+        offset: the first period that begins a time of `on` periods: an integer, or one for each
+            worker, at least 0.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    checks.positive_int("cyclic: on", on, 2**30)
+    checks.natural("cyclic: off", off, 2**30 - 1)
+    offsets = require_numbers("cyclic: offset", offset, least=0)
+    if offsets.ndim > 1 or offsets.size == 0 or (offsets != np.floor(offsets)).any():
+        raise ValueError(
+            f"cyclic: offset = {checks.show(offset)}; expected an integer, or one for each worker"
+        )
+    starts = (offsets.astype(np.int64) % (on + off)).astype(np.int32)
+    workers = starts.size if starts.ndim else None
+
+    def sample(key, period, clock, worker):
+        start = jnp.asarray(starts)[worker] if starts.ndim else starts
+        return ((period % (on + off) - start) % (on + off) < on).astype(jnp.float32)
+
+    most = None
+    if workers is not None:
+        # The most are on when some worker has just begun: the starts in the last `on` periods.
+        ordered = np.sort(starts.astype(np.int64))
+        twice = np.concatenate([ordered - (on + off), ordered])
+        since = np.searchsorted(twice, ordered - on, side="right")
+        most = int(np.max(np.searchsorted(twice, ordered, side="right") - since))
+    shown = str(starts) if workers is None else digest(starts)
+    return _by_period(sample, f"cyclic({on}, {off}, offset={shown})", workers, most, None)
+
+
+@checks.arguments
+def markov(on: float, off: float) -> Quantity:
+    r"""A quantity that is 1 or 0 in each participation period as the state of a Markov chain, which
+    each worker has for itself: devices that stay available, or absent, for a while.
+
+    The chain goes from 1 to 0 with probability $a = 1 / \text{on}$ and from 0 to 1 with probability
+    $b = 1 / \text{off}$, and begins in its stationary distribution: a worker participates with
+    probability $b / (a + b)$ in each period. Bernoulli draws are the chain with $a + b = 1$. It is
+    for `Cluster.present`.
+
+    No state is carried: a period's state is found from the last period in which the chain forgot
+    its state, with about 20 draws for each worker, whatever the lengths.
+
+    Args:
+        on: mean number of consecutive periods in which the quantity is 1, from 1 to 10,000.
+        off: mean number of those in which it is 0, from 1 to 10,000.
+
+    Raises:
+        ValueError: if a number is out of range, or both are so near to 1 that the chain alternates.
+    """
+    for what, mean in (("on", on), ("off", off)):
+        checks.number(f"markov: {what}", mean, f"[1, {_LONGEST_SPELL}]")
+    a, b = 1 / on, 1 / off
+    # In a period the chain forgets its state with probability `forgets`, and is then 1 with
+    # probability `fresh`; else it keeps its state (a + b < 1) or changes it (a + b > 1).
+    forgets, changes = 1 - abs(1 - a - b), a + b > 1
+    if forgets < 1 / _LONGEST_SPELL:
+        raise ValueError(
+            f"markov: on = {on:.9g}, off = {off:.9g}, a chain that alternates; expected a sum of "
+            "at least 2.001; pass cyclic(1, 1) for workers that alternate"
+        )
+    fresh, stationary = min(1 - a, b) / forgets, b / (a + b)
+    window = int(np.ceil(2 / forgets))
+
+    def sample(key, period, clock, worker):
+        key = jax.random.fold_in(key, worker)
+
+        def draw(part, number):
+            """Draws how long until the chain forgets again, and the state that it then has."""
+            key_of_draw = jax.random.fold_in(jax.random.fold_in(key, part), number)
+            wait, state = jax.random.uniform(key_of_draw, (2,), jnp.float32)
+            periods = jnp.log1p(-wait) / np.float32(np.log1p(-forgets) if forgets < 1 else -np.inf)
+            periods = jnp.minimum(jnp.floor(periods), np.float32(2 * window)).astype(jnp.int32)
+            return 1 + periods, state < np.float32(fresh)
+
+        def unknown(carry):
+            return ~carry[-1]
+
+        def start_of(part):  # the chain begins in period 0, and forgets from period 1 on
+            return jnp.where(part == 0, 0, -1)
+
+        def advance(carry):
+            # `at`: the last period of the window, at most `last`, in which the chain forgot.
+            part, last, at, number, state, _ = carry
+            wait, drawn = draw(part, number)
+            before, known = at + wait <= last, at >= 0
+            back = ~before & ~known
+            part = jnp.where(back, part - 1, part)
+            return (
+                part,
+                jnp.where(back, window - 1, last),
+                jnp.where(before, at + wait, jnp.where(back, start_of(part), at)),
+                jnp.where(before, number + 1, 0),
+                jnp.where(before, drawn, state),
+                ~before & known,
+            )
+
+        part = period // window
+        at_start = jax.random.uniform(jax.random.fold_in(key, _START), dtype=jnp.float32)
+        state = at_start < np.float32(stationary)
+        first = (part, period % window, start_of(part), jnp.int32(0), state, jnp.bool(False))
+        part, _, at, _, state, _ = lax.while_loop(unknown, advance, first)
+        if changes:
+            state ^= (period - part * window - at) % 2 == 1
+        return state.astype(jnp.float32)
+
+    return _by_period(
+        sample,
+        f"markov({on:.9g}, {off:.9g})",
+        None,
+        lambda N: binomial_bound(N, stationary),
+        stationary,
+    )
+
+
+def _race(
+    k: int, rates: np.ndarray, key: jax.Array, clock: Any, worker: Any, available: Any = True
+) -> jax.Array:
+    """Returns 1 if the worker's exponential draw, with its rate, is one of the k smallest."""
+    # In float32 only numbers near 0 are fine enough to tell many workers apart.
+    uniform = (jax.random.bits(key, rates.shape, jnp.uint32).astype(jnp.float32) + 0.5) * 2.0**-32
+    times = -jnp.log1p(-uniform) / jnp.asarray(rates / rates.mean(), jnp.float32)
+    places = lax.top_k(jnp.where(available, -times, -jnp.inf), k)[1]
+    drawn = jnp.zeros(rates.shape, bool).at[places].set(True) & available
+    return drawn[worker].astype(jnp.float32)
+
+
+def _proportional(sizes: np.ndarray, k: int) -> np.ndarray:
+    """Returns min(1, c sizes) with sum k."""
+    certain = np.zeros(len(sizes), bool)
+    while True:
+        left = k - certain.sum()
+        pi = np.where(certain, 1, left * sizes / max(sizes[~certain].sum(), np.finfo(float).tiny))
+        if not (above := ~certain & (pi >= 1)).any():
+            return pi
+        certain |= above
+
+
+def _weights(what: str, weights: Any) -> np.ndarray:
+    """Returns positive weights `[N]`, in float64."""
+    values = require_numbers(f"{what}: weights", weights, least=0).astype(np.float64)
+    if values.ndim != 1 or values.size == 0:
+        raise ValueError(
+            f"{what}: weights of shape {values.shape}; expected [N], one for each worker"
+        )
+    if (values == 0).any():
+        raise ValueError(
+            f"{what}: the weight of worker {int(np.argmin(values))} is 0; expected weights > 0"
+        )
+    return values
+
+
+def _selection(
+    sample: Any, name: str, workers: int, most: int, inclusion: tuple[float, ...] | float
+) -> Quantity:
+    return Quantity(
+        sample,
+        name,
+        most == workers,
+        workers,
+        time_invariant=True,
+        most=most,
+        inclusion=inclusion,
+    )
+
+
+def _by_period(
+    by_period: Any,
+    name: str,
+    workers: int | None,
+    most: Any,
+    inclusion: float | None,
+    *,
+    time_invariant: bool = True,
+) -> Quantity:
+    return Quantity(
+        lambda key, clock, worker: by_period(key, jnp.int32(0), clock, worker),
+        name,
+        positive=False,
+        workers=workers,
+        time_invariant=time_invariant,
+        most=most,
+        inclusion=inclusion,
+        by_period=by_period,
+    )
