@@ -317,6 +317,9 @@ class Algorithm(NamedTuple):
         absent: (`State.workers` before the round, `State.workers` after it) -> the state of workers
             that did not participate, with leaves `[n, ...]`; None: they keep their state from
             before the round.
+        personal: State -> the models that the workers use themselves, with leaves `[n, ...]`, for
+            methods that train one for each worker next to the final model; None: all workers use
+            the final model.
     """
 
     name: str
@@ -325,6 +328,7 @@ class Algorithm(NamedTuple):
     update: Update
     model: Callable[[State], PyTree]
     absent: Callable[[PyTree, PyTree], PyTree] | None = None
+    personal: Callable[[State], PyTree] | None = None
 
     def __repr__(self) -> str:
         return _short_repr(self)

@@ -217,6 +217,7 @@ def drop_compute(
     ]
     options = [method.name, words, f"{M} micro-batches", stop, *more, "redrawn" * resample_dropped]
     name = f"drop_compute({', '.join(filter(None, options))})"
+    personal = method.personal
 
     def inner(state: State) -> State:
         return state._replace(server=state.server.method)
@@ -257,6 +258,7 @@ def drop_compute(
         query=query,
         update=update,
         model=lambda state: method.model(inner(state)),
+        personal=personal and (lambda state: personal(inner(state))),
     )
 
 

@@ -364,10 +364,12 @@ def _method(
 
     inner_init: Callable = inner.init  # may have a third argument, the models
     common = "models" not in inspect.signature(inner_init).parameters
+    personal = inner.personal
     return Algorithm(
         name,
         init if common else init_from,
         query,
         update,
         lambda state: inner.model(_inner(state)),
+        personal=personal and (lambda state: personal(_inner(state))),
     )

@@ -124,6 +124,22 @@ class Method(NamedTuple):
             checks.require_same(f"{self.name}: model returns params", params, like)
         return params, stacked
 
+    def personal(self, state: State) -> Params | None:
+        """Returns the models that the workers use themselves, leaves `[n, ...]`; None: all use the
+        model that a run returns.
+        """
+        if self.algorithm.personal is None:
+            return None
+        with error_context(f"personal of {self.name}"):
+            rows = self.algorithm.personal(state)
+        checks.require_same(
+            f"{self.name}: personal returns models",
+            rows,
+            parameters(self.problem),
+            (_block(self.N),),
+        )
+        return rows
+
 
 def parameters(problem: Problem) -> Params:
     """Returns the shapes and types of the problem's trained parameters, which a method sees."""

@@ -13,7 +13,9 @@ import pytest
 import dsgd
 import topologies
 from dsgd import compressors, problems
+from dsgd.engine.protocol import Method
 from tests.dsgd.by_hand import method
+from theory_checks.machinery.rounds import place_on_one_device
 
 N, D = 4, 3
 
@@ -206,3 +208,16 @@ def test_the_engine_counts_rounds(seeds, problem, key, mesh):
     result = dsgd.run(forgetful, problem, steps=3, key=key, seeds=seeds, mesh=mesh)
     np.testing.assert_array_equal(result.state.step, 3)
     assert result.state.fixed in ((), None)
+
+
+def test_personal_models_have_a_row_for_each_worker(problem):
+    state = dsgd.State(jnp.zeros(D), jnp.ones((N, D)))
+
+    def personal(**member):
+        return place_on_one_device(Method(method(**member), problem, N).personal)(state)
+
+    with pytest.raises(ValueError, match=r"^mine: personal returns models"):
+        personal(personal=lambda state: state.server)
+    rows = personal(personal=lambda state: state.workers)
+    np.testing.assert_array_equal(rows, state.workers)
+    assert personal() is None
