@@ -18,6 +18,7 @@ from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, 
 from dsgd import checks, records
 from dsgd.base import Problem
 from dsgd.frames import Runs, single_points
+from dsgd.problems.fairness import ClientMetrics
 from dsgd.problems.partition import count_classes
 from dsgd.runs.history import History, evaluated_records, mean_and_error, require_column
 
@@ -26,6 +27,7 @@ __all__ = [
     "MARKERS",
     "STYLES",
     "class_colours",
+    "clients",
     "curves",
     "draw_lines",
     "figure",
@@ -466,6 +468,56 @@ def partition(data: Problem | Sequence[Any]) -> Figure:
         f"mean total variation distance {counted.distances.mean():.2f}",
         fontsize=10,
     )
+    return sheet
+
+
+@checks.arguments
+def clients(
+    measured: ClientMetrics | Mapping[str, ClientMetrics], metric: str = "accuracy"
+) -> Figure:
+    """Draws how a metric is distributed over the clients: a histogram, and the value that a share
+    of the clients does not exceed, in which a dot is the mean of the lowest tenth.
+
+    Clients of weight 0 are not counted.
+
+    Args:
+        measured: from `dsgd.problems.client_metrics`, or a dictionary of these by label, such as
+            the method.
+        metric: a name in `ClientMetrics.values`.
+
+    Returns:
+        The figure.
+
+    Raises:
+        ValueError: if a value does not have the metric, no client's value is finite, or the
+            dictionary is empty.
+    """
+    by_label = {"": measured} if isinstance(measured, ClientMetrics) else dict(measured)
+    if not by_label:
+        raise ValueError("clients: measured = {}; expected results of problems.client_metrics")
+    found = {}
+    for label, one in by_label.items():
+        where = f"clients: {f'{label}, ' if label else ''}metric"
+        if metric not in one.values:
+            raise ValueError(f"{where} = {metric!r}; expected one of {', '.join(one.values)}")
+        values = one.values[metric][one.weights > 0]
+        found[label] = values[np.isfinite(values)]
+        if not found[label].size:
+            raise ValueError(f"{where} = {metric!r} is not finite for any client")
+    sheet, (histogram, shares) = figure(2, sharey=False)
+    edges = np.histogram_bin_edges(np.concatenate(list(found.values())), 20)
+    for i, (label, values) in enumerate(found.items()):
+        style = {"color": COLOURS[i % len(COLOURS)], "ls": STYLES[i % len(STYLES)], "lw": 1.8}
+        histogram.stairs(np.histogram(values, edges)[0], edges, label=label or None, **style)
+        count = np.arange(1, len(values) + 1)
+        shares.plot(count / len(values), np.sort(values), **style)
+        lowest = by_label[label].statistics[metric]["lowest_decile"]
+        shares.plot(0.1, lowest, "o", color=style["color"])
+    words = metric.replace("_", " ")
+    histogram.set(xlabel=words, ylabel="clients")
+    shares.set(xlabel="share of the clients", ylabel=words, xlim=(0, 1))
+    if any(found):
+        histogram.legend(frameon=False)
     return sheet
 
 

@@ -71,6 +71,7 @@ PACKAGES = (
 )
 SGD, RING, SIGN, KEY = optax.sgd(0.1), topologies.ring(4), compressors.sign, jax.random.key(0)
 QUADRATIC, METHOD = problems.random_quadratic(4, 2), algorithms.minibatch_sgd(SGD)
+CLIENTS = problems.logistic_regression("digits", workers=2, batch_size=2)
 ARRAYS = (np.arange(120.0).reshape(60, 2) % 7, np.arange(60) % 3)
 MODEL = problems.Model(lambda key: jnp.zeros(2), lambda params, inputs: inputs @ params)
 ADJACENCY = topologies.graphs.one_way(4, np.arange(4), (np.arange(4) + 1) % 4)
@@ -380,11 +381,13 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     plots.partition: {"data": [ARRAYS[1]] * 2},
     plots.class_colours: {"classes": 3},
     problems.class_counts: {"data": [ARRAYS[1]] * 2},
+    plots.clients: {"measured": problems.client_metrics(CLIENTS, CLIENTS.init(KEY))},
+    problems.with_client_metrics: {"problem": CLIENTS, "clients": 1},
+    problems.client_metrics: {"problem": CLIENTS, "params": CLIENTS.init(KEY)},
+    problems.hold_out: {"problem": CLIENTS},
     plots.log_scale: {"axes": SHEET.axes[0]},
     problems.finite_sum: {"workers": 3},
-    problems.per_sample: {
-        "problem": problems.logistic_regression("digits", workers=2, batch_size=2)
-    },
+    problems.per_sample: {"problem": CLIENTS},
     problems.clipped: {},
     problems.Model: {},
     problems.logistic_regression: {"data": ARRAYS, "workers": 3, "batch_size": 2},

@@ -9,6 +9,12 @@ from dsgd.problems.adapters import Model
 from dsgd.problems.blocks import ByWorker
 from dsgd.problems.data import Dataset, load
 from dsgd.problems.examples import Examples, minibatch
+from dsgd.problems.fairness import (
+    ClientMetrics,
+    client_metrics,
+    hold_out,
+    with_client_metrics,
+)
 from dsgd.problems.finite_sum import finite_sum
 from dsgd.problems.language_model import language_model
 from dsgd.problems.logistic_regression import logistic_regression, sparse_logistic_regression
@@ -30,6 +36,7 @@ __all__ = [
     "PARTITIONS",
     "ByWorker",
     "ClassCounts",
+    "ClientMetrics",
     "Dataset",
     "Examples",
     "Model",
@@ -38,9 +45,11 @@ __all__ = [
     "Transformer",
     "box",
     "class_counts",
+    "client_metrics",
     "clipped",
     "finite_sum",
     "group_lasso",
+    "hold_out",
     "l1",
     "language_model",
     "load",
@@ -57,6 +66,7 @@ __all__ = [
     "sparse_logistic_regression",
     "sparse_rows",
     "split",
+    "with_client_metrics",
 ]
 
 signatures.simplify(__name__)

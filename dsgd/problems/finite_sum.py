@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from dsgd import causes, checks, modes, sameness, workers
-from dsgd.base import Evaluation, Problem, PyTree
+from dsgd.base import Evaluation, Problem, PyTree, Sampler
 from dsgd.engine import accumulate, columns, leaves, pooled
 from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement
@@ -25,6 +25,7 @@ from dsgd.problems.blocks import ByWorker, Loaded
 from dsgd.problems.examples import (
     EPOCH,
     Examples,
+    Keyed,
     Streamed,
     arrays,
     minibatch,
@@ -101,7 +102,7 @@ class MeanLoss(sameness.Compared):
             if key is None
             else self._training_outputs(params, batch, key)
         )
-        losses = _means(self.per_sample(outputs, batch.targets))
+        losses = sample_means(self.per_sample(outputs, batch.targets))
         return jnp.sum(losses * jnp.where(counted, batch.weights, 0))
 
     def outputs(self, params: PyTree, batch: Examples) -> PyTree:
@@ -177,9 +178,10 @@ class LossAndMetrics(sameness.Compared):
         if self.loss.l2:
             penalty = jax.value_and_grad(self.loss.penalty)(self.loss.split(params)[0])
             value, slope = jax.tree.map(jnp.add, (value, slope), penalty)
-        return {"loss": value, **self._test(params, test)}, slope
+        return {"loss": value, **self.test_means(params, test)}, slope
 
-    def _test(self, params: PyTree, test: Examples | tuple[()]) -> dict[str, jax.Array]:
+    def test_means(self, params: PyTree, test: Examples | tuple[()]) -> dict[str, jax.Array]:
+        """Returns the means of the metrics over the test set; nothing if there is none."""
         if not isinstance(test, Examples):
             return {}
 
@@ -187,7 +189,7 @@ class LossAndMetrics(sameness.Compared):
             outputs = self.loss.apply(params, piece.inputs)
             weights = jnp.where(counted, piece.weights, 0)
             return {
-                name: jnp.sum(_means(metric(outputs, piece.targets)) * weights)
+                name: jnp.sum(sample_means(metric(outputs, piece.targets)) * weights)
                 for name, metric in self.metrics
             }
 
@@ -244,7 +246,7 @@ def right(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.argmax(logits, axis=-1) == targets
 
 
-def _means(values: jax.Array) -> jax.Array:
+def sample_means(values: jax.Array) -> jax.Array:
     """Returns means over all axes but the first: `[m, ...]` to floating-point `[m]`."""
     values = values.astype(modes.wide_type(values.dtype))
     return jnp.mean(values, axis=tuple(range(1, values.ndim))) if values.ndim > 1 else values
@@ -348,8 +350,6 @@ def finite_sum(
     _require_samples(name, sizes, min_samples)
     if batch_size is None:
         batch_size, replacement = max(sizes), False
-    # With replacement, a batch has B samples even if a worker has fewer.
-    whole = replacement != EPOCH and bool(replacement)
     if replacement == EPOCH and max(sizes) * batch_size >= 1 << 32:
         raise ValueError(
             f"{name}: epochs of {max(sizes)} samples in batches of {batch_size}; expected a "
@@ -363,7 +363,7 @@ def finite_sum(
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
     params, trained = _parameters(name, functions, trainable)
     mean = MeanLoss(functions.apply, loss, l2, training=functions.training, trained=trained)
-    _require_per_sample(name, mean, measured, params, rows)
+    require_per_sample(name, mean, measured, params, rows)
     outputs = jax.eval_shape(
         partial(functions.apply), params, accumulate.row_shapes(rows.inputs, 1)
     )
@@ -371,14 +371,8 @@ def finite_sum(
     chunk_size = chunk or accumulate.chunk_size(mean.total_and_slope, params, rows)
     piece = max(batch_size, chunk_size // workers)
     mean = replace(mean, chunk_size=piece)
-    if isinstance(examples, Pooled):
-        examples = replace(examples, piece=min(-(-sum(sizes) // workers), piece))
     sampler = replace(
-        minibatch(batch_size, replacement),
-        local_samples=tuple(sizes),
-        batch_sizes=None
-        if whole or min(sizes) >= batch_size
-        else tuple(min(batch_size, size) for size in sizes),
+        with_sizes(minibatch(batch_size, replacement), sizes),
         read=Streamed((one(rows.inputs), one(rows.targets))),
         batch_error=meaning.OfBatches(loss, outputs)
         if isinstance(outputs, jax.ShapeDtypeStruct)
@@ -387,7 +381,7 @@ def finite_sum(
     return Problem(
         init=replace(functions.parameters, trainable=leaves.Flags(trained)),
         loss=mean,
-        data=examples,
+        data=with_pieces(examples, sizes, piece),
         sample=with_keys(sampler) if functions.training else sampler,
         evaluate=Evaluation(
             LossAndMetrics(mean, measured, chunk_size, of_worker),
@@ -397,6 +391,31 @@ def finite_sum(
         weights=_weights(name, weights, sizes),
         name=name,
     )
+
+
+def with_sizes(sampler: Sampler, sizes: Sequence[int]) -> Sampler:
+    """Returns a sampler of mini-batches for workers with these numbers of samples."""
+    assert sampler.batch_size is not None
+    draw = sampler.draw.sample if isinstance(sampler.draw, Keyed) else sampler.draw
+    # With replacement, a batch has B samples even if a worker has fewer.
+    replacement = getattr(draw, "replacement", True)
+    whole = replacement != EPOCH and bool(replacement)
+    return replace(
+        sampler,
+        local_samples=tuple(sizes),
+        batch_sizes=None
+        if whole or min(sizes) >= sampler.batch_size
+        else tuple(min(sampler.batch_size, size) for size in sizes),
+    )
+
+
+def with_pieces(examples: Examples | Pooled, sizes: Sequence[int], most: int) -> Examples | Pooled:
+    """Returns the samples such that exact gradients of a pool's workers are computed in pieces of
+    at most this many samples.
+    """
+    if not isinstance(examples, Pooled):
+        return examples
+    return replace(examples, piece=min(-(-sum(sizes) // len(sizes)), most))
 
 
 def _evaluated_of_worker(name: str, size: int | None, workers: int, longest: int) -> int | None:
@@ -549,7 +568,7 @@ def _held_out(
     return to_device(*held_out)
 
 
-def _require_per_sample(
+def require_per_sample(
     name: str, loss: MeanLoss, metrics: Metrics, params: PyTree, rows: Examples
 ) -> None:
     """Raises a ValueError unless the losses and metrics have one value for each sample."""
