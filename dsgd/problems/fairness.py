@@ -31,6 +31,8 @@ from dsgd.problems.finite_sum import (
 )
 
 MEAN, STD, LOWEST, HIGHEST = "mean", "std", "lowest_decile", "highest_decile"
+# Number of samples whose evaluation takes about as long as starting a step.
+_STEP = 100
 _BY_METRIC = dict[str, jax.Array]
 
 
@@ -411,11 +413,10 @@ def client_metrics(
         size = sum(
             leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(leaves.shapes(problem))
         )
-        c = max(1, min(of.clients, N, accumulate.BUDGET // max(1, size)))
-        of = replace(of, clients=c)
+        count = max(1, min(N, accumulate.BUDGET // max(1, size)))
         # The smallest client is repeated, so that one program serves all blocks.
-        order = np.pad(np.argsort(sizes, kind="stable"), (-N % c, 0), mode="edge")
-        blocks = np.split(order, len(order) // c)
+        order = np.pad(np.argsort(sizes, kind="stable"), (-N % count, 0), mode="edge")
+        blocks = np.split(order, len(order) // count)
     data = jax.device_put(problem.data)
     values: dict[str, np.ndarray] = {}
     for at in blocks:
@@ -527,12 +528,22 @@ def _metrics(
 
 
 def _by_client(whole: LossAndMetrics, metrics: Metrics, sizes: np.ndarray) -> ByClient:
-    """Returns the evaluation of clients of these sizes in pieces of as many samples as those of
-    `whole`. With the mean size as the length of a client's piece, padding at most doubles the
-    computation.
+    """Returns the evaluation of clients of these sizes, in pieces of at most as many samples as
+    those of `whole`, with little padding in few steps.
     """
-    rows = min(whole.chunk_size, -(-int(sizes.sum()) // len(sizes)))
-    return ByClient(whole.loss, metrics, rows, max(1, whole.chunk_size // rows))
+    ordered, best = np.sort(sizes), (np.inf, 1, 1)
+    most = min(whole.chunk_size, int(ordered[-1]))
+    for rows in {*_powers(most), most}:
+        for c in {*_powers(min(whole.chunk_size // rows, len(sizes)))}:
+            largest = ordered[::-1][::c]  # of each group, which end with the largest client
+            cost = np.sum(-(-largest // rows)) * (rows * c + _STEP)
+            best = min(best, (float(cost), rows, c))
+    return ByClient(whole.loss, metrics, *best[1:])
+
+
+def _powers(most: int) -> list[int]:
+    """Returns the powers of two up to a number."""
+    return [1 << i for i in range(most.bit_length())]
 
 
 def _samples_of(where: str, problem: Problem, held_out: Problem, chosen: np.ndarray) -> Pooled:

@@ -208,3 +208,12 @@ def test_arguments_that_do_not_fit_are_refused(call, words):
         ValueError, match=f"^(with_client_metrics|client_metrics|hold_out): {words}"
     ):
         call(make())
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["padded", "pooled"])
+def test_few_samples_of_padding_are_evaluated(pooled):
+    problem = problems.with_client_metrics(make(pooled, weighted=False))
+    of, sizes = problem.evaluation.function.of_data, np.sort(problem.local_samples)
+    groups = np.pad(sizes, (-N % of.clients, 0), mode="edge").reshape(-1, of.clients)
+    evaluated = np.sum(-(-groups.max(axis=1) // of.rows)) * of.rows * of.clients
+    assert sizes.sum() <= evaluated < 1.5 * sizes.sum()
