@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from algorithms.facts import method
-from algorithms.mechanisms.clients import client_updates
+from algorithms.mechanisms.clients import Inclusion, client_updates
 from algorithms.mechanisms.outer import Inner, Outer
 from dsgd import Algorithm, checks, network
 from dsgd.extend import Gradients, Period, Real
@@ -26,7 +24,7 @@ def fed_avg(
     optimizer: optax.GradientTransformation,
     period: Period,
     *,
-    inclusion: Real | Sequence[float] | None = None,
+    inclusion: Inclusion = None,
     via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedAvg: the clients that participate make H local steps from the server's model, and the
@@ -55,12 +53,15 @@ def fed_avg(
             each period, so that a schedule counts the steps of one period; `local_sgd` keeps it.
         period: H. It may be swept.
         inclusion: $\pi_n$, the probability that client n participates, in (0, 1], for the second
-            form: a number for all, for example m / N, or one for each client; None: the first form.
+            form: a number for all, for example m / N, or one for each client; "selection": the
+            probabilities of the cluster's `present` (`clusters.Quantity.inclusion`), times those of
+            its `delivered`; None: the first form.
         via: communication pattern; by default each client has its own link to the server.
 
     Raises:
         ValueError: if the period is less than 1 or more than 2^31 - 1; a probability is not in
-            (0, 1], their number is not N, or they are given and all clients participate.
+            (0, 1], their number is not N, those of the selection are unknown, or they are given
+            and all clients participate.
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized
     data", 2017, Algorithm 1; the second form, Horvitz and Thompson, "A generalization of sampling
@@ -80,7 +81,7 @@ def fed_prox(
     period: Period,
     penalty: Real,
     *,
-    inclusion: Real | Sequence[float] | None = None,
+    inclusion: Inclusion = None,
     via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedProx: FedAvg with local steps on $f_n(y) + \frac\mu2 |y - x_t|^2$.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from algorithms.facts import method
-from algorithms.mechanisms.clients import client_updates
+from algorithms.mechanisms.clients import Inclusion, client_updates
 from dsgd import Algorithm, checks, network
 from dsgd.extend import Params, Period, Real, wide
 
@@ -26,7 +26,7 @@ def fed_opt(
     period: Period,
     outer: optax.GradientTransformation,
     *,
-    inclusion: Real | Sequence[float] | None = None,
+    inclusion: Inclusion = None,
     via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedOpt: the clients that participate make H local steps from the server's model, and the
@@ -68,7 +68,7 @@ def fed_avgm(
     outer_step: Real = 1.0,
     momentum: Real = 0.9,
     *,
-    inclusion: Real | Sequence[float] | None = None,
+    inclusion: Inclusion = None,
     via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedAvgM: FedAvg with momentum at the server.
@@ -109,7 +109,7 @@ def fed_adagrad(
     beta1: Real = 0.0,
     epsilon: Real = 1e-3,
     *,
-    inclusion: Real | Sequence[float] | None = None,
+    inclusion: Inclusion = None,
     via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedAdagrad: FedOpt with Adagrad at the server.
@@ -155,7 +155,7 @@ def fed_yogi(
     beta2: Real = 0.99,
     epsilon: Real = 1e-3,
     *,
-    inclusion: Real | Sequence[float] | None = None,
+    inclusion: Inclusion = None,
     via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedYogi: `fed_adam` with the second moment of Yogi,
@@ -193,7 +193,7 @@ def fed_adam(
     beta2: Real = 0.99,
     epsilon: Real = 1e-3,
     *,
-    inclusion: Real | Sequence[float] | None = None,
+    inclusion: Inclusion = None,
     via: network.AllReduce = network.star,
 ) -> Algorithm:
     r"""FedAdam: FedOpt with Adam at the server, as the paper has it.

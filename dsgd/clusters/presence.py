@@ -69,9 +69,10 @@ def participation(cluster: Cluster, round: Round) -> workers.Participation | Non
         return None
     N, delivered = round.workers, cluster.delivered
     participating = jnp.ones(N, bool) if round.present is None else round.present
+    chances = _chances(cluster)
     if delivered is None:
         return workers.Participation(
-            participating, participating, lambda i, j: participating[i] & participating[j]
+            participating, participating, lambda i, j: participating[i] & participating[j], *chances
         )
     key = jax.random.fold_in(round.key, _DELIVERED)
 
@@ -85,8 +86,25 @@ def participation(cluster: Cluster, round: Round) -> workers.Participation | Non
         )
 
     return workers.Participation(
-        participating, participating & _some(delivered, key, round, jnp.arange(N)), arrives
+        participating,
+        participating & _some(delivered, key, round, jnp.arange(N)),
+        arrives,
+        *chances,
     )
+
+
+def _chances(cluster: Cluster) -> tuple[tuple[float, ...] | float | None, str]:
+    """Returns the probability with which a worker participates and its message arrives, or None if
+    it is unknown; and the name of what determines it.
+    """
+    given = {"present": cluster.present, "delivered": cluster.delivered}
+    each = {what: quantity for what, quantity in given.items() if quantity is not None}
+    unknown = [what for what, quantity in each.items() if quantity.inclusion is None]
+    name = ", ".join(f"{what} = {each[what].name}" for what in unknown or each)
+    if unknown:
+        return None, name
+    product = np.prod([np.asarray(quantity.inclusion) for quantity in each.values()], axis=0)
+    return (tuple(product.tolist()) if product.ndim else float(product)), name
 
 
 def _some(quantity: Quantity, key: jax.Array, round: Round, numbers: jax.Array) -> jax.Array:

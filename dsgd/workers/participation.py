@@ -25,11 +25,16 @@ class Participation(NamedTuple):
         arrives: (i, j), arrays of workers' numbers whose shapes broadcast -> whether messages
             between i and j arrive, in both directions; False if one of the two does not
             participate.
+        inclusion: probability with which a worker is `counted`, one number or one for each worker;
+            None: unknown.
+        name: what determines participation and delivery, for error messages.
     """
 
     present: jax.Array
     counted: jax.Array
     arrives: Callable[[jax.Array, jax.Array], jax.Array]
+    inclusion: tuple[float, ...] | float | None = None
+    name: str = ""
 
 
 _current: ContextVar[Participation | None] = ContextVar("participation", default=None)

@@ -195,8 +195,71 @@ def test_each_client_has_its_own_inclusion_probability():
 
 
 @pytest.mark.parametrize(
+    ("present", "chances"),
+    [
+        (SAMPLED, 0.5),
+        (clusters.systematic(2, [1.0, 2.0, 5.0, 4.0]), [1 / 6, 1 / 3, 5 / 6, 2 / 3]),
+        (clusters.bernoulli([0.9, 0.5, 0.7, 0.3], 2.0), [0.9, 0.5, 0.7, 0.3]),
+        (clusters.sampled(3, of=4, weights=[2.0, 3.0, 7.0, 5.0]), None),
+        (clusters.markov(4.0, 1.5), 8 / 11),
+    ],
+    ids=["uniform", "systematic", "coins", "successive", "chains"],
+)
+def test_a_selection_has_its_inclusion_probabilities(present, chances):
+    """The same as if they are given, and the mean of all clients within the sampling error."""
+    method = algorithms.fed_avg(optax.sgd(GAMMA), 2, inclusion="selection")
+    found, changes = changes_of_clients(method, present, seeds=1_000)
+    if chances is not None:
+        method = algorithms.fed_avg(optax.sgd(GAMMA), 2, inclusion=chances)
+        given, _ = changes_of_clients(method, present, seeds=1_000)
+        np.testing.assert_allclose(found, given, rtol=1e-5)
+    error = found.std() / np.sqrt(len(found))
+    assert abs(found.mean() - SHARES @ changes) < 4 * error < 0.4
+
+
+def test_lost_messages_divide_the_inclusion_probabilities():
+    """A client's change counts if it participates and its message arrives."""
+    cluster = clusters.Cluster(
+        clusters.constant(1.0), present=SAMPLED, participation_period=2, delivered=BERNOULLI
+    )
+    options: Any = {"steps": 2, "key": jax.random.key(0), "mesh": 1, "seeds": 30}
+    found, given = (
+        dsgd.run(
+            algorithms.fed_avg(optax.sgd(GAMMA), 2, inclusion=inclusion),
+            means(),
+            cluster=cluster,
+            **options,
+        ).state.server.params
+        for inclusion in ("selection", 0.25)
+    )
+    np.testing.assert_allclose(found, given, rtol=1e-6)
+
+
+def on(**options: Any) -> clusters.Cluster:
+    """Returns a cluster with the given participation."""
+    return clusters.Cluster(clusters.constant(1.0), **options)
+
+
+@pytest.mark.parametrize(
     ("inclusion", "cluster", "words"),
     [
+        (
+            "selection",
+            on(present=clusters.round_robin(2, of=4)),
+            r"fed_avg: inclusion = 'selection' but the probabilities of present = round_robin\(2, "
+            r"of=4\) are unknown; expected a selection with",
+        ),
+        (
+            "selection",
+            on(present=SAMPLED, delivered=clusters.exponential(1.0)),
+            r"the probabilities of delivered = exponential\(1\) are unknown",
+        ),
+        ("selection", None, "inclusion = 'selection' but all clients participate"),
+        (
+            "selection",
+            on(present=clusters.bernoulli([0.5, 0.0, 0.5, 0.2], 1.0)),
+            r"fed_avg: inclusion of present = bernoulli.* = 0.0; expected a number in \(0, 1\]",
+        ),
         (0.5, None, "inclusion = 0.5 but all clients participate; expected a cluster with"),
         ([0.5, 0.5], clusters.Cluster(clusters.constant(1.0), present=SAMPLED), "2 numbers for 4"),
         ([0.5, 1.5], None, r"fed_avg: inclusion = 1.5; expected a number in \(0, 1\]"),
