@@ -539,7 +539,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "algorithms.minibatch_sgd(optax.sgd)": "optimizer = the function sgd; expected an optax",
     "algorithms.decentralized_sgd(SGD, topologies.ring)": "a topology",
     "algorithms.local_sgd(SGD, topologies.ring(2))": "local_sgd: period = Topology(ring(2))",
-    "algorithms.fed_avg(SGD, 2, inclusion='sampled')": "'sampled'; expected 'selection', a number in",
+    "algorithms.fed_avg(SGD, 2, inclusion='sampled')": "'sampled'; expected 'selection', a number",
     "algorithms.fed_avg(SGD, 2, inclusion=[0.5, 2.0])": "fed_avg: inclusion = 2.0; expected a num",
     "algorithms.fed_dyn(SGD, 2, 0)": "fed_dyn: penalty = 0; expected a number in (0, inf)",
     "algorithms.scaffnew(SGD, 1.5)": "scaffnew: probability = 1.5; expected a number in (0, 1]",
