@@ -52,7 +52,7 @@ def test_the_protocol_has_few_fields():
             dsgd.Query,
         )
     }
-    assert fields[dsgd.Algorithm] <= 6
+    assert fields[dsgd.Algorithm] <= 7
     assert sum(fields.values()) <= 40, fields
 
 
