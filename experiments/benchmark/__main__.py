@@ -1,5 +1,5 @@
 """Benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`,
-`compression`, `mixing`, `peers`, `tokens` and `workarounds`.
+`compression`, `mixing`, `peers`, `clients`, `tokens` and `workarounds`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,16 @@ from typing import Annotated
 import tyro
 
 from experiments import benchmark
-from experiments.benchmark import compression, mixing, peers, rounds, start, tokens, workarounds
+from experiments.benchmark import (
+    clients,
+    compression,
+    mixing,
+    peers,
+    rounds,
+    start,
+    tokens,
+    workarounds,
+)
 from experiments.shared import commands
 
 Choice = (
@@ -18,10 +27,11 @@ Choice = (
     | Annotated[compression.Args, tyro.conf.subcommand("compression")]
     | Annotated[mixing.Args, tyro.conf.subcommand("mixing")]
     | Annotated[peers.Args, tyro.conf.subcommand("peers")]
+    | Annotated[clients.Args, tyro.conf.subcommand("clients")]
     | Annotated[tokens.Args, tyro.conf.subcommand("tokens")]
     | Annotated[workarounds.Args, tyro.conf.subcommand("workarounds")]
 )
-MODULES = (rounds, start, compression, mixing, peers, tokens, workarounds)
+MODULES = (rounds, start, compression, mixing, peers, clients, tokens, workarounds)
 MAIN = {module.Args: module.main for module in MODULES}
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Python environments for versions of `benchmark peers` that cannot share ours: their location and
-creation.
+"""Python environments for versions of `benchmark peers` and `benchmark clients` that cannot share
+ours: their location and creation.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ PEERS = {
     "fedjax": Peer(
         "fedjax", ("fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "dm-haiku==0.0.12")
     ),
+    "pfl": Peer("pfl", ("pfl[pytorch]>=0.6,<0.7", "numpy")),
+    "flower": Peer("flwr", ("flwr[simulation]>=1.42,<2", "torch", "numpy")),
 }
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,13 +120,19 @@ def main(args: Args) -> None:
     reported: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         path = environments.path_for(Path(tempfile.mkdtemp(dir=folder)))
-        pythons = find(args)
+        names = [name for method in args.methods for name in VERSIONS[method]]
+        found = programs(
+            "experiments.benchmark.jobs.peers",
+            [name for name in distinct(names) if name in args.versions],
+            args.environments,
+            path,
+        )
         with commands.keep_rows(args.out / "peers.csv", Row._fields, rows):
             for method in args.methods:
                 for N, d in sizes(args):
                     write_data(Path(folder), N, d)
                     rows += compare(
-                        args, method, versions(args, method, pythons, path), Path(folder), reported
+                        args, method, versions(args, method, found), Path(folder), reported
                     )
     records.write_json(args.out / "versions.json", reported)
     sheets = (
@@ -171,44 +178,62 @@ def sizes(args: Args) -> list[tuple[int, int]]:
     return [(N, d) for d in args.dimensions for N in args.workers if N * d <= MOST]
 
 
-def find(args: Args) -> dict[str, Path]:
+def find(names: Iterable[str], folder: Path) -> dict[str, Path]:
     """Returns, by name, the Pythons of the available libraries; prints a message for each
     unavailable one.
+
+    Args:
+        names: versions; those that need no other Python are passed over.
+        folder: folder of the environments.
     """
     found: dict[str, Path] = {}
-    for name in dict.fromkeys(
-        name for method in args.methods for name in VERSIONS[method] if name in args.versions
-    ):
+    for name in distinct(names):
         if name not in environments.PEERS:
             continue
-        if environments.find(name, args.environments) is None:
+        if environments.find(name, folder) is None:
             tables.console().print(
-                f"Creating an environment for {name} in {args.environments / name}",
+                f"Creating an environment for {name} in {folder / name}",
                 markup=False,
                 soft_wrap=True,
             )
         try:
-            found[name] = environments.make(name, args.environments)
+            found[name] = environments.make(name, folder)
         except environments.Unavailable as reason:
             tables.console().print(f"Left out: {reason}", markup=False, soft_wrap=True)
     return found
 
 
-def versions(args: Args, method: str, pythons: dict[str, Path], path: Path) -> dict[str, Version]:
-    """Returns, by name, the versions of a method to run."""
-    on_cpu = start.COLD | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "true"}
+def programs(job: str, names: Sequence[str], folder: Path, path: Path) -> dict[str, Version]:
+    """Returns, by name, the programs of the available versions.
+
+    Args:
+        job: module that runs a version.
+        names: the versions.
+        folder: folder of the environments.
+        path: folder on the path of the other Pythons, see `environments.path_for`.
+    """
+    pythons = find(names, folder)
+    on_cpu = start.COLD | {"JAX_PLATFORMS": "cpu"}
     chosen = {}
-    for name in VERSIONS[method]:
+    for name in names:
         python = pythons.get(name) if name in environments.PEERS else Path(sys.executable)
-        if name not in args.versions or python is None:
+        if python is None:
             continue
         ours = python == Path(sys.executable)
         # the path contains nothing of this folder except the jobs
         apart = {} if ours else {"PYTHONPATH": str(path), "PYTHONSAFEPATH": "1"}
-        chosen[name] = Version(
-            [str(python), "-m", "experiments.benchmark.jobs.peers", name], on_cpu | apart
-        )
+        chosen[name] = Version([str(python), "-m", job, name], on_cpu | apart)
     return chosen
+
+
+def versions(args: Args, method: str, found: dict[str, Version]) -> dict[str, Version]:
+    """Returns, by name, the versions of a method to run."""
+    double = {"JAX_ENABLE_X64": "true"}
+    return {
+        name: found[name]._replace(environment=found[name].environment | double)
+        for name in VERSIONS[method]
+        if name in args.versions and name in found
+    }
 
 
 def write_data(folder: Path, N: int, d: int) -> None:

@@ -191,6 +191,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "all": "all --quick",
     "asynchrony": "asynchrony",
     "availability": "availability",
+    "benchmark_clients": "benchmark clients",
     "benchmark_compression": "benchmark compression --dimensions 1048576",
     "benchmark_mixing": "benchmark mixing",
     "benchmark_peers": "benchmark peers --repeats 2 --seconds 0.3",

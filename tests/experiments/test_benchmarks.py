@@ -18,6 +18,7 @@ from dsgd import compressors, problems
 from dsgd.workers import routes
 from experiments.benchmark import (
     by_hand,
+    clients,
     mixing,
     peers,
     rounds,
@@ -25,6 +26,7 @@ from experiments.benchmark import (
     tokens,
 )
 from experiments.benchmark import compression as copies
+from experiments.benchmark.jobs import clients as federated
 from experiments.benchmark.jobs import peers as jobs
 from experiments.slow_links import Size
 
@@ -76,6 +78,59 @@ def test_the_benchmark_of_mixing_times_the_given_rounds_of_dsgd(rows):
     for _ in range(rounds):
         x = mixing.dense(graph)(x - by_hand.LEARNING_RATE * (A * x - b))
     np.testing.assert_allclose(many, x, atol=1e-6)
+
+
+def test_the_benchmark_of_clients_makes_the_given_local_steps(tmp_path):
+    """All clients participate, each with one batch: the server takes the mean of models after H
+    steps of gradient descent.
+    """
+    clients.write_data(tmp_path, "logistic", np.full(3, 4), 5)
+    job = federated.Job(str(tmp_path), "fed_avg", 3, 2, 4, 3, 0.02, "")
+    seconds, (weights, bias) = federated.dsgd_run(job)(job.rounds)
+    assert seconds > 0
+    given, (w, b) = job.load(), job.start()
+    for _ in range(job.rounds):
+        ends = []
+        for n in range(3):
+            images, labels = given.samples(n)
+            x, v, c = images.reshape(4, -1) / 255, w.astype(float), b.astype(float)
+            for _ in range(job.local_steps):
+                odds = np.exp(x @ v + c)
+                error = (odds / odds.sum(axis=1, keepdims=True) - np.eye(5)[labels]) / 4
+                v, c = v - 0.02 * x.T @ error, c - 0.02 * error.sum(axis=0)
+            ends.append((v, c))
+        w, b = (np.mean(leaves, axis=0) for leaves in zip(*ends, strict=True))
+    np.testing.assert_allclose(weights, w, atol=1e-6)
+    np.testing.assert_allclose(bias, b, atol=1e-6)
+
+
+def test_parameters_keep_their_meaning_in_the_layout_of_pytorch():
+    rng = np.random.default_rng(0)
+    params = clients.start(rng, "cnn", 7)
+    kernel, *_, dense = (federated.to_torch(params)[i] for i in (2, 4))
+    assert kernel[5, 3, 1, 2] == params[2][1, 2, 3, 5]
+    assert dense[9, 3 * 144 + 2 * 12 + 7] == params[4][(2 * 12 + 7) * 64 + 3, 9]
+    for leaf, back in zip(params, federated.from_torch(federated.to_torch(params)), strict=True):
+        np.testing.assert_array_equal(leaf, back)
+
+
+def test_the_two_convolutions_are_equal():
+    rng = np.random.default_rng(0)
+    x, kernel = rng.standard_normal((2, 7, 6, 3)), rng.standard_normal((3, 3, 3, 4))
+    mine = federated.convolve_by_product(x.astype(np.float32), kernel.astype(np.float32))
+    theirs = federated.convolve(x.astype(np.float32), kernel.astype(np.float32))
+    np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_clients_are_timed_with_all_methods(tmp_path, long):
+    args = clients.Args(("logistic",), versions=("dsgd",), rounds=2, quick=True, out=tmp_path)
+    scripts.ran(clients.main, args)
+    rows = scripts.rows(tmp_path / "clients.csv")
+    assert [(row["clients"], row["method"]) for row in rows] == [
+        (N, method) for N in ("4", "12") for method in ("fed_avg", "scaffold", "ef21")
+    ]
+    assert all(float(row["seconds"]) > 0 and float(row["memory"]) > 0 for row in rows)
+    assert all(float(row["loss"]) < 2.5 for row in rows)
 
 
 FEW = ("sign", "random_k(0.01)", "random_sparsification(0.01)", "low_rank(4)")

@@ -19,8 +19,8 @@ import scripts
 
 import dsgd
 from experiments import compare
+from experiments.benchmark import clients, mixing, peers, rounds, start, tokens, workarounds
 from experiments.benchmark import compression as throughput
-from experiments.benchmark import mixing, peers, rounds, start, tokens, workarounds
 from experiments.shared import catalogue, commands, studies
 
 SCRIPTS = [
@@ -28,7 +28,7 @@ SCRIPTS = [
     for name in catalogue.COMMANDS
     if name != "benchmark"
 ]
-BENCHMARKS = (throughput, mixing, peers, rounds, start, tokens, workarounds)
+BENCHMARKS = (throughput, clients, mixing, peers, rounds, start, tokens, workarounds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,8 @@ REFUSED = {
     "availability --shares 1.0 nan": "--shares (1.0, ",
     "compare --on processes --log csv": "--log with --on: runs of other processes are not logged",
     "compare --on processes --jobs 0": "--jobs 0: expected whole numbers, at least 1",
+    "benchmark.clients --models mlp": "--models mlp: expected some of cnn, logistic",
+    "benchmark.clients --clients 10 99": "logistic draws 100 clients in a round; expected a number",
     "benchmark.compression --dimensions 4": "expected dimensions of at least 16",
     "benchmark.peers --methods extra": "--methods extra: expected some of decentralized_sgd,",
     "benchmark.peers --versions jax scan": "--versions jax: expected some of dsgd, scan, numpy,",
