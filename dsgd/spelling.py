@@ -53,6 +53,11 @@ SYNONYMS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("bandwidth", "bandwidths"), ("up",)),
     **dict.fromkeys(("by_class", "label", "non-iid", "noniid", "sorted"), ("by-label",)),
     **dict.fromkeys(("random", "uniform"), ("iid",)),
+    **dict.fromkeys(("pathological", "label-skew"), ("classes", "shards")),
+    **dict.fromkeys(("quantity-skew", "unbalanced", "by-size"), ("dirichlet-sizes",)),
+    **dict.fromkeys(("beta", "concentration"), ("alpha",)),
+    **dict.fromkeys(("classes_per_client", "num_classes_per_client"), ("classes",)),
+    **dict.fromkeys(("num_shards", "shards_per_client"), ("shards",)),
 }
 """Terms of papers and other libraries, with the names that this project has for them. A message
 about an unknown name suggests those that exist in its place."""

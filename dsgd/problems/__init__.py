@@ -19,7 +19,7 @@ from dsgd.problems.finite_sum import finite_sum
 from dsgd.problems.language_model import language_model
 from dsgd.problems.logistic_regression import logistic_regression, sparse_logistic_regression
 from dsgd.problems.neural_network import neural_network
-from dsgd.problems.partition import PARTITIONS, ClassCounts, class_counts, split
+from dsgd.problems.partition import PARTITIONS, ClassCounts, by_user, class_counts, split
 from dsgd.problems.per_sample import clipped, per_sample
 from dsgd.problems.quadratic import quadratic, random_quadratic
 from dsgd.problems.regularizers import box, group_lasso, l1, nonnegative, regularized
@@ -44,6 +44,7 @@ __all__ = [
     "SparseRows",
     "Transformer",
     "box",
+    "by_user",
     "class_counts",
     "client_metrics",
     "clipped",

@@ -34,7 +34,13 @@ from dsgd.problems.examples import (
     to_device,
     with_keys,
 )
-from dsgd.problems.partition import BY_CLASS, partition_name, require_parts, split
+from dsgd.problems.partition import (
+    BY_CLASS,
+    partition_name,
+    partition_options,
+    require_parts,
+    split,
+)
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
 WEIGHTS = ("equal", "samples")
@@ -260,7 +266,10 @@ def finite_sum(
     workers: int = 16,
     partition: str | Sequence[Any] = "iid",
     *,
-    alpha: float = 0.5,
+    alpha: float | None = None,
+    classes: int | None = None,
+    shards: int | None = None,
+    similarity: float | None = None,
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int | None = 16,
@@ -290,11 +299,11 @@ def finite_sum(
             works for both. Or `problems.ByWorker(load)`: a function loads the data of each worker,
             on the processes that need them only; `partition` is then ignored.
         workers: N.
-        partition: "iid", "blocks", "by-label" or "dirichlet" (the last two need classes `[M]`), see
-            `dsgd.problems.split`; or N arrays with the indices of each worker's samples.
-        alpha: concentration of "dirichlet".
-        min_samples: smallest number of samples of a worker, at least 1; "dirichlet" is drawn again
-            until it holds, see `dsgd.problems.split`.
+        partition: a name, see `dsgd.problems.split` ("iid", "blocks", "by-label", "dirichlet",
+            "dirichlet-sizes", "classes", "shards", "similarity"; partitions by class need classes
+            `[M]` as targets); or N arrays with the indices of each worker's samples.
+        alpha, classes, shards, similarity, min_samples: options of partitions, as in
+            `dsgd.problems.split`.
         weights: w. "equal": all are 1, as in (5.1); "samples": $w_n = N m_n / M$, so that f is the
             mean over all M samples; or N numbers, at least 0, which are divided by their mean. The
             objective, the gradients and the averages of models use them (`dsgd.Problem`). In
@@ -346,7 +355,8 @@ def finite_sum(
     if isinstance(data, ByWorker):
         examples, sizes, some = data.load_workers(workers)
     else:
-        examples, sizes, some = _load(data, workers, partition, alpha, seed, min_samples)
+        options = {"alpha": alpha, "classes": classes, "shards": shards, "similarity": similarity}
+        examples, sizes, some = _load(data, workers, partition, options, seed, min_samples)
     _require_samples(name, sizes, min_samples)
     if batch_size is None:
         batch_size, replacement = max(sizes), False
@@ -458,11 +468,17 @@ def _statistics(
 
 
 def _load(
-    data: Any, workers: int, partition: str | Sequence[Any], alpha: float, seed: int, least: int
+    data: Any,
+    workers: int,
+    partition: str | Sequence[Any],
+    options: dict[str, Any],
+    seed: int,
+    least: int,
 ) -> Loaded:
     """Partitions the data over the workers."""
     inputs, targets = arrays("data", data)
-    parts = _parts(targets, len(jax.tree.leaves(inputs)[0]), workers, partition, alpha, seed, least)
+    M = len(jax.tree.leaves(inputs)[0])
+    parts = _parts(targets, M, workers, partition, options, seed, least)
     return Loaded(stack(inputs, targets, parts), list(map(len, parts)), (inputs, targets))
 
 
@@ -471,12 +487,13 @@ def _parts(
     M: int,
     workers: int,
     partition: str | Sequence[Any],
-    alpha: float,
+    options: dict[str, Any],
     seed: int,
     least: int,
 ) -> list[np.ndarray]:
     """Returns the indices of each worker's samples."""
     if not isinstance(partition, str):
+        partition_options(None, options)
         return require_parts(partition, M, workers)
     partition = partition_name(partition)
     classes = (
@@ -487,15 +504,15 @@ def _parts(
     if partition in BY_CLASS and not classes:
         raise ValueError(
             f"finite_sum: partition = {partition!r}, but the targets are not classes; expected "
-            f"targets as integers [{M}], or the partition 'iid' or 'blocks'"
+            f"targets as integers [{M}], or the partition 'iid', 'blocks' or 'dirichlet-sizes'"
         )
     return split(
         targets if classes else np.zeros(M, int),
         workers,
         partition,
-        alpha=alpha,
         seed=seed,
         min_samples=least,
+        **options,
     )
 
 

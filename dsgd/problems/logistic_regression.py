@@ -23,6 +23,7 @@ from dsgd.problems.data import DataSource, load
 from dsgd.problems.examples import Examples
 from dsgd.problems.finite_sum import finite_sum, right
 from dsgd.problems.on_demand import OnDemand
+from dsgd.problems.partition import partition_label
 from dsgd.problems.quadratic import FromZero
 from dsgd.problems.regularizers import l1, regularized
 from dsgd.problems.sparse import SparseRows
@@ -43,9 +44,12 @@ class Linear(NamedTuple):
 def logistic_regression(
     data: DataSource = "digits",
     workers: int = 16,
-    partition: str = "iid",
+    partition: str | Sequence[Any] = "iid",
     *,
-    alpha: float = 0.5,
+    alpha: float | None = None,
+    classes: int | None = None,
+    shards: int | None = None,
+    similarity: float | None = None,
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int | None = 16,
@@ -62,8 +66,8 @@ def logistic_regression(
         data: the name of a data set or file, a `Dataset`, or (inputs `[M, ...]`, classes `[M]`);
             see `dsgd.problems.load`.
         workers: N.
-        partition: "iid", "blocks", "by-label" or "dirichlet", see `dsgd.problems.split`.
-        alpha: concentration of "dirichlet".
+        partition, alpha, classes, shards, similarity: as in `finite_sum`; indices are those of the
+            training samples.
         min_samples, weights, batch_size, replacement: as in `finite_sum`.
         l2: weight of the squared norm.
         seed: seed of the partition.
@@ -87,6 +91,9 @@ def logistic_regression(
         workers,
         partition,
         alpha=alpha,
+        classes=classes,
+        shards=shards,
+        similarity=similarity,
         min_samples=min_samples,
         weights=weights,
         batch_size=batch_size,
@@ -95,7 +102,7 @@ def logistic_regression(
         seed=seed,
         test=(dataset.test_inputs, dataset.test_targets),
         metrics={"test_accuracy": right},
-        name=f"logistic_regression({dataset.name}, {partition})",
+        name=f"logistic_regression({dataset.name}, {partition_label(partition)})",
     )
     smoothness = OnDemand(_smoothness, problem, l2, 1 / 2, _append_ones)
     return problem._replace(
@@ -107,10 +114,13 @@ def logistic_regression(
 def sparse_logistic_regression(
     data: DataSource = "breast-cancer",
     workers: int = 16,
-    partition: str = "iid",
+    partition: str | Sequence[Any] = "iid",
     *,
     penalty: float = 0.01,
-    alpha: float = 0.5,
+    alpha: float | None = None,
+    classes: int | None = None,
+    shards: int | None = None,
+    similarity: float | None = None,
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int | None = None,
@@ -129,7 +139,7 @@ def sparse_logistic_regression(
     Args:
         data: as in `logistic_regression`, with two classes, such as a file in LIBSVM's format;
             $y_i = 1$ for the class with the larger label.
-        workers, partition, alpha: as in `logistic_regression`.
+        workers, partition, alpha, classes, shards, similarity: as in `logistic_regression`.
         penalty: $\lambda$, at least 0.
         min_samples, weights, batch_size, replacement: as in `finite_sum`; by default, batches are
             all samples of a worker, and gradients are exact.
@@ -157,6 +167,9 @@ def sparse_logistic_regression(
         workers,
         partition,
         alpha=alpha,
+        classes=classes,
+        shards=shards,
+        similarity=similarity,
         min_samples=min_samples,
         weights=weights,
         batch_size=batch_size,
@@ -165,7 +178,7 @@ def sparse_logistic_regression(
         seed=seed,
         test=(dataset.test_inputs, dataset.test_targets),
         metrics={"test_accuracy": _right_sign},
-        name=f"sparse_logistic_regression({dataset.name}, {partition})",
+        name=f"sparse_logistic_regression({dataset.name}, {partition_label(partition)})",
     )
     smoothness = OnDemand(_smoothness, problem, l2, 1 / 4, _matrix)
     constants = problem.constants._replace(smoothness=smoothness, strong_convexity=l2 or None)

@@ -16,6 +16,7 @@ from dsgd.base import Problem
 from dsgd.problems.adapters import Network, adapt
 from dsgd.problems.data import DataSource, dense, load
 from dsgd.problems.finite_sum import finite_sum, right
+from dsgd.problems.partition import partition_label
 
 
 @checks.arguments
@@ -23,9 +24,12 @@ def neural_network(
     model: Any = "mlp",
     data: DataSource = "digits",
     workers: int = 16,
-    partition: str = "iid",
+    partition: str | Sequence[Any] = "iid",
     *,
-    alpha: float = 0.5,
+    alpha: float | None = None,
+    classes: int | None = None,
+    shards: int | None = None,
+    similarity: float | None = None,
     min_samples: int = 1,
     weights: str | Sequence[float] | np.ndarray = "equal",
     batch_size: int = 16,
@@ -41,7 +45,8 @@ def neural_network(
     Args:
         model: "mlp"; "cnn" or "resnet-18" (images only); or a model as in `finite_sum`, from `[m,
             ...]` to logits `[m, classes]`.
-        data, workers, partition, alpha, min_samples, weights: as in `logistic_regression`.
+        data, workers, partition, alpha, classes, shards, similarity: as in `logistic_regression`.
+        min_samples, weights: as in `logistic_regression`.
         batch_size, replacement, l2, seed, data_dir: as in `logistic_regression`.
         trainable: as in `finite_sum`.
 
@@ -78,6 +83,9 @@ def neural_network(
         workers,
         partition,
         alpha=alpha,
+        classes=classes,
+        shards=shards,
+        similarity=similarity,
         min_samples=min_samples,
         weights=weights,
         batch_size=batch_size,
@@ -87,7 +95,7 @@ def neural_network(
         test=(dataset.test_inputs, dataset.test_targets),
         metrics={"test_accuracy": right},
         trainable=trainable,
-        name=f"neural_network({name}, {dataset.name}, {partition})",
+        name=f"neural_network({name}, {dataset.name}, {partition_label(partition)})",
     )
 
 

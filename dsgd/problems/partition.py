@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,48 +16,127 @@ from dsgd.base import Problem
 from dsgd.engine import pooled
 from dsgd.problems.examples import Examples
 
+Parts = list[np.ndarray]  # the indices of each worker's samples
 
-def _iid(
-    labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator
-) -> list[np.ndarray]:
+
+def _iid(labels: np.ndarray, workers: int, rng: np.random.Generator) -> Parts:
     return np.array_split(rng.permutation(len(labels)), workers)
 
 
-def _blocks(
-    labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator
-) -> list[np.ndarray]:
+def _blocks(labels: np.ndarray, workers: int, rng: np.random.Generator) -> Parts:
     return np.array_split(np.arange(len(labels)), workers)
 
 
-def _label_blocks(
-    labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator
-) -> list[np.ndarray]:
-    shuffled = rng.permutation(len(labels))
-    return np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], workers)
+def _label_blocks(labels: np.ndarray, workers: int, rng: np.random.Generator) -> Parts:
+    return np.array_split(_sort(labels, rng.permutation(len(labels))), workers)
+
+
+def _sort(labels: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Returns the samples sorted by class, those of a class in their order."""
+    return samples[np.argsort(labels[samples], kind="stable")]
 
 
 def _dirichlet(
-    labels: np.ndarray, workers: int, alpha: float, rng: np.random.Generator, least: int = 1
-) -> list[np.ndarray]:
-    if not 0 < alpha < np.inf:
-        raise ValueError(
-            f"split: alpha = {alpha} for a Dirichlet partition; expected a finite number > 0"
-        )
+    labels: np.ndarray,
+    workers: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.5,
+    min_samples: int = 1,
+) -> Parts:
+    concentration = _concentration(alpha, workers)
     classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
-    concentration = np.full(workers, alpha)
     pieces = []
     for members in classes:
         shuffled = rng.permutation(members)
         pieces.append(np.split(shuffled, _ends(rng.dirichlet(concentration), len(members))))
-    if min(map(len, _join(pieces))) < least:
+    if min(map(len, _join(pieces))) < min_samples:
         found = _better_ends(
-            concentration, np.array([len(members) for members in classes]), rng, least
+            concentration, np.array([len(members) for members in classes]), rng, min_samples
         )
         pieces = [
             np.split(rng.permutation(members), ends)
             for members, ends in zip(classes, found, strict=True)
         ]
     return [rng.permutation(part) for part in _join(pieces)]
+
+
+def _dirichlet_sizes(
+    labels: np.ndarray,
+    workers: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.5,
+    min_samples: int = 1,
+) -> Parts:
+    shuffled, M = rng.permutation(len(labels)), len(labels)
+    # The minimum is set aside first, since with many workers no draw would give it to all.
+    shared = max(M - min_samples * workers, 0)
+    ends = _ends(rng.dirichlet(_concentration(alpha, workers)), shared)
+    return np.split(shuffled, ends + min_samples * np.arange(1, workers))
+
+
+def _concentration(alpha: float, workers: int) -> np.ndarray:
+    if not 0 < alpha < np.inf:
+        raise ValueError(
+            f"split: alpha = {alpha} for a Dirichlet partition; expected a finite number > 0"
+        )
+    return np.full(workers, alpha)
+
+
+def _some_classes(
+    labels: np.ndarray, workers: int, rng: np.random.Generator, *, classes: int = 2
+) -> Parts:
+    members = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    C, k = len(members), checks.positive_int("split: classes", classes)
+    if not C / workers <= k <= C:
+        raise ValueError(
+            f"split: classes = {k} for each of {workers} workers, of {C} classes; expected "
+            f"{-(-C // workers)} to {C}, so that each class has a worker"
+        )
+    owners: list[list[int]] = [[] for _ in range(C)]
+    counts = np.zeros(C, int)
+    for n in range(workers):
+        chosen = np.lexsort((rng.random(C), counts))[:k]
+        counts[chosen] += 1
+        for c in chosen:
+            owners[c].append(n)
+    parts: list[list[np.ndarray]] = [[] for _ in range(workers)]
+    for of_class, owned in zip(members, owners, strict=True):
+        for n, piece in zip(owned, np.array_split(of_class, len(owned)), strict=True):
+            parts[n].append(piece)
+    return [rng.permutation(np.concatenate(part)) for part in parts]
+
+
+def _shards(
+    labels: np.ndarray, workers: int, rng: np.random.Generator, *, shards: int = 2
+) -> Parts:
+    count = workers * checks.positive_int("split: shards", shards)
+    if count > len(labels):
+        raise ValueError(
+            f"split: shards = {shards} for each of {workers} workers, but {len(labels)} samples; "
+            "expected at least one sample for each shard: pass fewer shards or workers"
+        )
+    pieces = np.array_split(_sort(labels, rng.permutation(len(labels))), count)
+    dealt = rng.permutation(count).reshape(workers, shards)
+    return [np.concatenate([pieces[shard] for shard in hand]) for hand in dealt]
+
+
+def _similar(
+    labels: np.ndarray, workers: int, rng: np.random.Generator, *, similarity: float = 0.1
+) -> Parts:
+    M, share = len(labels), checks.number("split: similarity", similarity, "[0, 1]")
+    shuffled = rng.permutation(M)
+    iid, rest = np.split(shuffled, [round(share * M)])
+    of_classes = np.array_split(_sort(labels, rest), workers)
+    sizes = _equal_sizes(M, workers) - _equal_sizes(len(rest), workers)
+    at_random = np.split(iid, np.cumsum(sizes)[:-1])
+    return [np.concatenate(pair) for pair in zip(at_random, of_classes, strict=True)]
+
+
+def _equal_sizes(samples: int, workers: int) -> np.ndarray:
+    """Returns the sizes of the parts of `np.array_split`, `[N]`."""
+    return samples // workers + (np.arange(workers) < samples % workers)
 
 
 def _join(pieces: list[list[np.ndarray]]) -> list[np.ndarray]:
@@ -103,16 +182,55 @@ def _better_ends(
 
 
 _TRIES = 10_000  # draws of the proportions before a Dirichlet partition is refused
-BY_CLASS = {"by-label", "dirichlet"}
-PARTITIONS: dict[str, Callable[..., list[np.ndarray]]] = {
+BY_CLASS = {"by-label", "dirichlet", "classes", "shards", "similarity"}
+PARTITIONS: dict[str, Callable[..., Parts]] = {
     "iid": _iid,
     "blocks": _blocks,
     "by-label": _label_blocks,
     "dirichlet": _dirichlet,
+    "dirichlet-sizes": _dirichlet_sizes,
+    "classes": _some_classes,
+    "shards": _shards,
+    "similarity": _similar,
 }
-"""The partition rules of `split` by name: functions (labels, N, alpha, numpy generator) -> the
-indices of each worker's samples.
+"""The partition rules of `split` by name: functions (labels, N, numpy generator) -> the indices of
+each worker's samples. Their keyword arguments are the options of `split` that they use, with the
+defaults.
 """
+
+
+def partition_label(partition: Any) -> str:
+    """Returns how a problem's name states its partition: a name, or indices."""
+    return partition if isinstance(partition, str) else "given indices"
+
+
+def partition_options(partition: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options that are given for a partition, which are those that are not None.
+
+    Args:
+        partition: the name of a partition rule; None: indices are given.
+        given: options of `split` by name.
+
+    Raises:
+        ValueError: if the partition does not use one of them.
+    """
+    options = {option: value for option, value in given.items() if value is not None}
+    for option, value in options.items():
+        users = [name for name, rule in PARTITIONS.items() if option in _options(rule)]
+        if partition not in users:
+            raise ValueError(
+                f"split: {option} = {checks.show(value)} for "
+                f"{f'the partition {partition!r}' if partition else 'given indices'}, which "
+                f"{'does' if partition else 'do'} not use it; expected it for "
+                f"{' or '.join(map(repr, users))} only"
+            )
+    return options
+
+
+def _options(rule: Callable[..., Parts]) -> list[str]:
+    """Returns the names of a partition rule's keyword arguments."""
+    every = inspect.signature(rule).parameters.values()
+    return [each.name for each in every if each.kind is each.KEYWORD_ONLY]
 
 
 def partition_name(given: str) -> str:
@@ -134,11 +252,16 @@ def split(
     workers: int,
     partition: str = "iid",
     *,
-    alpha: float = 0.5,
+    alpha: float | None = None,
+    classes: int | None = None,
+    shards: int | None = None,
+    similarity: float | None = None,
     seed: int = 0,
     min_samples: int = 1,
 ) -> list[np.ndarray]:
     """Partitions samples over workers and returns the indices of each worker's samples.
+
+    `by_user` partitions samples whose worker is known.
 
     Args:
         labels: class of each sample, `[M]`.
@@ -147,9 +270,20 @@ def split(
             equal size in the order of the samples, e.g. of a text; "by-label": the samples sorted
             by class, then cut into N parts of equal size (if no class is smaller than a part, a
             worker has at most two classes); "dirichlet": each class is distributed over the workers
-            in Dirichlet(alpha) proportions (Hsu et al., 2019); a small alpha gives heterogeneous
-            workers, a large one nearly iid workers of nearly equal size.
-        alpha: concentration of "dirichlet".
+            in Dirichlet(alpha) proportions (Yurochkin et al., 2019); a small alpha gives
+            heterogeneous workers, a large one nearly iid workers of nearly equal size;
+            "dirichlet-sizes": a random split into parts whose sizes are `min_samples` plus
+            Dirichlet(alpha) proportions of the other samples (quantity skew; Li et al., 2022);
+            "classes": each worker has the samples of k classes, which are those with the fewest
+            workers so far, at random if several are; a class is divided equally among its workers
+            (Li et al., 2022); "shards": the samples sorted by class are cut into s N shards of
+            equal size, and each worker gets s of them at random (McMahan et al., 2017);
+            "similarity": a fraction of each worker's samples is iid, and the others are
+            distributed as in "by-label" (Karimireddy et al., 2020).
+        alpha: concentration of "dirichlet" and "dirichlet-sizes"; None: 0.5.
+        classes: k of "classes"; None: 2.
+        shards: s of "shards"; None: 2.
+        similarity: the fraction of "similarity", from 0 to 1; None: 0.1.
         seed: seed of the draw.
         min_samples: smallest number of samples of a worker, at least 1. The proportions of
             "dirichlet" are drawn up to 10,000 times until all workers have this many; the result is
@@ -159,9 +293,9 @@ def split(
         N arrays of indices; each sample is in exactly one of them.
 
     Raises:
-        ValueError: if the partition is unknown, there are fewer samples than workers, alpha of
-            "dirichlet" is not positive and finite, or a worker has fewer than `min_samples`
-            samples.
+        ValueError: if the partition is unknown or does not use an option that is given, an option
+            is out of range, there are fewer samples than workers or shards, a class would have no
+            worker, or a worker has fewer than `min_samples` samples.
     """
     partition = partition_name(partition)
     if workers < 1:
@@ -169,27 +303,54 @@ def split(
     checks.positive_int("split: workers", workers)
     checks.natural("split: seed", seed, most=None)
     least = checks.positive_int("split: min_samples", min_samples)
-    classes = np.asarray(labels)
-    if classes.ndim != 1 or not classes.size:
-        raise ValueError(f"split: labels have shape {classes.shape}; expected [M] with M >= 1")
-    rule = partial(_dirichlet, least=least) if partition == "dirichlet" else PARTITIONS[partition]
-    parts = rule(classes, workers, alpha, np.random.default_rng(seed))
+    of_samples = np.asarray(labels)
+    if of_samples.ndim != 1 or not of_samples.size:
+        raise ValueError(f"split: labels have shape {of_samples.shape}; expected [M] with M >= 1")
+    rule = PARTITIONS[partition]
+    given = {"alpha": alpha, "classes": classes, "shards": shards, "similarity": similarity}
+    options = partition_options(partition, given)
+    if "min_samples" in _options(rule):
+        options["min_samples"] = least
+    parts = rule(of_samples, workers, np.random.default_rng(seed), **options)
     smallest = min(range(workers), key=lambda n: len(parts[n]))
     if (found := len(parts[smallest])) < least:
         few = f"worker {smallest} {f'with {found} samples' if found else 'without samples'}"
         few += f" in the best of {_TRIES} draws" if partition == "dirichlet" else ""
-        hint = (
-            f"pass a larger alpha than {alpha}, fewer workers"
-            if partition == "dirichlet"
-            else "pass fewer workers"
-        )
+        larger = f"a larger alpha than {options.get('alpha', 0.5)}, "
+        hint = f"pass {larger if partition == 'dirichlet' else ''}fewer workers"
         hint += " or a smaller min_samples" if least > 1 else ""
         raise ValueError(
-            f"split: partition {partition!r} of {len(classes)} samples over {workers} workers "
+            f"split: partition {partition!r} of {len(of_samples)} samples over {workers} workers "
             f"leaves {few}; expected at least {least};"
             f" {hint}"
         )
     return parts
+
+
+@checks.arguments
+def by_user(users: Any) -> list[np.ndarray]:
+    """Partitions samples by their users and returns the indices of each user's samples, in the
+    order of `numpy.unique(users)`: `partition=by_user(users)` of a problem.
+
+    Args:
+        users: the user, client or group of each sample, `[M]`: integers or strings.
+
+    Raises:
+        ValueError: if the shape or type is another one.
+    """
+    try:
+        of_samples = np.asarray(users)
+    except Exception:
+        # A class may raise any exception when it is converted.
+        of_samples = np.empty(0)
+    if of_samples.dtype == object and all(isinstance(each, str) for each in of_samples.flat):
+        of_samples = of_samples.astype(str)
+    if of_samples.ndim != 1 or not of_samples.size or of_samples.dtype.kind not in "iubUS":
+        raise ValueError(
+            f"by_user: users = {checks.show(users)}; expected [M] with M >= 1, integers or strings"
+        )
+    _, counts = np.unique(of_samples, return_counts=True)
+    return np.split(np.argsort(of_samples, kind="stable"), np.cumsum(counts)[:-1])
 
 
 def require_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.ndarray]:

@@ -198,11 +198,13 @@ class Model:
     """
     data_dir: DataDir = None
     partition: str | None = None
-    """Partition of the samples: iid, by-label (default) or dirichlet; for the language model blocks
-    (default) or files.
+    """Partition of the samples: iid, by-label (default), dirichlet or another one of
+    `problems.split`; for the language model blocks (default) or files.
     """
-    alpha: Positive = 0.5
-    """Concentration of the dirichlet partition; smaller values are more heterogeneous."""
+    alpha: Positive | None = None
+    """Concentration of the Dirichlet partitions (default: 0.5); smaller values are more
+    heterogeneous.
+    """
     workers: Count = 16
     """Number of workers."""
     batch_size: Count = 16

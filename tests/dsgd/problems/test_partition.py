@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
+from typing import Any
 
 import numpy as np
 import optax
@@ -76,6 +77,147 @@ def test_dirichlet_cuts_each_class_where_the_drawn_shares_end(case, alpha):
         assert found == expected
     assert min(map(len, found)) >= 1
     assert sorted(chain(*found)) == list(range(len(labels)))
+
+
+@given(case=cases(), alpha=st.floats(1e-3, 1e6), least=st.integers(1, 9))
+def test_sizes_are_the_minimum_plus_dirichlet_shares(case, alpha, least):
+    labels, workers, seed = case
+    M = len(labels)
+    if least * workers > M:
+        with pytest.raises(ValueError, match=rf"leaves worker .* expected at least {least}"):
+            split(labels, workers, "dirichlet-sizes", alpha=alpha, seed=seed, min_samples=least)
+        return
+    parts = split(labels, workers, "dirichlet-sizes", alpha=alpha, seed=seed, min_samples=least)
+    draw = np.random.default_rng(seed)
+    order, shares = draw.permutation(M).tolist(), draw.dirichlet([alpha] * workers)
+    begin = 0
+    for n, part in enumerate(parts):
+        end = round((M - least * workers) * float(np.cumsum(shares)[n])) + least * (n + 1)
+        assert part.tolist() == order[begin:end]
+        begin = end
+    assert begin == M
+
+
+@given(case=cases(), share=st.sampled_from([0.0, 0.15, 0.5, 0.8, 1.0]))
+def test_a_share_of_similar_samples_is_iid_and_the_rest_sorted(case, share):
+    labels, workers, seed = case
+    M = len(labels)
+    parts = split(labels, workers, "similarity", similarity=share, seed=seed)
+    assert sorted(chain(*parts)) == list(range(M))
+    sizes = [len(part) for part in equal_parts(list(range(M)), workers)]
+    assert [len(part) for part in parts] == sizes
+    order = np.random.default_rng(seed).permutation(M).tolist()
+    iid, rest = order[: round(share * M)], order[round(share * M) :]
+    sorted_parts = equal_parts(sorted(rest, key=lambda i: labels[i]), workers)
+    begin = 0
+    for part, by_label in zip(parts, sorted_parts, strict=True):
+        end = begin + len(part) - len(by_label)
+        assert part.tolist() == iid[begin:end] + by_label
+        begin = end
+    for end, partition in ((0.0, "by-label"), (1.0, "iid")):
+        if share == end:
+            same = split(labels, workers, partition, seed=seed)
+            assert all(map(np.array_equal, parts, same))
+
+
+@given(case=cases(), shards=st.integers(1, 4))
+def test_each_worker_has_the_same_number_of_shards_of_the_sorted_samples(case, shards):
+    labels, workers, seed = case
+    if len(labels) < workers * shards:
+        with pytest.raises(ValueError, match=rf"shards = {shards} for each of {workers} workers"):
+            split(labels, workers, "shards", shards=shards, seed=seed)
+        return
+    parts = split(labels, workers, "shards", shards=shards, seed=seed)
+    draw = np.random.default_rng(seed)
+    order = sorted(draw.permutation(len(labels)).tolist(), key=lambda i: labels[i])
+    pieces, dealt = equal_parts(order, workers * shards), draw.permutation(workers * shards)
+    for n, part in enumerate(parts):
+        mine = dealt[n * shards : (n + 1) * shards]
+        assert part.tolist() == list(chain(*(pieces[shard] for shard in mine)))
+
+
+@given(st.integers(2, 12), st.integers(2, 7), st.data())
+def test_each_worker_has_k_classes_which_are_divided_equally(workers, C, data):
+    k = data.draw(st.integers(1, C))
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(C) * 3, 15 + np.arange(C)))
+    if workers * k < C:
+        with pytest.raises(ValueError, match=rf"expected {-(-C // workers)} to {C}, so that each"):
+            split(labels, workers, "classes", classes=k, seed=seed)
+        return
+    parts = split(labels, workers, "classes", classes=k, seed=seed)
+    assert sorted(chain(*parts)) == list(range(len(labels)))
+    counts = problems.class_counts([labels[part] for part in parts]).counts
+    assert ((counts > 0).sum(axis=1) == k).all()
+    owners = (counts > 0).sum(axis=0)
+    assert owners.max() - owners.min() <= 1
+    for of_class in counts.T:
+        assert np.ptp(of_class[of_class > 0]) <= 1
+
+
+def test_a_partition_refuses_options_that_it_does_not_use():
+    """Also in problems, whose message begins with their name, and for given indices."""
+    labels = np.arange(90) % 3
+    options = {"alpha": 0.3, "classes": 3, "shards": 4, "similarity": 0.35}
+    used = {
+        "dirichlet": "alpha",
+        "dirichlet-sizes": "alpha",
+        "classes": "classes",
+        "shards": "shards",
+        "similarity": "similarity",
+    }
+    for partition, (option, value) in product(problems.PARTITIONS, options.items()):
+        given: Any = {option: value}
+        if used.get(partition) == option:
+            assert len(split(labels, 4, partition, **given)) == 4
+            continue
+        words = rf"split: {option} = .* partition '{partition}', .*'{option}"
+        if option == "alpha":
+            words = r"split: alpha = .* expected it for 'dirichlet' or 'dirichlet-sizes' only"
+        with pytest.raises(ValueError, match=words):
+            split(labels, 4, partition, **given)
+    data = (np.zeros((90, 2)), labels)
+    with pytest.raises(
+        ValueError, match=r"^logistic_regression: shards = 2 for the partition 'iid"
+    ):
+        problems.logistic_regression(data, 3, shards=2)
+    with pytest.raises(ValueError, match=r"^finite_sum: alpha = 0.4 for given indices, which do "):
+        problems.finite_sum(
+            problems.Model(lambda key: np.zeros(3, np.float32), _scores),
+            optax.softmax_cross_entropy_with_integer_labels,
+            (data[0], labels.astype(np.int32)),
+            3,
+            [[1], [2], [3]],
+            alpha=0.4,
+        )
+
+
+def test_problems_have_the_samples_of_the_partition_and_its_options():
+    digits = problems.load("digits")
+    for partition, options in (
+        ("dirichlet-sizes", {"alpha": 3.0, "min_samples": 7}),
+        ("classes", {"classes": 3}),
+        ("shards", {"shards": 4}),
+        ("similarity", {"similarity": 0.35}),
+    ):
+        given: Any = options
+        parts = split(digits.train_targets, 6, partition, seed=5, **given)
+        expected = problems.class_counts([digits.train_targets[part] for part in parts]).counts
+        by_name = problems.logistic_regression(digits, 6, partition, seed=5, **given)
+        by_index = problems.logistic_regression(digits, 6, parts)
+        assert by_index.name == "logistic_regression(digits, given indices)"
+        for problem in (by_name, by_index):
+            np.testing.assert_array_equal(problems.class_counts(problem).counts, expected)
+
+
+def test_users_have_their_samples():
+    users = np.array(["w", "b", "w", "c", "b", "w"])
+    parts = problems.by_user(users)
+    assert [part.tolist() for part in parts] == [[1, 4], [3], [0, 2, 5]]
+    assert [part.tolist() for part in problems.by_user([7, -2, 7])] == [[1], [0, 2]]
+    for wrong in ([], [[1, 2]], [0.5, 2.5]):
+        with pytest.raises(ValueError, match="by_user: users = "):
+            problems.by_user(wrong)
 
 
 def test_given_indices_must_be_those_of_samples():
