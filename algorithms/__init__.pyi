@@ -67,10 +67,13 @@ from .local_updates.fed_dyn import fed_dyn
 from .local_updates.fed_nova import fed_nova
 from .local_updates.fed_opt import fed_adagrad, fed_adam, fed_avgm, fed_opt, fed_yogi
 from .local_updates.fed_paq import fed_comgate, fed_ef, fed_paq
+from .local_updates.local_heads import fed_per, fed_rep
 from .local_updates.local_sgd import local_sgd
 from .local_updates.mime import mime, mime_lite
 from .local_updates.noloco import noloco
+from .local_updates.personal_models import apfl, ditto
 from .local_updates.post_local_sgd import post_local_sgd
+from .local_updates.q_fed_avg import q_fed_avg
 from .local_updates.scaffnew import scaffnew
 from .local_updates.scaffold import scaffold
 from .local_updates.sparse_loco import muloco, qsparse_local_sgd, sparse_loco
@@ -95,6 +98,7 @@ __all__ = [
     "SYNCHRONOUS",
     "ab",
     "adacomm",
+    "apfl",
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
@@ -123,6 +127,7 @@ __all__ = [
     "dion",
     "dist_ef_sgd",
     "distributed_lion",
+    "ditto",
     "dlm",
     "drop_compute",
     "dropcompute",
@@ -148,7 +153,9 @@ __all__ = [
     "fed_nova",
     "fed_opt",
     "fed_paq",
+    "fed_per",
     "fed_prox",
+    "fed_rep",
     "fed_yogi",
     "fetch_sgd",
     "gradient_descent",
@@ -196,6 +203,7 @@ __all__ = [
     "proximal_tracking",
     "push_diging",
     "push_pull",
+    "q_fed_avg",
     "qsparse_local_sgd",
     "quasi_global_momentum",
     "relay_sgd",

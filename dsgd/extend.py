@@ -8,6 +8,7 @@ from dsgd.compressors.scales import clip_to_rms, round_randomly, safe_divide
 from dsgd.compressors.sizes import wide
 from dsgd.compressors.sparsification import require_share, scatter, selected_count
 from dsgd.engine.indices import first_outside
+from dsgd.engine.leaves import leaf_flags, require_flags
 from dsgd.engine.literals import lift
 from dsgd.engine.queries import loss_type
 from dsgd.engine.randomness import StateKey, is_state_key
@@ -27,9 +28,11 @@ __all__ = [
     "clip_to_rms",
     "first_outside",
     "is_state_key",
+    "leaf_flags",
     "lift",
     "loss_type",
     "orthonormal",
+    "require_flags",
     "require_share",
     "round_randomly",
     "safe_divide",

@@ -165,7 +165,9 @@ def local_updates(
             delta, shared, own = change(x, y, round, via)
             model = optimizers.Model(x.params, x.optimizer)
             x = Outer(*optimizers.server_step(outer, model, delta), shared)
-            memory = _restart(inner, x.params, y.optimizer) if fresh else y.optimizer
+            memory = y.optimizer
+            if fresh:
+                memory = restart(optimizers.init(inner, x.params).optimizer, memory)
             return x, Inner(repeat_rows(x.params, y.params), memory, own)
 
         if callable(period):
@@ -199,12 +201,16 @@ def scale(factor: Real, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
 
 
-def _restart(inner: optax.GradientTransformation, params: Params, memory: PyTree) -> PyTree:
-    """Returns the inner optimizers' states before their first step; their random keys go on."""
-    start = optimizers.init(inner, params).optimizer
+def restart(first: PyTree, memory: PyTree) -> PyTree:
+    """Returns the inner optimizers' states before their first step; their random keys go on.
+
+    Args:
+        first: states before the first step, leaves `[...]` or `[n, ...]`.
+        memory: the current states, leaves `[n, ...]`.
+    """
     return jax.tree.map(
         lambda first, rows: rows if is_state_key(rows) else jnp.broadcast_to(first, rows.shape),
-        start,
+        first,
         memory,
         is_leaf=is_state_key,
     )

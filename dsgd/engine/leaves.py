@@ -106,7 +106,9 @@ def trained_flags(name: str, params: Params, trainable: Any) -> tuple[bool, ...]
                 f"{name}: parameters must be floating point, but {where} has dtype {leaf.dtype}; "
                 "expected its real and imaginary parts as two leaves"
             )
-    trained = tuple(map(bool, np.logical_and(floating, _bools(name, params, trainable))))
+    trained = tuple(
+        map(bool, np.logical_and(floating, leaf_flags(f"{name}: trainable", params, trainable)))
+    )
     if not any(trained):
         given = (
             "no floating-point leaf"
@@ -117,23 +119,35 @@ def trained_flags(name: str, params: Params, trainable: Any) -> tuple[bool, ...]
     return trained
 
 
-def _bools(name: str, params: Params, trainable: Any) -> Sequence[bool]:
-    """Returns one bool for each leaf of the parameters."""
-    if trainable is None:
+def leaf_flags(where: str, params: Params, mask: Any) -> Sequence[bool]:
+    """Returns one bool for each leaf of the parameters.
+
+    Args:
+        where: name of the mask, for error messages.
+        params: the parameters.
+        mask: a tree of bools that is a prefix of the parameters, or a function from the parameters
+            to such a tree; None: all leaves are True.
+
+    Raises:
+        ValueError: if the mask is no such tree.
+    """
+    if mask is None:
         return [True] * len(jax.tree.leaves(params))
-    mask = trainable
-    if callable(trainable):
-        checks.require_call(f"{name}: trainable", trainable, "parameters")
-        with causes.refuse_errors(f"{name}: trainable"):
-            mask = trainable(params)
-    if not all(isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(mask)):
-        raise ValueError(
-            f"{name}: trainable = {checks.show(mask)}; expected a tree of True and False"
-        )
+    if callable(mask):
+        checks.require_call(where, mask, "parameters")
+        with causes.refuse_errors(where):
+            mask = mask(params)
+    require_flags(where, mask)
     try:
         return jax.tree.leaves(jax.tree.broadcast(mask, params))
     except ValueError:
-        raise ValueError(f"{name}: trainable{_difference(mask, params)}") from None
+        raise ValueError(f"{where}{_difference(mask, params)}") from None
+
+
+def require_flags(where: str, mask: Any) -> None:
+    """Raises ValueError if a leaf of the tree is not a bool."""
+    if not all(isinstance(leaf, bool | np.bool_) for leaf in jax.tree.leaves(mask)):
+        raise ValueError(f"{where} = {checks.show(mask)}; expected a tree of True and False")
 
 
 def _difference(mask: PyTree, params: Params, path: str = "") -> str:

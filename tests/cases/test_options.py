@@ -136,6 +136,8 @@ OTHERWISE: dict[str, Callable[[], Algorithm]] = {
         SGD, algorithms.memories.Up(compressors.identity)
     ),
     "fed_opt": lambda: algorithms.fed_opt(SGD, 3, optax.sgd(0.5)),
+    "fed_per": lambda: algorithms.fed_per(SGD, 3, False),
+    "fed_rep": lambda: algorithms.fed_rep(SGD, 3, 2, False),
     "saga": lambda: algorithms.saga(SGD, 9999),
     "streaming_diloco": lambda: algorithms.streaming_diloco(SGD, 1, 3, compressor=None),
 }

@@ -21,7 +21,7 @@ independently of the method's file:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -143,6 +143,7 @@ class Given:
         more: additional numbers of the case.
         found: the method's own rounds, for values that are random in them; None: with absent
             workers.
+        weights: of the workers in means, `[N]`; None: equal.
     """
 
     gamma: float
@@ -160,6 +161,7 @@ class Given:
     graphs: Sequence[graphs.Matrices]
     more: Any = ()
     found: Any = None
+    weights: np.ndarray | None = None
 
     @property
     def N(self) -> int:
@@ -201,6 +203,13 @@ class Given:
     def contributes(self, t: int) -> np.ndarray:
         """Returns which workers participate in round t with messages that arrive, bool `[N]`."""
         return self.participates[t] & self.delivered[t]
+
+    def mean(self, t: int, rows: np.ndarray) -> np.ndarray:
+        """Returns the weighted mean of the rows `[N, d]` of the workers that `contributes` names,
+        at least one.
+        """
+        S = self.contributes(t) * (1.0 if self.weights is None else self.weights)
+        return S @ rows / S.sum()
 
     def each(self, q: Q, rows: np.ndarray) -> np.ndarray:
         """Compresses each layer of each row, `[N, d]`."""
@@ -505,6 +514,29 @@ CLUSTER = clusters.Cluster(
         positive=False,
     ),
 )
+
+
+def two_gradients(rounds: np.ndarray, cluster: clusters.Cluster) -> clusters.Cluster:
+    """Returns the cluster on which a gradient takes half a second in the given rounds, bool `[T]`,
+    in which every worker that participates computes two.
+    """
+    single = ~rounds | ~PARTICIPATES.any(axis=1)
+    seconds = np.tile(np.where(single, 1.0, 0.5), (WORKERS, 1))
+    return replace(cluster, compute=clusters.trace(seconds, 1.0))
+
+
+def personal(method: Algorithm) -> Callable[[Any], Any]:
+    """Returns where the workers' personal models are, for `Case.symbols`."""
+    models = method.personal
+    assert models is not None
+
+    def find(found: Any) -> Any:
+        if not isinstance(found, Trajectory):
+            return models(found.state)
+        with jax.enable_x64(True):
+            return jax.tree.map(np.asarray, jax.vmap(models)(found.states))
+
+    return find
 
 
 @cache

@@ -2,15 +2,13 @@
 same draw; c is the mean of exact gradients of the clients in the first round of a period.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from algorithms import gradient_descent, mime
-from dsgd import clusters
 from tests.methods.bits import FLOAT, Bits
-from tests.methods.given import MOMENTUM, PARTICIPATES, Case, Given, Rounds, add
+from tests.methods.given import MOMENTUM, Case, Given, Rounds, T, add, two_gradients
 from tests.methods.mime_lite import BETA, ETA, SYMBOLS
 
 CANCELS = True  # differences of two gradients of a draw have no noise on quadratics
@@ -33,15 +31,6 @@ def recursion(given: Given, H: int) -> Rounds:
         yield {"params": Y, "server": x, "momentum": m} | sent
 
 
-def two_gradients(H: int, cluster: clusters.Cluster) -> clusters.Cluster:
-    """Returns the cluster on which a gradient takes half a second in rounds of two gradients, which
-    are all but the first of a period.
-    """
-    single = (np.arange(len(PARTICIPATES)) % H == 0) | ~PARTICIPATES.any(axis=1)
-    seconds = np.tile(np.where(single, 1.0, 0.5), (PARTICIPATES.shape[1], 1))
-    return replace(cluster, compute=clusters.trace(seconds, 1.0))
-
-
 def case(H: int, absent: bool = False) -> Case:
     return Case(
         lambda given: mime(given.optimizer, H, ETA),
@@ -49,7 +38,7 @@ def case(H: int, absent: bool = False) -> Case:
         optimizer="momentum",
         absent=absent,
         symbols=SYMBOLS,
-        place=partial(two_gradients, H) if absent else None,
+        place=partial(two_gradients, np.arange(T) % H != 0) if absent else None,
     )
 
 
