@@ -18,8 +18,6 @@ from dsgd.clusters.quantity import Quantity, binomial_bound, digest, require_num
 
 # A chain's mean numbers of periods; longer ones do not fit the resolution of float32 draws.
 _LONGEST_SPELL = 10_000
-# Folded into a chain's key for its start; numbers of periods are smaller.
-_START = np.uint32(2**32 - 1)
 
 
 @checks.arguments
@@ -255,29 +253,24 @@ def markov(on: float, off: float) -> Quantity:
         def unknown(carry):
             return ~carry[-1]
 
-        def start_of(part):  # the chain begins in period 0, and forgets from period 1 on
-            return jnp.where(part == 0, 0, -1)
-
         def advance(carry):
             # `at`: the last period of the window, at most `last`, in which the chain forgot.
             part, last, at, number, state, _ = carry
             wait, drawn = draw(part, number)
             before, known = at + wait <= last, at >= 0
             back = ~before & ~known
-            part = jnp.where(back, part - 1, part)
             return (
-                part,
+                jnp.where(back, part - 1, part),
                 jnp.where(back, window - 1, last),
-                jnp.where(before, at + wait, jnp.where(back, start_of(part), at)),
+                jnp.where(before, at + wait, at),
                 jnp.where(before, number + 1, 0),
                 jnp.where(before, drawn, state),
                 ~before & known,
             )
 
-        part = period // window
-        at_start = jax.random.uniform(jax.random.fold_in(key, _START), dtype=jnp.float32)
-        state = at_start < np.float32(stationary)
-        first = (part, period % window, start_of(part), jnp.int32(0), state, jnp.bool(False))
+        # Windows before period 0 have negative numbers: the chain has always been running.
+        unset = (jnp.int32(-1), jnp.int32(0), jnp.bool(False), jnp.bool(False))
+        first = (period // window, period % window, *unset)
         part, _, at, _, state, _ = lax.while_loop(unknown, advance, first)
         if changes:
             state ^= (period - part * window - at) % 2 == 1
