@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import fast_compile
@@ -83,6 +84,8 @@ SWEEP = dsgd.Sweep(
     (),
 )
 TAPED = dsgd.run(METHOD, QUADRATIC, steps=1, key=KEY, mesh=1, taped=True)
+USERS = {"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1], [2]], "y": [0, 1]}}}
+Path("clients.json").write_text(json.dumps(USERS))
 
 
 SHEET = Figure()
@@ -396,6 +399,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     problems.logistic_regression: {"data": ARRAYS, "workers": 3, "batch_size": 2},
     problems.neural_network: {"data": ARRAYS, "workers": 3, "batch_size": 2},
     problems.split: {"workers": 3},
+    problems.read_clients: {"path": "clients.json"},
     problems.by_user: {"users": ARRAYS[1]},
     compressors.apply: {"x": np.ones(3)},
     compressors.top_k: {"fraction": 0.5},
@@ -636,6 +640,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "problems.split(np.arange(20) % 3, 4, 'similarity', similarity=1.5)": "a number in [0, 1]",
     "problems.split([0, 1, 0], 5, 'dirichlet-sizes')": "without samples",
     "problems.by_user(np.ones((2, 3)))": "users = ",
+    "problems.read_clients('missing.json')": "path = 'missing.json'",
     "problems.l1(-1.0)": "l1: penalty = -1.0",
     "problems.group_lasso(0.1, 'columns')": "group_lasso: groups = 'columns'",
     "problems.box(0.0, 1e300)": "box: bounds: got",

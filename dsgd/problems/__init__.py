@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dsgd import signatures, spelling
 from dsgd.problems.adapters import Model
 from dsgd.problems.blocks import ByWorker
+from dsgd.problems.client_files import ClientData, read_clients
 from dsgd.problems.data import Dataset, load
 from dsgd.problems.examples import Examples, minibatch
 from dsgd.problems.fairness import (
@@ -36,6 +37,7 @@ __all__ = [
     "PARTITIONS",
     "ByWorker",
     "ClassCounts",
+    "ClientData",
     "ClientMetrics",
     "Dataset",
     "Examples",
@@ -61,6 +63,7 @@ __all__ = [
     "per_sample",
     "quadratic",
     "random_quadratic",
+    "read_clients",
     "regularized",
     "robust_regression",
     "solved",

@@ -385,7 +385,8 @@ def require_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.n
 
 
 class ClassCounts(NamedTuple):
-    """How the samples of each class are distributed over the workers; `str` returns a table.
+    """How the samples of each class are distributed over the workers. `str` returns a table: of
+    the workers, or for more than 100 of the quantiles of their samples, classes and distances.
 
     Args:
         counts: number of samples of each worker and class, int `[N, classes]`.
@@ -414,6 +415,10 @@ class ClassCounts(NamedTuple):
         return np.abs(self.shares - whole).sum(axis=1) / 2
 
     def __str__(self) -> str:
+        return self._rows() if len(self.counts) <= _ROWS else self._quantiles()
+
+    def _rows(self) -> str:
+        """Returns a table with one row for each worker."""
         heading = ("worker", "samples", "distance", *map(str, self.classes))
         rows = [
             (str(n), str(m), f"{distance:.2f}", *(f"{share:.2f}" for share in shares))
@@ -422,11 +427,40 @@ class ClassCounts(NamedTuple):
             )
         ]
         last = ("mean", f"{self.samples.mean():.1f}", f"{self.distances.mean():.2f}")
-        rows.append((*last, *[""] * len(self.classes)))
-        widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
-        return "\n".join(
-            "  ".join(map(str.rjust, cells, widths)).rstrip() for cells in (heading, *rows)
+        return _align([heading, *rows, (*last, *[""] * len(self.classes))])
+
+    def _quantiles(self) -> str:
+        """Returns a table with the quantiles of the workers, which are values that occur."""
+        heading = (
+            f"{len(self.counts):,} workers",
+            "least",
+            "10 %",
+            "median",
+            "90 %",
+            "most",
+            "mean",
         )
+        of_workers = (
+            ("samples", self.samples, ".0f", ".1f"),
+            ("classes", (self.counts > 0).sum(axis=1), ".0f", ".1f"),
+            ("distance", self.distances, ".2f", ".2f"),
+        )
+        rows = []
+        for name, values, quantile, mean in of_workers:
+            found = np.quantile(values, [0, 0.1, 0.5, 0.9, 1], method="inverted_cdf")
+            rows.append(
+                (name, *(f"{each:{quantile}}" for each in found), f"{values.mean():{mean}}")
+            )
+        return _align([heading, *rows])
+
+
+_ROWS = 100  # workers up to which a table has one row for each
+
+
+def _align(rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table of cells, aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.rjust, cells, widths)).rstrip() for cells in rows)
 
 
 @checks.arguments
@@ -473,5 +507,6 @@ def _labels(where: str, problem: Problem) -> list[np.ndarray]:
     if isinstance(data, Examples):
         real = np.asarray(data.weights) > 0
         return [row[mine] for row, mine in zip(np.asarray(targets), real, strict=True)]
-    data = replace(data, inputs=())
+    # On the host at once, since one transfer for each of thousands of workers takes seconds.
+    data = jax.tree.map(np.asarray, replace(data, inputs=()))
     return [pooled.worker_data(data, n).targets for n in range(len(targets))]

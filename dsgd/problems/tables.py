@@ -60,6 +60,28 @@ def read(path: Path, target: str | None) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(inputs, axis=1), classes
 
 
+def columns(path: Path) -> dict[str, tuple[float | str, ...]]:
+    """Reads a CSV file and returns its columns by name: integers or numbers if all
+    entries are, else text.
+
+    Raises:
+        ValueError: if the file cannot be read.
+    """
+    try:
+        names, cells = _cells(path)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise ValueError(
+            f"read_clients: {path} cannot be read ({error}); expected a CSV file in UTF-8"
+        ) from error
+    found: dict[str, tuple[float | str, ...]] = {}
+    for name, column in zip(names, cells, strict=True):
+        found[name] = column
+        for kind in (float, int):
+            with suppress(ValueError):
+                found[name] = tuple(map(kind, column))
+    return found
+
+
 def _cells(path: Path) -> tuple[list[str], list[tuple[str, ...]]]:
     """Returns the column names and the entries of each column."""
     with _open(path) as file:

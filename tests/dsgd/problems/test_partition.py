@@ -256,6 +256,21 @@ def test_classes_are_counted_by_worker():
             problems.class_counts(data)
 
 
+def test_the_table_of_many_workers_has_their_quantiles():
+    labels = [[3] * 2] * 30 + [[3] * 7 + [5]] * 70 + [[3] * 300 + [5] * 440]
+    counted = problems.class_counts(labels)
+    whole = (60 + 490 + 300) / (60 + 560 + 740)
+    far, near, last = 1 - whole, abs(7 / 8 - whole), abs(300 / 740 - whole)
+    mean = (30 * far + 70 * near + last) / 101
+    assert [line.split() for line in str(counted).splitlines()] == [
+        ["101", "workers", "least", "10", "%", "median", "90", "%", "most", "mean"],
+        ["samples", "2", "2", "8", "8", "740", f"{1360 / 101:.1f}"],
+        ["classes", "1", "1", "2", "2", "2", f"{(30 + 142) / 101:.1f}"],
+        ["distance", *(f"{each:.2f}" for each in (last, near, near, far, far, mean))],
+    ]
+    assert len(str(problems.class_counts(labels[:100])).splitlines()) == 102
+
+
 def test_classes_of_a_problem_are_those_of_its_parts():
     """Padded samples do not count, also if the samples are pooled."""
     labels = np.repeat([0, 1, 2], [200, 7, 13])
