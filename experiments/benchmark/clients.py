@@ -38,7 +38,7 @@ from rich.table import Table
 from dsgd import plots, records
 from experiments.benchmark import environments, peers, timing
 from experiments.benchmark.jobs import clients as jobs
-from experiments.benchmark.peers import distinct, format_number
+from experiments.benchmark.peers import distinct
 from experiments.shared import commands, figures, tables
 
 METHODS = {"fed_avg": 0, "scaffold": 1, "ef21": 1}  # vectors that a client keeps
@@ -114,7 +114,7 @@ class Args:
 
 
 class Row(NamedTuple):
-    """Medians of one case; NaN if it took too long.
+    """Medians of one case; NaN if there are none.
 
     Args:
         seconds: of a communication round.
@@ -199,8 +199,8 @@ def write_data(folder: Path, model: str, sizes: np.ndarray, classes: int) -> Non
             folder / f"{prefix}images.npy", "w+", np.uint8, (count, SIDE, SIDE)
         )
         for some in np.array_split(np.arange(count), -(-count // 100_000)):
-            noise = rng.integers(128, size=(len(some), SIDE, SIDE), dtype=np.uint8)
-            images[some[0] : some[-1] + 1] = means[labels[some]] + noise
+            noise = np.frombuffer(rng.bytes(len(some) * SIDE * SIDE), np.uint8) >> 1
+            images[some[0] : some[-1] + 1] = means[labels[some]] + noise.reshape(-1, SIDE, SIDE)
         np.save(folder / f"{prefix}labels.npy", labels)
 
     np.save(folder / "sizes.npy", sizes)
@@ -253,7 +253,9 @@ def distance(some: list[np.ndarray], others: list[np.ndarray]) -> float:
 def run(
     args: Args, program: peers.Version, folder: Path, method: str, each: Setting, rounds: int
 ) -> dict[str, Any] | None:
-    """Returns the values that a process reports; None if it took too long."""
+    """Returns the values that a process reports; None if it took too long, or if another library
+    fails, which prints a message.
+    """
     job = jobs.Job(
         str(folder),
         method,
@@ -264,9 +266,16 @@ def run(
         each.learning_rate,
         str(folder / "end.npz"),
     )
-    ended = timing.process(
-        [*program.command, json.dumps(vars(job))], program.environment, args.longest
-    )
+    *_, name = program.command
+    try:
+        ended = timing.process(
+            [*program.command, json.dumps(vars(job))], program.environment, args.longest
+        )
+    except RuntimeError:
+        if name == "dsgd":
+            raise
+        tables.console().print(f"Left out: {name} failed, see above", markup=False)
+        return None
     return ended and json.loads(ended.lines[-1])
 
 
@@ -331,9 +340,9 @@ def tabulate(args: Args, model: str, what: str, rows: list[Row]) -> Table:
     final = [row for row in mine if row.clients == most and row.method == "fed_avg"]
     losses = ", ".join(f"{row.version} {row.loss:.3g}" for row in final)
     captions = {
-        "seconds": f"{each.local_steps} local steps (ef21: 1) on batches of {each.batch_size}. "
-        f"-: left out. Test loss of\nfed_avg after {args.rounds * each.rounds} rounds, "
-        f"{most:,} clients: {losses}\n({np.log(each.classes):.3g} with equal probabilities)",
+        "seconds": f"{each.local_steps} local steps (ef21: 1) on batches of {each.batch_size}.\n"
+        f"-: left out. Test loss of fed_avg after {args.rounds * each.rounds} rounds with {most:,} "
+        f"clients:\n{losses}; {np.log(each.classes):.3g} with equal probabilities",
         "memory": "peak during the rounds, without the data.\n-: left out, or several processes",
     }
     title = f"{TITLES[model]}, {each.sampled} clients in a round: {SHOWN[what]}"
@@ -342,16 +351,17 @@ def tabulate(args: Args, model: str, what: str, rows: list[Row]) -> Table:
     table = tables.table(title, ("clients", "data,\nMB", *headings), captions[what], left=0)
     for N, data in sizes.items():
         found = {(row.version, row.method): row for row in mine if row.clients == N}
-        cells = (cell(args, found.get(column), what) for column in columns)
+        cells = (cell(found.get(column), what) for column in columns)
         table.add_row(f"{N:,}", f"{data / 1e6:,.1f}", *cells)
     return table
 
 
-def cell(args: Args, row: Row | None, what: str) -> str:
+def cell(row: Row | None, what: str) -> str:
     """Formats a measure of a case."""
-    if row is None or (what == "memory" and np.isnan(row.memory)):
+    if row is None or np.isnan(number(row, what)):
         return "-"
-    return format_number(number(row, what), args.longest)
+    value = number(row, what)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def number(row: Row, what: str) -> float:
