@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dsgd import Algorithm, array_likes, checks
+from dsgd import Algorithm, AllRows, array_likes, checks
 from dsgd.machines.arrays import copy_arrays
 
 
@@ -55,4 +55,6 @@ def with_starts(method: Algorithm, models: Any) -> Algorithm:
         rows = jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), given, params)
         return start(params, N, rows)
 
-    return method._replace(name=f"with_starts({method.name})", init=init)
+    # Until the first synchronization, workers that do not participate have different models.
+    absent = method.absent and AllRows(method.absent)
+    return method._replace(name=f"with_starts({method.name})", init=init, absent=absent)

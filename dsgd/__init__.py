@@ -18,6 +18,7 @@ from dsgd import (
 )
 from dsgd.base import (
     Algorithm,
+    AllRows,
     Common,
     Compressor,
     Constants,
@@ -40,6 +41,7 @@ from dsgd.base import (
 from dsgd.communication import Communicator
 from dsgd.contract.check import check
 from dsgd.engine import cache
+from dsgd.engine.cohorts import Clients
 from dsgd.frames import frame, report, table
 from dsgd.graphs.topology import Topology
 from dsgd.machines.agreement import PeerFailed
@@ -57,14 +59,17 @@ from dsgd.runs.interrupts import Interrupted
 from dsgd.runs.replays import replay
 from dsgd.runs.results import Result
 from dsgd.runs.saved import load_result
+from dsgd.runs.starts import all_rows
 from dsgd.runs.sweeps import Sweep, sweep
 
 __version__ = "0.3.0"
 
 __all__ = [
     "Algorithm",
+    "AllRows",
     "Batches",
     "Candidate",
+    "Clients",
     "Common",
     "Communicator",
     "Compressor",
@@ -93,6 +98,7 @@ __all__ = [
     "Sweep",
     "Timings",
     "Topology",
+    "all_rows",
     "cache",
     "check",
     "clusters",

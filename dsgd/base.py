@@ -316,7 +316,9 @@ class Algorithm(NamedTuple):
             the (first) query's models, provided that these are stacked.
         absent: (`State.workers` before the round, `State.workers` after it) -> the state of workers
             that did not participate, with leaves `[n, ...]`; None: they keep their state from
-            before the round.
+            before the round. Leaves that it takes from the state after the round must be equal at
+            all workers after a synchronization, as an averaged model is: they are then stored once,
+            and not for each worker. If they are not equal, `AllRows(absent)` says so.
         personal: State -> the models that the workers use themselves, with leaves `[n, ...]`, for
             methods that train one for each worker next to the final model; None: all workers use
             the final model.
@@ -332,6 +334,21 @@ class Algorithm(NamedTuple):
 
     def __repr__(self) -> str:
         return _short_repr(self)
+
+
+@dataclass(frozen=True, eq=False)
+class AllRows(sameness.Compared):
+    """`Algorithm.absent` of a method whose workers do not become equal when they synchronize: the
+    rows of all workers are computed in each round, also of those that do not participate.
+
+    Args:
+        function: as `Algorithm.absent`.
+    """
+
+    function: Callable[[PyTree, PyTree], PyTree]
+
+    def __call__(self, before: PyTree, after: PyTree) -> PyTree:
+        return self.function(before, after)
 
 
 class Encoded(NamedTuple):

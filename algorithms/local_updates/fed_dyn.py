@@ -76,7 +76,7 @@ def fed_dyn(
         delta = outer_gradient(x, y)
         sent = delta, jnp.ones(jax.tree.leaves(delta)[0].shape[0])
         # Means over all clients of values that are 0 for those that do not participate.
-        (mean, share), (delivered, _) = round.aggregate(sent, optax.tree.zeros_like(sent), via)
+        (mean, share), (delivered, _) = round.aggregate(sent, via=via)
         h, memory = jax.tree.map(
             lambda old, sent: old + jnp.asarray(penalty, old.dtype) * sent,
             (x.memory, y.memory),

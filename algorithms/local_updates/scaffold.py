@@ -101,7 +101,7 @@ def scaffold(
                 y.control,
             )
             with round.joint():
-                c, control = round.aggregate(new, y.control, via)
+                c, control = round.aggregate(new, y.control, c, via)
                 x = round.average(y.params, via)
                 return c, Controlled(x, y.optimizer, control, optax.tree.zeros_like(y.total))
 

@@ -8,7 +8,7 @@ import optax
 
 from algorithms import methods, optimizers
 from algorithms.facts import method
-from dsgd import Algorithm, checks, network
+from dsgd import Algorithm, AllRows, checks, network
 from dsgd.extend import require_share, selected_count
 
 
@@ -68,7 +68,7 @@ def sparta(
         return y._replace(params=treedef.unflatten(averaged))
 
     return methods.local_models(
-        f"sparta({fraction:g})", optimizer, update, absent=methods.gets_average
+        f"sparta({fraction:g})", optimizer, update, absent=AllRows(methods.gets_average)
     )
 
 

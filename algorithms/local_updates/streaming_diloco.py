@@ -10,7 +10,7 @@ from jax.tree_util import KeyPath, SequenceKey
 from algorithms import methods, optimizers
 from algorithms.facts import method
 from algorithms.optimizers import Model
-from dsgd import Algorithm, Communicator, Compressor, checks, compressors, network
+from dsgd import Algorithm, AllRows, Communicator, Compressor, checks, compressors, network
 from dsgd.extend import Params, Period, Real
 
 Leaves = list[jax.Array]  # of a fragment
@@ -141,7 +141,7 @@ def streaming_diloco(
         update,
         server=start,
         start=lambda y: y,
-        absent=lambda before, after: after,
+        absent=AllRows(lambda before, after: after),
     )
 
 

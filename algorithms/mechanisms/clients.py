@@ -98,7 +98,7 @@ def _mean_change_of_clients(name: str, inclusion: Inclusion) -> Callable:
             outer_gradient(x, y),
         )
         # The mean over all clients of vectors that are 0 for those that do not participate.
-        delta, _ = round.aggregate(unbiased, optax.tree.zeros_like(unbiased), via)
+        delta, _ = round.aggregate(unbiased, via=via)
         return delta, x.memory, y.memory
 
     return change

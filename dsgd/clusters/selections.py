@@ -62,7 +62,9 @@ def sampled(
         def permute(key, clock, worker):
             return (jax.random.permutation(key, of)[worker] < k).astype(jnp.float32)
 
-        return _selection(permute, f"{name})", of, k, k / of)
+        # A permutation of many workers takes longer than the selection of k of them.
+        draw = permute if of <= _PERMUTED else partial(_race, k, np.ones(of))
+        return _selection(draw, f"{name})", of, k, k / of)
     rates = np.ones(of) if weights is None else _weights("sampled", weights)
     if len(rates) != of:
         raise ValueError(f"sampled: {len(rates)} weights of {of} workers; expected one for each")

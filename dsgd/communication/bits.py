@@ -61,7 +61,7 @@ def row_bits(tree: PyTree) -> int:
 
 def to_one(sizes: Sizes, N: int) -> jax.Array:
     """Returns the bits of one message per worker; `sizes` is `[n]`, or one int for all workers."""
-    return counts.from_bits(sizes, N // workers.devices())
+    return counts.from_bits(sizes, workers.block_size(N))
 
 
 def to_all(sizes: Sizes, N: int) -> jax.Array:
@@ -90,7 +90,7 @@ def from_server(size: Sizes, N: int) -> Bits:
         size: bits of the message, an int or a scalar.
         N: number of workers.
     """
-    same = size if isinstance(size, int) else jnp.broadcast_to(size, (N // workers.devices(),))
+    same = size if isinstance(size, int) else jnp.broadcast_to(size, (workers.block_size(N),))
     received = to_one(same, N)
     if participation := workers.participation():
         present = workers.local_block(participation.present, N).astype(jnp.uint32)

@@ -4,6 +4,8 @@ distance of the local models from it. Nothing here counts as traffic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,13 +14,15 @@ from jax import lax
 
 from dsgd import workers, xla
 from dsgd.base import Params, PyTree, State
-from dsgd.engine import columns, leaves, oracle, queries, rounds
+from dsgd.engine import cohorts, columns, leaves, oracle, queries, rounds, units
 from dsgd.engine.plan import Carry, Plan, Records
 from dsgd.engine.protocol import Method
 
 
 def final_model(plan: Plan, method: Method, state: State) -> Params:
     """Returns the method's model, or the mean of its local models."""
+    if plan.cohort:
+        return _mean_over_cohort(plan, state, _models(method))[0]
     params, stacked = method.models(state)
     with workers.with_weights(plan.weights):
         return workers.mean(params) if stacked else params
@@ -42,7 +46,8 @@ def measure(
 
     def evaluate():
         all_params = leaves.join(plan.problem, params, carry.state.fixed)
-        scalars, slope = oracle.evaluate(plan.problem, all_params, data, replicated)
+        with workers.on_each_device(plan.cohort is not None):
+            scalars, slope = oracle.evaluate(plan.problem, all_params, data, replicated)
         unknown = jnp.full((), np.nan, jnp.result_type(scalars["loss"]))
         more: dict[str, jax.Array] = {
             "grad_sqnorm": unknown if slope is None else xla.sqnorm(slope)
@@ -76,12 +81,82 @@ def _model_and_consensus(
     """Returns the model that a run would return, and the mean squared distance of the local models
     from it; 0 if there is only one model.
     """
-    params, stacked = method.models(carry.state)
-    with workers.with_weights(plan.weights):
+
+    def local(state: State) -> tuple[Params | None, Params | None]:
+        params, stacked = method.models(state)
         if stacked:
-            return workers.mean_and_sqdist(params)
-        asked = method.query(carry.state, rounds.make_round(plan, key, carry.clock, step))
+            return None, params
+        asked = method.query(state, rounds.make_round(plan, key, carry.clock, step))
         asked = queries.each(asked)[0]
-        return params, jnp.zeros(()) if asked.axis is None else workers.mean_sqdist(
-            asked.params, params
-        )
+        return params, None if asked.axis is None else asked.params
+
+    if plan.cohort:
+        return _mean_over_cohort(plan, carry.state, local)
+    with workers.with_weights(plan.weights):
+        params, rows = local(carry.state)
+        if params is None:
+            return workers.mean_and_sqdist(rows)
+        return params, jnp.zeros(()) if rows is None else workers.mean_sqdist(rows, params)
+
+
+def _models(method: Method) -> Callable[[State], tuple[Params | None, Params | None]]:
+    """Returns the function State -> (the method's model or None, its local models or None)."""
+
+    def local(state: State) -> tuple[Params | None, Params | None]:
+        params, stacked = method.models(state)
+        return (None, params) if stacked else (params, None)
+
+    return local
+
+
+def _mean_over_cohort(plan: Plan, state: State, local: Callable) -> tuple[Params, jax.Array]:
+    r"""Returns the result of `_model_and_consensus` for the local models of all N workers, of which
+    only those of a cohort are stored.
+
+    $$ \bar x = z + \frac{1}{\sum_n w_n} \sum_{n \in C} w_n (x_n - z), \qquad \frac1N \sum_n |x_n -
+       \bar x|^2 = \frac1N \sum_{n \in C} |x_n - \bar x|^2 + \frac{N - |C|}{N} |z - \bar x|^2 $$
+
+    with the common model z of the workers outside of the cohort C.
+
+    Args:
+        plan: static.
+        state: state of the run, of which `workers` is a `Clients`.
+        local: State -> (the model or None, local models or None).
+    """
+    layout, clients, N = plan.cohort, state.workers, plan.N
+    assert layout is not None
+    if not layout.common_models:
+        everyone = cohorts.all_rows(clients)
+        with workers.on_each_device(), workers.with_weights(plan.weights):
+            params, rows = local(state._replace(workers=everyone))
+            if params is None:
+                return workers.mean_and_sqdist(rows)
+            return params, jnp.zeros(()) if rows is None else workers.mean_sqdist(rows, params)
+
+    def moved(rows: PyTree, z: PyTree) -> PyTree:
+        away = jax.tree.map(lambda row, z: row - z, workers.widen(rows), z)
+        if plan.weights is None:
+            totals = jax.tree.map(lambda leaf: workers.sum_rows(leaf) / N, away)
+        else:
+            by = np.asarray(plan.weights)
+            shares = workers.local_block(jnp.asarray(by / by.sum(), jnp.result_type(float)), N)
+            totals = jax.tree.map(workers.sum_rows, units.scale_rows(shares, away))
+        return workers.sum_over_devices(totals)
+
+    with workers.with_cohort(workers.Cohort(clients.ids, N)):
+        params, rows = local(state._replace(workers=clients.rows))
+        if rows is None:
+            assert params is not None
+            return params, jnp.zeros(())
+        outside = local(state._replace(workers=cohorts.common_rows(clients)))[1]
+        z = jax.tree.map(lambda leaf: leaf[0], workers.widen(outside))
+        if params is None:
+            params = workers.narrow(optax.tree.add(z, moved(rows, z)), rows)
+
+        def sqdist(tree: PyTree) -> jax.Array:
+            away = jax.tree.map(lambda row, mean: row - mean, workers.widen(tree), params)
+            return workers.sqnorm_rows(away)
+
+        inside = workers.sum_over_devices(jnp.sum(sqdist(rows)))
+        far = sqdist(jax.tree.map(lambda leaf: leaf[None], z))[0]
+        return params, (inside + (N - layout.rows) * far) / N

@@ -26,6 +26,7 @@ from dsgd.base import Params, PyTree, State
 from dsgd.communication import Bits, Statistics
 from dsgd.engine import (
     clock,
+    cohorts,
     columns,
     evaluation,
     indices,
@@ -37,6 +38,7 @@ from dsgd.engine import (
     run_keys,
 )
 from dsgd.engine.clock import Clock
+from dsgd.engine.cohorts import Clients
 from dsgd.engine.plan import Carry, Chunk, Plan, Records
 from dsgd.engine.protocol import Method
 from dsgd.wire import counts
@@ -54,6 +56,9 @@ def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     def init(point, key):
         first, method = run_keys.split(key)[0], plan.method(point)
         state = randomness.fold_run(method.init(plan.problem.init(first)), first, plan.N)
+        if plan.cohort:
+            rows = cohorts.first(state.workers, plan.cohort, plan.N, plan.mesh.size)
+            state = state._replace(workers=rows)
         return Carry(state, _first_clock(plan), rounds.first_draws(plan))
 
     return _place_carry(
@@ -88,8 +93,10 @@ def _place_carry(plan: Plan, carry: Carry, place: Callable[[Any, NamedSharding],
         return jax.tree.map(lambda leaf: place(leaf, NamedSharding(plan.mesh, spec)), tree)
 
     spec = plan.carry_spec
+    state = State(*map(part, carry.state._replace(workers=()), spec.state._replace(workers=())))
+    by_part = part if plan.cohort is None else lambda *pair: Clients(*map(part, *pair))
     return Carry(
-        State(*map(part, carry.state, spec.state)),
+        state._replace(workers=by_part(carry.state.workers, spec.state.workers)),
         part(carry.clock, spec.clock),
         part(carry.drawn, spec.drawn),
     )
@@ -128,7 +135,7 @@ def advance(
 
         return plan.map_runs(one_run, (0, None, 0), (None, 0, 0))(points, keys, carry)
 
-    specs = (P(), P(), plan.carry_spec, P(workers.AXIS), P(), P(None, workers.AXIS), P())
+    specs = (P(), P(), plan.carry_spec, plan.data_spec, P(), P(None, workers.AXIS), P())
     return plan.shard(run, specs, (plan.carry_spec, P()))(
         points, keys, carry, data, shared, batches, chunk
     )
@@ -141,14 +148,14 @@ def models(plan: Plan, state: State, points: PyTree, data: PyTree) -> Params:
 
     def all_models(points, state, data):
         def one_run(point, state):
-            params = leaves.join(
-                plan.problem, evaluation.final_model(plan, plan.method(point), state), state.fixed
-            )
-            return oracle.add_statistics(plan.problem, params, data)
+            trained = evaluation.final_model(plan, plan.method(point), state)
+            params = leaves.join(plan.problem, trained, state.fixed)
+            with workers.on_each_device(plan.cohort is not None):
+                return oracle.add_statistics(plan.problem, params, data)
 
         return plan.map_runs(one_run, (0, 0), (None, 0))(points, state)
 
-    return plan.shard(all_models, (P(), plan.state_spec, P(workers.AXIS)), P())(points, state, data)
+    return plan.shard(all_models, (P(), plan.state_spec, plan.data_spec), P())(points, state, data)
 
 
 def one_round(plan: Plan, state: State, key: jax.Array, data: PyTree) -> tuple[State, Statistics]:
@@ -202,7 +209,8 @@ def _advance_one(
         batch = jax.tree.map(
             lambda leaf: lax.dynamic_index_in_dim(leaf, i, keepdims=False), batches
         )
-        carry, values = run_round(key, carry, data, batch, chunk.done + i)
+        begins = jnp.logical_and(chunk.fresh == 1, i == 0)
+        carry, values = run_round(key, carry, data, batch, chunk.done + i, begins)
         first_numbers = {
             name: indices.choose_earlier(sums[name], values[name])
             for name in values
@@ -241,7 +249,9 @@ def _advance_one(
         return carry, (jax.tree.map(rounds.to_history_type, {**evaluated, **values}), totals)
 
     # Before the first round nothing is sent, no time has passed, and logged metrics are unknown.
-    _, values = jax.eval_shape(run_round, key, carry, data, _first(batches), chunk.done)
+    _, values = jax.eval_shape(
+        run_round, key, carry, data, _first(batches), chunk.done, chunk.fresh == 1
+    )
     zeros = {columns.CLOCK, *columns.COUNTED}
     initial = {
         name: jnp.full(leaf.shape, 0 if name in zeros else np.nan, leaf.dtype)

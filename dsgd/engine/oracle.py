@@ -144,7 +144,10 @@ class Oracle(NamedTuple):
         oracle = self._replace(data=pooled.block_data(self.data)) if batches is None else self
         ids = workers.ids(self.N) if query.workers is None else query.workers
         local, places = (None, None) if query.workers is None else workers.locate(ids, self.N)
-        block = _Block(function, oracle, query, key, ids, places)
+        # With a cohort the data are those of all workers, and the models those of the cohort.
+        block = _Block(
+            function, oracle, query, key, ids, places, ids if workers.cohort() else places
+        )
         if query.work is not None:
             computed = _compute_work(block, query.work)
         else:
@@ -203,7 +206,8 @@ class _Block:
         oracle: the round's oracle; a pool in its data is flat.
         query, key: as in `Oracle.gradients`.
         ids: ids of the workers.
-        places: rows of the workers in the block; None: they are the whole block.
+        places: rows of the workers' models in the block; None: they are the whole block.
+        data_places: rows of the workers' data, as `places`.
         parts: the batches as micro-batches, leaves `[n, M, ...]`.
         keys: keys of the round's micro-batches, `[M]`.
         turns: position of each micro-batch among its worker's draws in this round, int32 `[N, M]`.
@@ -215,6 +219,7 @@ class _Block:
     key: jax.Array
     ids: jax.Array
     places: jax.Array | None
+    data_places: jax.Array | None
     parts: PyTree = None
     keys: Any = None
     turns: Any = None
@@ -258,16 +263,15 @@ class _Block:
         return units.weighted_sums(compute_piece, samples, (shares, shares))
 
     def _rows(self, tree: PyTree, rows: jax.Array | None) -> PyTree:
-        """Returns the given workers' rows of the block's leaves."""
-        at = self.places if rows is None else (rows if self.places is None else self.places[rows])
-        return pooled.row_data(tree, at)
+        """Returns the given workers' rows of the data or of supplied batches."""
+        return pooled.row_data(tree, _select(self.data_places, rows))
 
     def _apply(self, rows: jax.Array | None, batch: PyTree) -> PyTree:
         """Returns the results of `function` at the workers' models and batches."""
         params, axis = self.query.params, self.query.axis
-        return jax.vmap(self.function, (axis, 0))(
-            params if axis is None else self._rows(params, rows), batch
-        )
+        if axis == 0:
+            params = pooled.row_data(params, _select(self.places, rows))
+        return jax.vmap(self.function, (axis, 0))(params, batch)
 
     def _batch(self, rows: jax.Array | None, m: jax.Array | None) -> PyTree:
         """Returns one batch for each worker: all of its data for an exact gradient, or a batch
@@ -332,6 +336,13 @@ class _Block:
             if m is None
             else jax.vmap(jax.random.fold_in)(self.keys[m], ids)
         )
+
+
+def _select(places: jax.Array | None, rows: jax.Array | None) -> jax.Array | None:
+    """Returns the places of the given rows; None: all of them, in order."""
+    if places is None or rows is None:
+        return places if rows is None else rows
+    return places[rows]
 
 
 def microbatch_keys(key: jax.Array, M: int) -> jax.Array:

@@ -15,6 +15,7 @@ from dsgd.base import Algorithm, Constants, Problem, State
 from dsgd.clusters import Cluster
 from dsgd.engine import leaves
 from dsgd.engine.clock import Clock
+from dsgd.engine.cohorts import Clients, Layout
 from dsgd.engine.protocol import Method
 
 Records = dict[str, jax.Array]
@@ -24,7 +25,7 @@ class Carry(NamedTuple):
     """State of the loop.
 
     Args:
-        state: state of the method.
+        state: state of the method; with `Plan.cohort`, `state.workers` is a `Clients`.
         clock: the simulated clock; () if the run has no cluster.
         drawn: number of batches that each worker has drawn, int32 `[N]`, for problems whose batches
             are numbered; () for others.
@@ -72,6 +73,7 @@ class Plan(NamedTuple):
             are multiplied by them.
         delayed_exchanges: number of exchanges with delayed messages, which the clock carries.
         taped: whether the records include the tape, from which `dsgd.replay` computes seconds.
+        cohort: which rows a round has; None: those of all workers.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -88,6 +90,7 @@ class Plan(NamedTuple):
     weighs: bool = False
     delayed_exchanges: int = 0
     taped: bool = False
+    cohort: Layout | None = None
 
     def method(self, point: dict[str, jax.Array]) -> Method:
         """Returns the method with the given hyperparameters."""
@@ -102,9 +105,12 @@ class Plan(NamedTuple):
     def state_spec(self) -> Any:
         """Partition of the state over the devices."""
         replicated: Any = P()
+        rows: Any = P(*[None] * self.runs, workers.AXIS)
         return State(
             server=replicated,
-            workers=P(*[None] * self.runs, workers.AXIS),
+            workers=Clients(rows, replicated, replicated, rows, replicated)
+            if self.cohort
+            else rows,
             step=replicated,
             fixed=replicated,
         )
@@ -114,6 +120,13 @@ class Plan(NamedTuple):
         """Partition of the carry over the devices."""
         replicated: Any = P()
         return Carry(self.state_spec, replicated, replicated)
+
+    @property
+    def data_spec(self) -> Any:
+        """Partition of the problem's data over the devices. Since any worker may be in a cohort,
+        each device then has the data of all of them.
+        """
+        return P() if self.cohort else P(workers.AXIS)
 
     def shard(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
         """Returns the function of blocks as a function of the arrays of all devices."""

@@ -132,7 +132,7 @@ def block_data(data: PyTree) -> PyTree:
     """
     if not isinstance(data, Pooled):
         return data
-    if data.devices != (devices := workers.devices()):
+    if data.devices != (devices := 1 if workers.cohort() else workers.devices()):
         raise ValueError(
             f"data laid out for {data.devices} devices, on {devices}; expected "
             f"dsgd.engine.pooled.lay_out(problem.data, {devices})"

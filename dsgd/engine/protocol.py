@@ -118,7 +118,10 @@ class Method(NamedTuple):
         like = parameters(self.problem)
         if stacked := queries.is_stacked(params, like):
             checks.require_same(
-                f"{self.name}: model returns local models", params, like, (_block(self.N),)
+                f"{self.name}: model returns local models",
+                params,
+                like,
+                (workers.block_size(self.N),),
             )
         else:
             checks.require_same(f"{self.name}: model returns params", params, like)
@@ -136,7 +139,7 @@ class Method(NamedTuple):
             f"{self.name}: personal returns models",
             rows,
             parameters(self.problem),
-            (_block(self.N),),
+            (workers.block_size(self.N),),
         )
         return rows
 
@@ -174,7 +177,7 @@ def _validate_query(name: str, query: Any, problem: Problem, N: int) -> Asked:
             "in all rounds"
         )
     like = parameters(problem)
-    leading = (_block(N),) if queries.is_stacked(query.params, like) else ()
+    leading = (workers.block_size(N),) if queries.is_stacked(query.params, like) else ()
     checks.require_same(f"{name}: query returns params", query.params, like, leading)
     chosen, given = query.workers, query.work
     if chosen is not None and not (
@@ -288,7 +291,3 @@ def loss(problem: Problem) -> Callable:
         return value
 
     return batch_loss
-
-
-def _block(N: int) -> int:
-    return N // workers.devices()

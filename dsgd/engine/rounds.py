@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dsgd import modes, workers
 from dsgd.base import Now, PyTree, Round, State
@@ -15,6 +16,7 @@ from dsgd.clusters import presence
 from dsgd.communication import Bits, Record
 from dsgd.engine import (
     clock,
+    cohorts,
     columns,
     indices,
     leaves,
@@ -25,6 +27,7 @@ from dsgd.engine import (
     tape,
 )
 from dsgd.engine.clock import Clock
+from dsgd.engine.cohorts import Clients
 from dsgd.engine.oracle import Oracle
 from dsgd.engine.plan import Carry, Plan, Records
 from dsgd.engine.protocol import Method
@@ -33,7 +36,14 @@ from dsgd.wire import counts
 
 
 def run_round(
-    plan: Plan, method: Method, key: jax.Array, carry: Carry, data: PyTree, batches: Any, step: Any
+    plan: Plan,
+    method: Method,
+    key: jax.Array,
+    carry: Carry,
+    data: PyTree,
+    batches: Any,
+    step: Any,
+    begins: Any,
 ) -> tuple[Carry, Records]:
     """Runs one round. Returns the new carry and the round's numbers by name: counts of the device's
     workers (bits, exchanges, gradients and messages), the clock after the round, and the metrics
@@ -47,9 +57,47 @@ def run_round(
         data: data of the problem, a block.
         batches: batches of this round that the user supplies, a block, or None.
         step: number of the round.
+        begins: whether this is the first round of the run, bool scalar.
+    """
+    if plan.cohort is None:
+        return _run_round(plan, method, key, carry, data, batches, step)
+    layout, state = plan.cohort, carry.state
+
+    def draw(clients: Clients) -> Clients:
+        present = make_round(plan, key, carry.clock, step).present
+        return cohorts.exchange(clients, present)
+
+    clients = lax.cond(
+        (step % layout.period == 0) | begins, draw, lambda clients: clients, state.workers
+    )
+    carry = carry._replace(state=state._replace(workers=clients.rows))
+    with workers.with_cohort(workers.Cohort(clients.ids, plan.N)):
+        carry, values = _run_round(plan, method, key, carry, data, batches, step, clients.present)
+        clients, differ = cohorts.end_round(
+            layout, clients._replace(rows=carry.state.workers), step
+        )
+    errors = cohorts.errors(layout, method.name, clients, differ)
+    values |= {f"{indices.REFUSED}{words}": number for words, number in errors.items()}
+    return carry._replace(state=carry.state._replace(workers=clients)), values
+
+
+def _run_round(
+    plan: Plan,
+    method: Method,
+    key: jax.Array,
+    carry: Carry,
+    data: PyTree,
+    batches: Any,
+    step: Any,
+    present: jax.Array | None = None,
+) -> tuple[Carry, Records]:
+    """Returns the result of `run_round` for the rows of the block.
+
+    Args:
+        present: participation in this round, bool `[N]`; None: it is drawn if the cluster has any.
     """
     state, record, this_round, asked, oracle_values = query_and_update(
-        plan, method, key, carry, data, batches, step
+        plan, method, key, carry, data, batches, step, present
     )
     statistics = record.statistics(plan.N)
     if reserved := columns.OF_ROUNDS & set(statistics.metrics):
@@ -85,9 +133,17 @@ def run_round(
 
 
 def query_and_update(
-    plan: Plan, method: Method, key: jax.Array, carry: Carry, data: PyTree, batches: Any, step: Any
+    plan: Plan,
+    method: Method,
+    key: jax.Array,
+    carry: Carry,
+    data: PyTree,
+    batches: Any,
+    step: Any,
+    drawn: jax.Array | None = None,
 ) -> tuple[State, Record, Round, AllAsked, Records]:
-    """Runs the method's query, the oracle and the update; arguments as in `run_round`.
+    """Runs the method's query, the oracle and the update; arguments as in `run_round`. `drawn` is
+    the participation, bool `[N]`, if it was drawn before.
 
     Returns:
         The new state, the record of what was sent, the round as the update saw it, the query, and
@@ -95,7 +151,7 @@ def query_and_update(
         requested, and each worker's number of samples, if the query has local work or there are
         several.
     """
-    this_round = make_round(plan, key, carry.clock, step)
+    this_round = make_round(plan, key, carry.clock, step, drawn)
     present = participation_of(plan, this_round)
     asked = ask(method, carry.state, this_round, present)
     this_round = this_round._replace(work=queries.local_work(asked, plan.problem, plan.N))
@@ -123,7 +179,13 @@ def query_and_update(
     return after, record, this_round, asked, oracle_values
 
 
-def make_round(plan: Plan, key: jax.Array, before: Clock | tuple[()], step: Any) -> Round:
+def make_round(
+    plan: Plan,
+    key: jax.Array,
+    before: Clock | tuple[()],
+    step: Any,
+    drawn: jax.Array | None = None,
+) -> Round:
     """Returns the round as the method's query sees it.
 
     Args:
@@ -131,6 +193,7 @@ def make_round(plan: Plan, key: jax.Array, before: Clock | tuple[()], step: Any)
         key: key of the run's rounds.
         before: the clock before the round; (): no cluster, or the time is 0.
         step: number of the round.
+        drawn: participation, bool `[N]`, if it was drawn before; None: it is drawn here.
     """
     this_round = Round(step, plan.N, run_keys.round_keys(key, step)[0], problem=plan.problem)
     if plan.cluster is None:
@@ -142,6 +205,8 @@ def make_round(plan: Plan, key: jax.Array, before: Clock | tuple[()], step: Any)
     this_round = this_round._replace(now=now)
     if plan.cluster.present is None:
         return this_round
+    if drawn is not None:
+        return this_round._replace(now=now._replace(present=drawn))
     first = step - step % plan.cluster.participation_period
     with protocol.error_context(f"present of the cluster ({plan.cluster.name})"):
         of_period = run_keys.round_keys(key, first)[0]
@@ -209,7 +274,7 @@ def _count_totals(
             counts.total(counts.from_bits(samples, len(samples))),
         ]
     )
-    known = jnp.where(workers.ids(plan.N)[0] == 0, known, jnp.uint32(0))
+    known = jnp.where(workers.is_first_device(), known, jnp.uint32(0))
     return jnp.concatenate([counts.total(jnp.stack([sent.up, sent.down], axis=1)), known])
 
 

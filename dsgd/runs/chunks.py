@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dsgd import checks, workers
+from dsgd import checks
 from dsgd.base import PyTree, State
 from dsgd.engine import indices, loop, pooled, programs, protocol
 from dsgd.engine.plan import Carry, Chunk, Records
@@ -140,8 +140,9 @@ class _Inputs(NamedTuple):
 def _place_inputs(job: RunSpec) -> _Inputs:
     """Copies the problem's arrays, the keys and the hyperparameters to the devices."""
     mesh, problem = job.plan.mesh, job.problem
-    everywhere, by_worker = (NamedSharding(mesh, spec) for spec in (P(), P(workers.AXIS)))
-    data = arrays.place(pooled.lay_out(arrays.copy_arrays(problem.data), mesh.size), by_worker)
+    everywhere, by_worker = (NamedSharding(mesh, spec) for spec in (P(), job.plan.data_spec))
+    blocks = 1 if job.plan.cohort else mesh.size
+    data = arrays.place(pooled.lay_out(arrays.copy_arrays(problem.data), blocks), by_worker)
     points, keys, shared = arrays.place(
         (job.points, job.keys, arrays.copy_arrays(job.shared)), everywhere
     )
@@ -170,7 +171,8 @@ def _first_carry(job: RunSpec, inputs: _Inputs, checkpoint: Checkpoint | None, l
         return programs.call(loop.first_carry, plan, points, keys)
     # Numbered draws continue as if all micro-batches of the previous rounds had been drawn.
     drawn = job.before * probe(plan, job.methods[0]).draws if plan.problem.sampler.numbered else 0
-    return starts.restore(job.start, loop.shapes(plan, points, keys), drawn)
+    start = starts.with_rows(job.start, plan)
+    return starts.restore(start, loop.shapes(plan, points, keys), drawn)
 
 
 class _Queue:

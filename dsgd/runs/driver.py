@@ -186,6 +186,8 @@ def run(
         mesh,
         runs=0 if seeds is None else 1,
         size=size,
+        methods=(algorithm,),
+        streamed=batches is not None,
         **options,
     )
     keys = checks.typed_key(key) if seeds is None else jax.random.split(key, size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +19,12 @@ from dsgd.engine import leaves
 from dsgd.engine.plan import Plan, drop_arrays
 from dsgd.engine.probe import probe
 from dsgd.machines import forks
-from dsgd.runs import stalls
+from dsgd.runs import layouts, stalls
 from dsgd.runs.results import Result
 from dsgd.runs.run_spec import RunSpec
 from dsgd.workers.axis import automatic
 
+_log = logging.getLogger(__name__)
 _ROOM = 1 << 14  # capacity of one chunk in records, over all runs
 MOST_ROUNDS = (1 << 31) - 1  # `State.step` is an int32
 _MEAN = 1e-5  # tolerance of the mean of the weights, for rounding in float32
@@ -55,6 +58,8 @@ def make_plan(
     train_loss: bool = False,
     evaluate_every: int = 1,
     taped: bool = False,
+    methods: Sequence[Algorithm] | None = None,
+    streamed: bool = False,
 ) -> Plan:
     """Returns the static description of a run of `size` independent runs.
 
@@ -64,6 +69,9 @@ def make_plan(
         problem, mesh, record_every, cluster, train_loss, evaluate_every, taped: as in `dsgd.run`.
         runs: number of leading axes of independent runs.
         size: total number of independent runs.
+        methods: the methods of a run or sweep, which may compute the rows of a cohort only; None:
+            the rows of all workers are computed.
+        streamed: whether the user supplies the batches.
 
     Raises:
         ValueError: as in `dsgd.run`. On a cluster, or with weights or a regularizer, one update is
@@ -80,13 +88,14 @@ def make_plan(
             "2^30 rounds between evaluations"
         )
     N = problem.workers
-    mesh = _mesh(mesh, N)
+    cohort, whole = None, methods is None or cluster is None or cluster.present is None
+    resolved = _mesh(mesh, N) if whole else workers.mesh(1)
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
     functions = drop_arrays(problem)
     plan = Plan(
         build,
         functions,
-        mesh,
+        resolved,
         N,
         runs,
         record_every,
@@ -96,6 +105,16 @@ def make_plan(
         evaluate_every,
         taped=bool(taped),
     )
+    if methods is not None and not whole:
+        cohort, reason = layouts.choose(
+            plan, methods, lambda m: _cohort_mesh(mesh, m).size, streamed
+        )
+        if cohort:
+            resolved = _cohort_mesh(mesh, cohort.most)
+        else:
+            resolved = _mesh(mesh, N)
+            _log.info("%s: the rows of all %d workers are computed: %s", example.name, N, reason)
+        plan = plan._replace(mesh=resolved, cohort=cohort)
     if taped:
         _require_replayable(plan, example)
     if cluster is None and problem.weights is None and problem.regularizer is None:
@@ -151,6 +170,17 @@ def _mesh(given: Mesh | int | None, N: int) -> Mesh:
             f"divides {N}; pass mesh={largest}"
         )
     return mesh
+
+
+def _cohort_mesh(given: Mesh | int | None, most: int) -> Mesh:
+    """Returns the mesh of a run whose rounds have rows for `most` workers; by default it has as
+    many devices as possible.
+    """
+    if given is None and jax.process_count() == 1:
+        return workers.mesh(max(d for d in range(1, jax.device_count() + 1) if most % d == 0))
+    if isinstance(given, Mesh):
+        return automatic(given)
+    return workers.mesh(None if given is None else checks.positive_int("mesh", given))
 
 
 def check_steps(steps: Any, before: int = 0) -> int:

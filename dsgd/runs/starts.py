@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from dsgd import checks, parameter_files
+from dsgd import checks, parameter_files, workers
 from dsgd.base import State
+from dsgd.engine import cohorts
 from dsgd.engine.clock import Clock
-from dsgd.engine.plan import Carry
+from dsgd.engine.cohorts import Clients
+from dsgd.engine.plan import Carry, Plan
 from dsgd.machines import arrays
 
 FROM_MODEL = (
@@ -81,6 +85,23 @@ def _with_structure(state: State, like: State) -> State:
     if given.keys() != needed.keys():
         return state
     return jax.tree.unflatten(structure, [given[name] for name in needed])
+
+
+def with_rows(state: State, plan: Plan) -> State:
+    """Returns the state with the rows that the plan's rounds have: those of a cohort, with what all
+    workers keep, or those of all workers.
+    """
+    given, layout = state.workers, plan.cohort
+    if isinstance(given, Clients) == (layout is not None):
+        return state
+    if layout is None:
+        convert: Callable = cohorts.all_rows
+    else:
+        convert = partial(cohorts.first, layout=layout, N=plan.N, devices=plan.mesh.size)
+    for _ in range(np.ndim(state.step)):
+        convert = jax.vmap(convert)
+    with workers.on_each_device():
+        return state._replace(workers=jax.jit(convert)(given))
 
 
 def restore(state: State, like: Carry, drawn: int = 0) -> Carry:

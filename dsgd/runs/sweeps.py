@@ -307,6 +307,7 @@ def sweep(
         "evaluate_every": evaluate_every,
         "taped": taped,
     }
+    options |= {"methods": methods, "streamed": batches is not None}
     plan = plans.make_plan(build, methods[0], problem, mesh, runs=2, size=size, **options)
     feed = None if batches is None else Feed(plan, batches, steps)
     job = RunSpec(

@@ -6,12 +6,17 @@ from dsgd import signatures, spelling
 from dsgd.wire.traffic import traffic
 from dsgd.workers.axis import (
     AXIS,
+    align,
+    all_gather,
     all_to_all,
+    block_size,
     collect,
     devices,
+    first_row,
     gather,
     ids,
     if_nonempty,
+    is_first_device,
     keys,
     local_block,
     locate,
@@ -28,12 +33,15 @@ from dsgd.workers.axis import (
     sqnorm_rows,
     sqnorms,
     sum,
+    sum_over_devices,
+    sum_rows,
     weighted_sum,
     where_delivered,
     where_present,
     where_rows,
     widen,
 )
+from dsgd.workers.cohort import Cohort, cohort, on_each_device, with_cohort
 from dsgd.workers.mixing import (
     gather_neighbours,
     laplacian,

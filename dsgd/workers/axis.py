@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from dsgd import checks, modes, xla
 from dsgd.base import Gradients, PyTree
+from dsgd.workers.cohort import cohort, is_alone
 from dsgd.workers.participation import participation
 from dsgd.workers.weights import weights
 
@@ -96,7 +97,21 @@ def automatic(given: Mesh) -> Mesh:
 
 def devices() -> int:
     """Returns D, the number of devices, a Python int."""
-    return lax.axis_size(AXIS)
+    return 1 if is_alone() else lax.axis_size(AXIS)
+
+
+def is_first_device() -> Any:
+    """Whether this is the first device, a bool scalar."""
+    return True if devices() == 1 else lax.axis_index(AXIS) == 0
+
+
+def block_size(workers: int) -> int:
+    """Returns n, the number of the block's workers: N / D, or the cohort's share.
+
+    Args:
+        workers: N.
+    """
+    return (len(among.ids) if (among := cohort()) else workers) // devices()
 
 
 def ids(workers: int) -> jax.Array:
@@ -106,12 +121,14 @@ def ids(workers: int) -> jax.Array:
         workers: N.
     """
     first, block = _block(workers)
+    if among := cohort():
+        return lax.dynamic_slice_in_dim(among.ids, first, block)
     return first + jnp.arange(block, dtype=jnp.int32)
 
 
 def _block(workers: int) -> tuple[Any, int]:
-    """Returns the first id of this device's block, and n."""
-    block = workers // devices()
+    """Returns the first position of this device's block among the workers with rows, and n."""
+    block = block_size(workers)
     return (0 if devices() == 1 else lax.axis_index(AXIS) * block), block
 
 
@@ -126,6 +143,9 @@ def local_block(tree: PyTree, workers: int) -> PyTree:
     """Returns the block's rows `[n, ...]` of leaves `[N, ...]`, which are the same on every
     device.
     """
+    if cohort():
+        at = ids(workers)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[at], tree)
     if devices() == 1:
         return tree
     first, block = _block(workers)
@@ -331,6 +351,13 @@ def mean_over_devices(tree: PyTree) -> PyTree:
     return narrow(_across(lax.pmean, widen(tree)), tree)
 
 
+def sum_over_devices(tree: PyTree) -> PyTree:
+    """Returns the sum over devices of values that each device computed from its block, the same on
+    every device: leaves `[...]`.
+    """
+    return narrow(_across(lax.psum, widen(tree)), tree)
+
+
 def widen(tree: PyTree) -> PyTree:
     """Returns the tree with half-precision leaves as float32, in which sums over workers are
     computed.
@@ -438,7 +465,7 @@ def collect(here: jax.Array, tree: PyTree) -> PyTree:
     """
 
     def send(leaf):
-        kept = jnp.where(align(here, leaf), leaf, jnp.zeros((), leaf.dtype))
+        kept = jnp.where(align(jnp.asarray(here), leaf), leaf, jnp.zeros((), leaf.dtype))
         return lax.psum(kept.astype(jnp.int32) if leaf.dtype == bool else kept, AXIS).astype(
             leaf.dtype
         )
@@ -446,9 +473,29 @@ def collect(here: jax.Array, tree: PyTree) -> PyTree:
     return tree if devices() == 1 else jax.tree.map(send, tree)
 
 
-def gather(tree: PyTree) -> PyTree:
-    """Returns the rows of all workers on every device: leaves `[n, ...]` become `[N, ...]`."""
+def first_row(leaf: jax.Array) -> jax.Array:
+    """Returns the first row of the first device on every device, `[n, ...]` to `[...]`."""
+    return collect(is_first_device(), leaf[0])
+
+
+def all_gather(tree: PyTree) -> PyTree:
+    """Returns the rows of all devices on every device, one block after the other."""
     return _across(partial(lax.all_gather, tiled=True), tree)
+
+
+def gather(tree: PyTree) -> PyTree:
+    """Returns the rows of all workers on every device: leaves `[n, ...]` become `[N, ...]`. Workers
+    that are not in the cohort have rows of zeros.
+    """
+    rows = all_gather(tree)
+    if not (among := cohort()):
+        return rows
+
+    def spread(leaf: jax.Array) -> jax.Array:
+        everyone = jnp.zeros((among.workers, *leaf.shape[1:]), leaf.dtype)
+        return everyone.at[among.ids].set(leaf, unique_indices=True)
+
+    return jax.tree.map(spread, rows)
 
 
 def all_to_all(tree: PyTree) -> PyTree:

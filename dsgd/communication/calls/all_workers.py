@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from dsgd import network, workers
 from dsgd.base import Compressor, PyTree
@@ -68,7 +69,11 @@ class AllWorkerCalls(Sender):
             return workers.if_nonempty(mean, models)
 
     def aggregate(
-        self, new: PyTree, old: PyTree, via: AllReduce = network.ring_all_reduce
+        self,
+        new: PyTree,
+        old: PyTree | None = None,
+        mean: PyTree | None = None,
+        via: AllReduce = network.ring_all_reduce,
     ) -> tuple[PyTree, PyTree]:
         r"""Updates the weighted mean of vectors that workers keep between rounds, when only the
         workers that participate send new ones.
@@ -78,8 +83,9 @@ class AllWorkerCalls(Sender):
 
         Args:
             new: new vectors, leaves `[n, ...]`.
-            old: vectors of the previous round, leaves `[n, ...]`; all workers know their weighted
-                mean.
+            old: vectors of the previous round, leaves `[n, ...]`; None: zeros.
+            mean: $\bar c$, their weighted mean over all workers, which all of them know, leaves
+                `[...]`; None: zeros.
             via: as in `mean`.
 
         Returns:
@@ -87,10 +93,13 @@ class AllWorkerCalls(Sender):
             `[n, ...]`.
         """
         with self._all_reduce("aggregate", new, via, weighted=True):
+            if old is None:
+                old = optax.tree.zeros_like(new)
             vectors = workers.where_delivered(new, old)
-            # All workers know the old vectors' mean, so the new mean is over all workers.
-            with workers.with_participation(None):
-                return workers.mean(vectors), vectors
+            change = workers.weighted_sum(workers.widen(optax.tree.sub(vectors, old)))
+            change = jax.tree.map(lambda total: total / self.workers, change)
+            after = change if mean is None else optax.tree.add(mean, change)
+            return workers.narrow(after, new), vectors
 
     def all_gather(self, tree: PyTree, compressor: Compressor | None = None, last: Any = ()) -> Any:
         """Sends all rows to all workers: leaves `[n, ...]` become `[N, ...]`.

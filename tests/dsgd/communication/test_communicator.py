@@ -513,7 +513,7 @@ LOSSES: dict[str, tuple[Callable, Any, int | None, P]] = {
         EVERYWHERE,
     ),
     "aggregate": (
-        lambda round, x: round.aggregate(x, old())[0],
+        lambda round, x: round.aggregate(x, old(), weighted_mean(OLD))[0],
         weighted_mean(kept_rows()),
         None,
         EVERYWHERE,

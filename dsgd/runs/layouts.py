@@ -1,0 +1,150 @@
+"""Decides before a run whether a round has rows for all N workers, or for a cohort only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+from dsgd.base import Algorithm, AllRows, PyTree, State
+from dsgd.engine import queries, randomness
+from dsgd.engine.cohorts import Layout
+from dsgd.engine.plan import Plan
+from dsgd.engine.probe import Probe, probe
+
+
+def choose(
+    plan: Plan, methods: Sequence[Algorithm], devices: Callable[[int], int], streamed: bool
+) -> tuple[Layout | None, str]:
+    """Returns the layout of a run, or None and the reason why the rows of all workers are computed;
+    "" if all of them participate.
+
+    Args:
+        plan: plan of the run without a layout.
+        methods: the methods of a run or a sweep.
+        devices: m -> number of devices of a run with rows for m workers.
+        streamed: whether the user supplies the batches.
+    """
+    cluster, N = plan.cluster, plan.N
+    if cluster is None or cluster.present is None:
+        return None, ""
+    most, period = cluster.present.most_of(N), cluster.participation_period
+    if most >= N:
+        return None, f"{cluster.present.name} states no bound below N for the workers at once"
+    if period > 1 and not cluster.present.time_invariant:
+        return None, f"{cluster.present.name} depends on the clock within a participation period"
+    if streamed:
+        return None, "the batches of all workers are streamed"
+    D = devices(most)
+    rows = -(-most // D) * D
+    if rows >= N:
+        return None, f"{rows} rows on {D} devices are not fewer than the {N} workers"
+    layouts = [_of_method(plan, method, rows, most) for method in methods]
+    for each in layouts:
+        if isinstance(each, str):
+            return None, each
+    first = layouts[0]
+    assert isinstance(first, Layout)
+    common = [each.synchronized for each in layouts if isinstance(each, Layout)]
+    synchronized = math.lcm(*common)
+    if not all(first.kept) and period % synchronized:
+        return None, _misaligned(period, synchronized)
+    return first._replace(synchronized=synchronized), ""
+
+
+def _of_method(plan: Plan, method: Algorithm, rows: int, most: int) -> Layout | str:
+    """Returns the layout for a method, or the reason why there is none."""
+    cluster, found = plan.cluster, probe(plan, method)
+    assert cluster is not None
+    if found.asks_some:
+        return f"{method.name} chooses the workers that compute"
+    if any(sending.transport.topology for sending in found.sendings):
+        return f"{method.name} sends messages on a graph"
+    state = _state(plan, method)
+    kept = _kept(method, state.workers)
+    if kept is None:
+        return f"workers of {method.name} that do not participate change in other ways"
+    period = cluster.participation_period
+    if all(kept):
+        return Layout(rows, most, period, 1, kept, _has_common_models(method, state, kept, found))
+    if cluster.delivered is not None:
+        return f"messages of {method.name} may be lost, so that workers differ"
+    if plan.problem.weights is not None and 0 in plan.problem.weights:
+        return "some workers have the weight 0"
+    periods = [sending.period for sending in found.sendings]
+    if not periods or any(not isinstance(each, int) or each < 1 for each in periods):
+        return f"{method.name} does not synchronize at fixed rounds"
+    synchronized = math.lcm(*periods)
+    if period % synchronized:
+        return _misaligned(period, synchronized)
+    common = _has_common_models(method, state, kept, found)
+    return Layout(rows, most, period, synchronized, kept, common)
+
+
+def _misaligned(period: int, synchronized: int) -> str:
+    return (
+        f"participation_period = {period} is not a multiple of the {synchronized} rounds after "
+        "which all messages have been sent"
+    )
+
+
+def _state(plan: Plan, method: Algorithm) -> State:
+    """Returns the shapes of the first state of all workers."""
+    return jax.eval_shape(
+        lambda key: (
+            plan._replace(build=lambda point: method).method({}).init(plan.problem.init(key))
+        ),
+        jax.eval_shape(lambda: jax.random.key(0)),
+    )
+
+
+def _kept(method: Algorithm, rows: PyTree) -> tuple[bool, ...] | None:
+    """Returns for each leaf of the workers' state whether a worker keeps it while it does not
+    participate, or adopts that of the others; None if it does neither.
+    """
+    count = len(jax.tree.leaves(rows))
+    if method.absent is None:
+        return (True,) * count
+    if isinstance(method.absent, AllRows):
+        return None
+    jaxpr = jax.make_jaxpr(method.absent)(rows, rows).jaxpr
+    keys = [
+        randomness.is_state_key(node)
+        for node in jax.tree.leaves(rows, is_leaf=randomness.is_state_key)
+        for _ in jax.tree.leaves(node)
+    ]
+    kept = []
+    for i, (result, key) in enumerate(zip(jaxpr.outvars, keys, strict=True)):
+        if result is jaxpr.invars[i]:
+            kept.append(True)
+        elif result is jaxpr.invars[count + i]:
+            kept.append(key)  # a worker's random keys are its own; without a step they stay equal
+        else:
+            return None
+    return tuple(kept)
+
+
+def _has_common_models(
+    method: Algorithm, state: State, kept: tuple[bool, ...], found: Probe
+) -> bool:
+    """Whether the models that the history measures depend on common leaves only."""
+    reads = _read(method.model, state)
+    asked = queries.each(found.asked)[0]
+    if asked.axis == 0 and not any(reads):  # one model, and gradients at the workers' own models
+        return False
+    return not any(keeps and read for keeps, read in zip(kept, reads, strict=True))
+
+
+def _read(model: Callable[[State], PyTree], state: State) -> list[bool]:
+    """Returns for each leaf of `State.workers` whether the model depends on it."""
+    jaxpr = jax.make_jaxpr(lambda workers, rest: model(rest._replace(workers=workers)))(
+        state.workers, state._replace(workers=())
+    ).jaxpr
+    needed = {each for each in jaxpr.outvars if not isinstance(each, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if needed & set(equation.outvars):
+            needed |= {each for each in equation.invars if not isinstance(each, Literal)}
+    return [each in needed for each in jaxpr.invars[: len(jax.tree.leaves(state.workers))]]
