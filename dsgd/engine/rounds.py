@@ -65,6 +65,7 @@ def run_round(
 
     def draw(clients: Clients) -> Clients:
         present = make_round(plan, key, carry.clock, step).present
+        assert present is not None
         return cohorts.exchange(clients, present)
 
     clients = lax.cond(

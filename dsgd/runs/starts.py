@@ -95,13 +95,31 @@ def with_rows(state: State, plan: Plan) -> State:
     if isinstance(given, Clients) == (layout is not None):
         return state
     if layout is None:
-        convert: Callable = cohorts.all_rows
-    else:
-        convert = partial(cohorts.first, layout=layout, N=plan.N, devices=plan.mesh.size)
+        return all_rows(state)
+    convert = partial(cohorts.first, layout=layout, N=plan.N, devices=plan.mesh.size)
+    return _map_workers(convert, state)
+
+
+@checks.arguments
+def all_rows(state: State) -> State:
+    """Returns the state with the rows of all N workers, leaves `[seeds?, N, ...]`.
+
+    The state of a run in which few workers participate has rows for these only, and separately what
+    all workers keep (`State.workers` is then a `dsgd.Clients`). Other states are returned
+    unchanged.
+
+    Args:
+        state: the state of a result.
+    """
+    return _map_workers(cohorts.all_rows, state) if isinstance(state.workers, Clients) else state
+
+
+def _map_workers(convert: Callable[[Any], Any], state: State) -> State:
+    """Applies a function to `State.workers` of each run."""
     for _ in range(np.ndim(state.step)):
         convert = jax.vmap(convert)
     with workers.on_each_device():
-        return state._replace(workers=jax.jit(convert)(given))
+        return state._replace(workers=jax.jit(convert)(state.workers))
 
 
 def restore(state: State, like: Carry, drawn: int = 0) -> Carry:
