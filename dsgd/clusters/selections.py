@@ -18,6 +18,7 @@ from dsgd.clusters.quantity import Quantity, binomial_bound, digest, require_num
 
 # A chain's mean numbers of periods; longer ones do not fit the resolution of float32 draws.
 _LONGEST_SPELL = 10_000
+_PERMUTED = 1 << 12  # workers up to which a set is drawn by a permutation
 
 
 @checks.arguments

@@ -139,8 +139,8 @@ def errors(layout: Layout, name: str, clients: Clients, differ: jax.Array) -> di
     many = jnp.sum(clients.present)
     words = (
         f"{{}} parts of the state of {name} that absent workers adopt (its `absent` takes them "
-        "from the state after the round) differ between workers after a synchronization; expected equal "
-        "ones; pass absent=dsgd.AllRows(absent), with which the rows of all workers are computed"
+        "from the state after the round) differ between workers after a synchronization; expected "
+        "equal ones; pass absent=dsgd.AllRows(absent), with which the rows of all workers are computed"
     )
     crowd = (
         f"{{}} workers participate in a round; expected at most the {layout.most} that the "
