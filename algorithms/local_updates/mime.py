@@ -76,6 +76,7 @@ def mime_lite(
         def synchronize(x: Outer, y: Inner):
             sent = outer_gradient(x, y), y.memory.gradient
             delta, c = round.weighted_mean(sent, via)
+            y = y._replace(memory=y.memory._replace(known=jnp.zeros_like(y.memory.known)))
             return _synchronize(optimizer, x, y, scale(outer_step, delta), c)
 
         return round.every(period, synchronize, x, y)
@@ -204,6 +205,16 @@ def _synchronize(
     return x, y._replace(params=repeat_rows(x.params, y.params))
 
 
+def _absent(before: Inner, after: Inner) -> Inner:
+    """Returns the state of clients that did not participate: they have the server's model, and
+    their own last gradients. Updates use `if_active`.
+    """
+    memory = after.memory
+    if isinstance(memory, Reference):
+        memory = memory._replace(gradient=before.memory.gradient)
+    return after._replace(memory=memory)
+
+
 def _clients(
     name: str,
     optimizer: optax.GradientTransformation,
@@ -220,5 +231,5 @@ def _clients(
         update,
         server=lambda params: Outer(*optimizers.init(optimizer, params), shared(params)),
         start=lambda models: Inner(models.params, (), own(models.params)),
-        absent=lambda before, after: after,  # updates use `if_active`
+        absent=_absent,
     )

@@ -114,7 +114,8 @@ def end_round(layout: Layout, clients: Clients, step: Any) -> tuple[Clients, jax
                 continue
             # Workers that participate come first in the cohort.
             one = jnp.where(some, workers.first_row(leaf), old)
-            equal = (leaf == one) | ((leaf != leaf) & (one != one))
+            all_nan = jnp.isnan(leaf) & jnp.isnan(one)[None] if _is_float(leaf) else False
+            equal = (leaf == one[None]) | all_nan
             differ += jnp.any(~equal & workers.align(mine, leaf)).astype(jnp.int32)
             common.append(one)
         return common, workers.sum_over_devices(differ)
@@ -140,7 +141,7 @@ def errors(layout: Layout, name: str, clients: Clients, differ: jax.Array) -> di
     words = (
         f"{{}} parts of the state of {name} that absent workers adopt (its `absent` takes them "
         "from the state after the round) differ between workers after a synchronization; expected "
-        "equal ones; pass absent=dsgd.AllRows(absent), with which the rows of all workers are computed"
+        "equal ones; pass absent=dsgd.AllRows(absent), with which all workers have rows"
     )
     crowd = (
         f"{{}} workers participate in a round; expected at most the {layout.most} that the "
@@ -204,6 +205,10 @@ def all_rows(clients: Clients) -> PyTree:
         for kept, one, row in zip(store, clients.common, rows, strict=True)
     ]
     return jax.tree.unflatten(jax.tree.structure(clients.rows), everyone)
+
+
+def _is_float(leaf: jax.Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def _join(clients: Clients, kept: list[Any], count: int) -> PyTree:

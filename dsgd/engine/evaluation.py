@@ -134,7 +134,7 @@ def _mean_over_cohort(plan: Plan, state: State, local: Callable) -> tuple[Params
             return params, jnp.zeros(()) if rows is None else workers.mean_sqdist(rows, params)
 
     def moved(rows: PyTree, z: PyTree) -> PyTree:
-        away = jax.tree.map(lambda row, z: row - z, workers.widen(rows), z)
+        away = jax.tree.map(lambda row, z: row - z[None], workers.widen(rows), z)
         if plan.weights is None:
             totals = jax.tree.map(lambda leaf: workers.sum_rows(leaf) / N, away)
         else:
@@ -154,7 +154,7 @@ def _mean_over_cohort(plan: Plan, state: State, local: Callable) -> tuple[Params
             params = workers.narrow(optax.tree.add(z, moved(rows, z)), rows)
 
         def sqdist(tree: PyTree) -> jax.Array:
-            away = jax.tree.map(lambda row, mean: row - mean, workers.widen(tree), params)
+            away = jax.tree.map(lambda row, mean: row - mean[None], workers.widen(tree), params)
             return workers.sqnorm_rows(away)
 
         inside = workers.sum_over_devices(jnp.sum(sqdist(rows)))

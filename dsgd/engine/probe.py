@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from dsgd import sameness
+from dsgd import sameness, workers
 from dsgd.base import Algorithm, Now, State
 from dsgd.clusters import Cluster, constant
 from dsgd.communication import Sending
@@ -87,7 +88,8 @@ def probe(plan: Plan, algorithm: Algorithm) -> Probe:
         ValueError: if the plan's cluster has workers that do not participate or messages that are
             lost, and the method cannot run without them; or for the same reasons as a run.
     """
-    given = (plan.problem, plan.mesh, plan.N, plan.cluster, plan.taped, algorithm)
+    mesh = _mesh(plan)
+    given = (plan.problem, mesh, plan.N, plan.cluster, plan.taped, algorithm)
     return _probe(sameness.Key(given))
 
 
@@ -105,7 +107,7 @@ def probe_at(plan: Plan, points: dict[str, jax.Array]) -> Probe:
         plan: plan of the run.
         points: hyperparameters by name, `[grid]` each; {} without a grid.
     """
-    plan, probes = plan._replace(runs=0), list[Probe]()
+    plan, probes = plan._replace(runs=0, mesh=_mesh(plan), cohort=None), list[Probe]()
 
     def init(point, key):
         return plan.method(point).init(plan.problem.init(key))
@@ -120,6 +122,11 @@ def probe_at(plan: Plan, points: dict[str, jax.Array]) -> Probe:
     traced = plan.shard(trace, (P(), plan.state_spec, P()), P())
     jax.eval_shape(traced, point, state, key)
     return probes[0]
+
+
+def _mesh(plan: Plan) -> Mesh:
+    """Returns a mesh whose number of devices divides that of the workers."""
+    return workers.mesh(1) if plan.cohort else plan.mesh
 
 
 def _probe_round(plan: Plan, method: Method, state: State, key: jax.Array) -> Probe:

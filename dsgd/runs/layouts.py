@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -47,11 +46,9 @@ def choose(
             return None, each
     first = layouts[0]
     assert isinstance(first, Layout)
-    common = [each.synchronized for each in layouts if isinstance(each, Layout)]
-    synchronized = math.lcm(*common)
-    if not all(first.kept) and period % synchronized:
-        return None, _misaligned(period, synchronized)
-    return first._replace(synchronized=synchronized), ""
+    if any(each != first for each in layouts):
+        return None, "the methods of the sweep synchronize at different rounds"
+    return first, ""
 
 
 def _of_method(plan: Plan, method: Algorithm, rows: int, most: int) -> Layout | str:
@@ -74,20 +71,15 @@ def _of_method(plan: Plan, method: Algorithm, rows: int, most: int) -> Layout | 
     if plan.problem.weights is not None and 0 in plan.problem.weights:
         return "some workers have the weight 0"
     periods = [sending.period for sending in found.sendings]
-    if not periods or any(not isinstance(each, int) or each < 1 for each in periods):
+    if len(set(periods)) != 1 or not isinstance(periods[0], int) or periods[0] < 1:
         return f"{method.name} does not synchronize at fixed rounds"
-    synchronized = math.lcm(*periods)
-    if period % synchronized:
-        return _misaligned(period, synchronized)
+    if period % (synchronized := periods[0]):
+        return (
+            f"participation_period = {period} is not a multiple of the {synchronized} rounds "
+            f"between two synchronizations of {method.name}"
+        )
     common = _has_common_models(method, state, kept, found)
     return Layout(rows, most, period, synchronized, kept, common)
-
-
-def _misaligned(period: int, synchronized: int) -> str:
-    return (
-        f"participation_period = {period} is not a multiple of the {synchronized} rounds after "
-        "which all messages have been sent"
-    )
 
 
 def _state(plan: Plan, method: Algorithm) -> State:

@@ -100,9 +100,9 @@ def devices() -> int:
     return 1 if is_alone() else lax.axis_size(AXIS)
 
 
-def is_first_device() -> Any:
+def is_first_device() -> jax.Array:
     """Whether this is the first device, a bool scalar."""
-    return True if devices() == 1 else lax.axis_index(AXIS) == 0
+    return jnp.asarray(True) if devices() == 1 else lax.axis_index(AXIS) == 0
 
 
 def block_size(workers: int) -> int:
@@ -465,7 +465,7 @@ def collect(here: jax.Array, tree: PyTree) -> PyTree:
     """
 
     def send(leaf):
-        kept = jnp.where(align(jnp.asarray(here), leaf), leaf, jnp.zeros((), leaf.dtype))
+        kept = jnp.where(align(here, leaf), leaf, jnp.zeros((), leaf.dtype))
         return lax.psum(kept.astype(jnp.int32) if leaf.dtype == bool else kept, AXIS).astype(
             leaf.dtype
         )
