@@ -378,6 +378,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.report: {"path": "report.html"},
     saved.save: {"result": SWEEP, "path": "run.npz"},
     dsgd.load_result: {"path": "run.npz"},
+    dsgd.all_rows: {"state": dsgd.State()},
     dsgd.save_safetensors: {"params": {"a": np.ones(2)}, "path": "model.safetensors"},
     dsgd.load_safetensors: {"like": {"a": np.ones(2)}, "path": "model.safetensors"},
     dsgd.history.evaluated_records: {"history": SWEEP.history},

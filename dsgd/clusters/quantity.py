@@ -69,7 +69,8 @@ class Quantity:
     def __post_init__(self) -> None:
         if isinstance(self.most, int):
             checks.natural("Quantity: most", self.most)
-        probabilities = np.ravel(() if self.inclusion is None else self.inclusion)
+        given = () if self.inclusion is None else self.inclusion
+        probabilities = array_likes.numbers("Quantity: inclusion", given).ravel()
         if not ((probabilities >= 0) & (probabilities <= 1)).all():
             raise ValueError(
                 f"Quantity: inclusion = {checks.show(self.inclusion)}; expected probabilities, "

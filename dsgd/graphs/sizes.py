@@ -17,7 +17,7 @@ def require_memory(name: str, weights: float, each: int = _WEIGHT) -> None:
         weights: number of its nonzero weights, at most, in all rounds of a period.
         each: bytes that each of them needs.
     """
-    needed, memory = each * weights, _memory()
+    needed, memory = each * weights, machine_memory()
     if needed > memory:
         raise ValueError(
             f"{name}: {weights:,.0f} weights need about {needed / 1e9:,.1f} GB; expected at most "
@@ -26,7 +26,7 @@ def require_memory(name: str, weights: float, each: int = _WEIGHT) -> None:
         )
 
 
-def _memory() -> float:
+def machine_memory() -> float:
     """Returns the bytes of memory that the machine or the container has; inf if unknown."""
     known = [float("inf")]
     if hasattr(os, "sysconf"):

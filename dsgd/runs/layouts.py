@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -12,6 +13,7 @@ from dsgd.engine import queries, randomness
 from dsgd.engine.cohorts import Layout
 from dsgd.engine.plan import Plan
 from dsgd.engine.probe import Probe, probe
+from dsgd.graphs import sizes
 
 
 def choose(
@@ -49,6 +51,41 @@ def choose(
     if any(each != first for each in layouts):
         return None, "the methods of the sweep synchronize at different rounds"
     return first, ""
+
+
+def describe(plan: Plan, method: Algorithm, layout: Layout, size: int) -> str:
+    """Returns how many rows a round has, and how much is stored for all workers.
+
+    Args:
+        plan: plan of the run.
+        method: the method.
+        layout: the layout of the run.
+        size: number of independent runs.
+
+    Raises:
+        ValueError: if what the workers keep does not fit into the memory of the devices.
+    """
+    rows = jax.tree.leaves(_state(plan, method).workers)
+    each = sum(
+        leaf.dtype.itemsize * math.prod(leaf.shape[1:])
+        for leaf, keeps in zip(rows, layout.kept, strict=True)
+        if keeps
+    )
+    total, N = size * plan.N * each, plan.N
+    device = plan.mesh.local_devices[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    memory = sizes.machine_memory() if limit is None else limit * plan.mesh.size
+    if total > memory:
+        raise ValueError(
+            f"{method.name}: what {N:,} workers keep while they do not participate, {each:,} bytes "
+            f"each in {size} runs, needs {total / 1e9:,.1f} GB; expected at most the memory of the "
+            f"devices, {memory / 1e9:,.1f} GB; pass fewer workers, a smaller model, or a method "
+            "whose workers keep nothing, such as algorithms.fed_avg"
+        )
+    return (
+        f"{layout.rows} of {N:,} workers have rows; all of them keep {each:,} bytes each on the "
+        f"device, {total / 1e6:,.1f} MB in {size} runs"
+    )
 
 
 def _of_method(plan: Plan, method: Algorithm, rows: int, most: int) -> Layout | str:

@@ -111,6 +111,8 @@ def make_plan(
         )
         if cohort:
             resolved = _cohort_mesh(mesh, cohort.most)
+            words = layouts.describe(plan, example, cohort, size)
+            _log.info("%s: %s", example.name, words)
         else:
             resolved = _mesh(mesh, N)
             _log.info("%s: the rows of all %d workers are computed: %s", example.name, N, reason)

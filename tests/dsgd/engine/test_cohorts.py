@@ -251,6 +251,23 @@ def test_more_workers_than_stated_are_refused():
         dsgd.run(METHODS["ef21"](), problem(), steps=20, key=0, cluster=cluster(few, 2))
 
 
+@pytest.mark.filterwarnings("ignore:.*sends messages every")
+def test_a_run_says_what_it_stores_and_refuses_what_does_not_fit(caplog, monkeypatch):
+    """62 parameters; SCAFFOLD's workers keep a control variate, those of FedAvg nothing."""
+    caplog.set_level("INFO", "dsgd")
+    run(METHODS["scaffold"](), False, steps=6, seeds=2)
+    run(METHODS["fed_avg"](), False, steps=6)
+    run(algorithms.sparta(SGD, 0.3), True, steps=6)
+    words = [record.getMessage() for record in caplog.records if "rows" in record.getMessage()]
+    assert "3 of 10 workers have rows; all of them keep 496 bytes each" in words[0]
+    assert "in 2 runs" in words[0]
+    assert "keep 0 bytes" in words[1]
+    assert "the rows of all 10 workers are computed" in words[2]
+    monkeypatch.setattr("dsgd.graphs.sizes.machine_memory", lambda: 10 * 496 - 1)
+    with pytest.raises(ValueError, match=r"10 workers keep .* 496 bytes each in 1 runs.*fed_avg"):
+        run(METHODS["scaffold"](), False, steps=6)
+
+
 def test_the_cohort_begins_with_those_that_participate():
     present = jnp.asarray([False, True, False, False, True, True, False])
     np.testing.assert_array_equal(order(present, 5), [1, 4, 5, 0, 2])
