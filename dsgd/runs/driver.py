@@ -82,7 +82,8 @@ def run(
             marks the evaluated records; `dsgd.history.evaluated_records(history)` returns only
             these. A run that `until` ends may end between two of them.
         mesh: a mesh from `dsgd.workers.mesh`, or a number of devices as accepted there; None: as
-            many of JAX's devices as divide N; in several processes, all devices.
+            many of JAX's devices as divide the number of workers that have rows (N, unless few
+            participate at a time); in several processes, all devices.
         checkpoint: a folder in which the run saves its state every 30 seconds, when it is
             interrupted, and at its end. The same call then resumes the run, with the same result as
             an uninterrupted run, also on a different number of devices and processes. (In a run of

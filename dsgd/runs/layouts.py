@@ -36,6 +36,8 @@ def choose(
         return None, f"{cluster.present.name} states no bound below N for the workers at once"
     if period > 1 and not cluster.present.time_invariant:
         return None, f"{cluster.present.name} depends on the clock within a participation period"
+    if jax.process_count() > 1:
+        return None, "each process has the data of its own workers"
     if streamed:
         return None, "the batches of all workers are streamed"
     D = devices(most)

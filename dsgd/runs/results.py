@@ -42,7 +42,8 @@ class Result(NamedTuple):
 
     Args:
         state: the last state. Leaves are `[seeds?, ...]`, those of `state.workers`
-            `[seeds?, N, ...]`.
+            `[seeds?, N, ...]`. If few of the workers participate at a time, `state.workers` is a
+            `dsgd.Clients`, of which `dsgd.all_rows(state)` makes the rows of all.
         history: numpy arrays by name, `[seeds?, records]`, except `step`, `[records]`, and series
             with one number per worker, `[seeds?, records, N]`.
         params: the final model, with leaves `[seeds?, ...]`.

@@ -53,6 +53,9 @@ METHODS = [name for name in registry.METHODS if kinds(name)]
 SPECIAL: dict[str, dict[str, Any]] = {
     "des_loc": {"first": 4, "second": 6},
     "fed_opt": {"period": PERIOD, "outer": SGD},
+    "fed_per": {"period": PERIOD, "local": False},
+    "fed_rep": {"period": PERIOD, "head_steps": 1, "local": False},
+    "q_fed_avg": {"period": PERIOD, "q": 0.5},
     "ef21": {"down": None},
     "saga": {"samples": 3},
     "streaming_diloco": {"compressor": None},
