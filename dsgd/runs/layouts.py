@@ -74,19 +74,20 @@ def describe(plan: Plan, method: Algorithm, layout: Layout, size: int) -> str:
         if keeps
     )
     total, N = size * plan.N * each, plan.N
+    runs = f" in {size} runs" if size > 1 else ""
     device = plan.mesh.local_devices[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
     memory = sizes.machine_memory() if limit is None else limit * plan.mesh.size
     if total > memory:
         raise ValueError(
             f"{method.name}: what {N:,} workers keep while they do not participate, {each:,} bytes "
-            f"each in {size} runs, needs {total / 1e9:,.1f} GB; expected at most the memory of the "
+            f"each{runs}, needs {total / 1e9:,.1f} GB; expected at most the memory of the "
             f"devices, {memory / 1e9:,.1f} GB; pass fewer workers, a smaller model, or a method "
             "whose workers keep nothing, such as algorithms.fed_avg"
         )
     return (
         f"{layout.rows} of {N:,} workers have rows; all of them keep {each:,} bytes each on the "
-        f"device, {total / 1e6:,.1f} MB in {size} runs"
+        f"device, {total / 1e6:,.1f} MB{runs}"
     )
 
 
@@ -101,7 +102,7 @@ def _of_method(plan: Plan, method: Algorithm, rows: int, most: int) -> Layout | 
     state = _state(plan, method)
     kept = _kept(method, state.workers)
     if kept is None:
-        return f"workers of {method.name} that do not participate change in other ways"
+        return f"the state of {method.name} for workers that do not participate is not common"
     period = cluster.participation_period
     if all(kept):
         return Layout(rows, most, period, 1, kept, _has_common_models(method, state, kept, found))

@@ -264,7 +264,7 @@ def test_a_run_says_what_it_stores_and_refuses_what_does_not_fit(caplog, monkeyp
     assert "keep 0 bytes" in words[1]
     assert "the rows of all 10 workers are computed" in words[2]
     monkeypatch.setattr("dsgd.graphs.sizes.machine_memory", lambda: 10 * 496 - 1)
-    with pytest.raises(ValueError, match=r"10 workers keep .* 496 bytes each in 1 runs.*fed_avg"):
+    with pytest.raises(ValueError, match=r"10 workers keep .* 496 bytes each, needs.*fed_avg"):
         run(METHODS["scaffold"](), False, steps=6)
 
 
