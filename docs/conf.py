@@ -59,6 +59,7 @@ autosummary_filename_map = {
         "algorithms.kimad.budget",
         "dsgd.plan",
         "dsgd.sweep",
+        "dsgd.workers.cohort",
         "dsgd.workers.participation",
     )
 }

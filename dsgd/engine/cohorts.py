@@ -105,7 +105,7 @@ def end_round(layout: Layout, clients: Clients, step: Any) -> tuple[Clients, jax
     if all(layout.kept):
         return clients, zero
 
-    def synchronize(before: list[Any]) -> tuple[list[Any], jax.Array]:
+    def synchronize(before):
         some, N = jnp.any(clients.present), len(clients.present)
         mine, common, differ = workers.local_block(clients.present, N), [], zero
         for leaf, old in zip(jax.tree.leaves(clients.rows), before, strict=True):

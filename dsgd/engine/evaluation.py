@@ -82,7 +82,7 @@ def _model_and_consensus(
     from it; 0 if there is only one model.
     """
 
-    def local(state: State) -> tuple[Params | None, Params | None]:
+    def local(state):
         params, stacked = method.models(state)
         if stacked:
             return None, params
@@ -102,7 +102,7 @@ def _model_and_consensus(
 def _models(method: Method) -> Callable[[State], tuple[Params | None, Params | None]]:
     """Returns the function State -> (the method's model or None, its local models or None)."""
 
-    def local(state: State) -> tuple[Params | None, Params | None]:
+    def local(state):
         params, stacked = method.models(state)
         return (None, params) if stacked else (params, None)
 
@@ -133,7 +133,7 @@ def _mean_over_cohort(plan: Plan, state: State, local: Callable) -> tuple[Params
                 return workers.mean_and_sqdist(rows)
             return params, jnp.zeros(()) if rows is None else workers.mean_sqdist(rows, params)
 
-    def moved(rows: PyTree, z: PyTree) -> PyTree:
+    def moved(rows, z):
         away = jax.tree.map(lambda row, z: row - z[None], workers.widen(rows), z)
         if plan.weights is None:
             totals = jax.tree.map(lambda leaf: workers.sum_rows(leaf) / N, away)
@@ -153,7 +153,7 @@ def _mean_over_cohort(plan: Plan, state: State, local: Callable) -> tuple[Params
         if params is None:
             params = workers.narrow(optax.tree.add(z, moved(rows, z)), rows)
 
-        def sqdist(tree: PyTree) -> jax.Array:
+        def sqdist(tree):
             away = jax.tree.map(lambda row, mean: row - mean[None], workers.widen(tree), params)
             return workers.sqnorm_rows(away)
 

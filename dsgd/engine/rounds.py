@@ -27,7 +27,6 @@ from dsgd.engine import (
     tape,
 )
 from dsgd.engine.clock import Clock
-from dsgd.engine.cohorts import Clients
 from dsgd.engine.oracle import Oracle
 from dsgd.engine.plan import Carry, Plan, Records
 from dsgd.engine.protocol import Method
@@ -63,7 +62,7 @@ def run_round(
         return _run_round(plan, method, key, carry, data, batches, step)
     layout, state = plan.cohort, carry.state
 
-    def draw(clients: Clients) -> Clients:
+    def draw(clients):
         present = make_round(plan, key, carry.clock, step).present
         assert present is not None
         return cohorts.exchange(clients, present)

@@ -61,7 +61,7 @@ def with_participants(method: dsgd.Algorithm) -> dsgd.Algorithm:
 
 
 def personal_models(method: dsgd.Algorithm, state: dsgd.State) -> Any:
-    return (method.personal or method.model)(state)
+    return (method.personal or method.model)(dsgd.all_rows(state))
 
 
 CASES: dict[str, tuple[dsgd.Algorithm, Callable[[given.Given], given.Rounds]]] = {

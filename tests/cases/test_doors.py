@@ -172,7 +172,7 @@ LARGE: dict[str, tuple[Callable, int]] = {  # with the number of weights
 
 @pytest.mark.parametrize("name", LARGE)
 def test_graphs_larger_than_memory_are_refused_before_they_are_built(name, monkeypatch):
-    monkeypatch.setattr(sizes, "_memory", lambda: 16e9)
+    monkeypatch.setattr(sizes, "machine_memory", lambda: 16e9)
     build, weights = LARGE[name]
     with pytest.raises(ValueError, match=f"{weights:,} weights need about .* GB") as raised:
         build()
@@ -181,7 +181,7 @@ def test_graphs_larger_than_memory_are_refused_before_they_are_built(name, monke
 
 def test_graphs_that_fit_are_built(monkeypatch):
     """128 bytes are estimated for each weight."""
-    monkeypatch.setattr(sizes, "_memory", lambda: 2_100 * 128)
+    monkeypatch.setattr(sizes, "machine_memory", lambda: 2_100 * 128)
     assert topologies.ring(700).matrices[0].nnz == 2_100
     with pytest.raises(ValueError, match="2,103 weights need"):
         topologies.ring(701)
