@@ -117,10 +117,11 @@ def _fill(where: str, given: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
     """
     needed = leaves_by_name(where, like)
     for name, want in needed.items():
-        if not isinstance(want, int | float) and not hasattr(want, "shape"):
+        is_array = isinstance(want, int | float) or hasattr(want, "shape")
+        if not is_array or not _is_number(_dtype(want)):
             raise ValueError(
-                f"{where}: {name} of `like` is {checks.kind(want)}; expected an array, or its "
-                "shape and type"
+                f"{where}: {name} of `like` is {checks.kind(want)}; expected an array of "
+                "numbers, or its shape and type"
             )
     for what, names in (
         ("has no", [name for name in needed if name not in given]),
@@ -146,6 +147,15 @@ def _dtype(leaf: Any) -> np.dtype:
     """Returns the type of a leaf in the machine's byte order."""
     kind = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
     return kind.newbyteorder("=") if isinstance(kind, np.dtype) else kind
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether JAX computes with numbers of this type."""
+    try:
+        jnp.promote_types(kind, kind)
+    except (TypeError, ValueError):  # keys; text, long double
+        return False
+    return True
 
 
 def _is_variable(node: Any) -> bool:

@@ -190,7 +190,7 @@ def cyclic(on: int, off: int, offset: int | Sequence[int] | ArrayLike = 0) -> Qu
         raise ValueError(
             f"cyclic: offset = {checks.show(offset)}; expected an integer, or one for each worker"
         )
-    starts = (offsets.astype(np.int64) % (on + off)).astype(np.int32)
+    starts = (offsets % (on + off)).astype(np.int32)
     workers = starts.size if starts.ndim else None
 
     def sample(key, period, clock, worker):
