@@ -120,8 +120,8 @@ def _fill(where: str, given: Mapping[str, np.ndarray], like: PyTree) -> PyTree:
         is_array = isinstance(want, int | float) or hasattr(want, "shape")
         if not is_array or not _is_number(_dtype(want)):
             raise ValueError(
-                f"{where}: {name} of `like` is {checks.kind(want)}; expected an array of "
-                "numbers, or its shape and type"
+                f"{where}: {name} of `like` is {checks.kind(want)}; expected an array, or its "
+                "shape and type"
             )
     for what, names in (
         ("has no", [name for name in needed if name not in given]),
