@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 import sys
+import tempfile
 import unittest.mock as mock
 import warnings
 from collections.abc import Callable, Iterator
@@ -85,7 +86,9 @@ SWEEP = dsgd.Sweep(
 )
 TAPED = dsgd.run(METHOD, QUADRATIC, steps=1, key=KEY, mesh=1, taped=True)
 USERS = {"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1], [2]], "y": [0, 1]}}}
-Path("clients.json").write_text(json.dumps(USERS))
+FOLDER = tempfile.TemporaryDirectory()
+FILE = Path(FOLDER.name) / "clients.json"
+FILE.write_text(json.dumps(USERS))
 
 
 SHEET = Figure()
@@ -400,7 +403,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     problems.logistic_regression: {"data": ARRAYS, "workers": 3, "batch_size": 2},
     problems.neural_network: {"data": ARRAYS, "workers": 3, "batch_size": 2},
     problems.split: {"workers": 3},
-    problems.read_clients: {"path": "clients.json"},
+    problems.read_clients: {"path": str(FILE)},
     problems.by_user: {"users": ARRAYS[1]},
     compressors.apply: {"x": np.ones(3)},
     compressors.top_k: {"fraction": 0.5},
