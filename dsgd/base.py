@@ -318,7 +318,7 @@ class Algorithm(NamedTuple):
             that did not participate, with leaves `[n, ...]`; None: they keep their state from
             before the round. Leaves that it takes from the state after the round must be equal at
             all workers after a synchronization, as an averaged model is: they are then stored once,
-            and not for each worker. If they are not equal, `AllRows(absent)` says so.
+            and not for each worker. If they are not equal, pass `AllRows(absent)`.
         personal: State -> the models that the workers use themselves, with leaves `[n, ...]`, for
             methods that train one for each worker next to the final model; None: all workers use
             the final model.
@@ -338,7 +338,7 @@ class Algorithm(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class AllRows(sameness.Compared):
-    """`Algorithm.absent` of a method whose workers do not become equal when they synchronize: the
+    """`Algorithm.absent` of a method that does not make workers equal when they synchronize: the
     rows of all workers are computed in each round, also of those that do not participate.
 
     Args:

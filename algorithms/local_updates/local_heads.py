@@ -154,7 +154,7 @@ def _method(
     local: Any,
     via: network.AllReduce,
 ) -> Algorithm:
-    """Returns the method of which some leaves are local; arguments as in `personal_updates`."""
+    """Returns the method with local leaves; arguments as in `personal_updates`."""
     if local is None:
         raise ValueError(
             f"{name}: local = None; expected which leaves stay with the client, a tree of True and "

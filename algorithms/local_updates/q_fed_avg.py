@@ -87,7 +87,7 @@ def q_fed_avg(
         step_size = optimizers.step_size(optimizer).astype(kind)
         far = workers.sqnorm_rows(delta).astype(kind) / step_size
         known = y.memory.period == round.step // period
-        # Numerator and denominator, both divided by L; 0 for clients whose loss is not known.
+        # Numerator and denominator, both divided by L; 0 for clients with an unknown loss.
         weight, total = (
             jnp.where(known, value, 0)
             for value in (power, jnp.asarray(q, kind) * below * far + power)

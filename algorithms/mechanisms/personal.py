@@ -44,7 +44,7 @@ def each(optimizer: optax.GradientTransformation) -> optax.GradientTransformatio
 
 
 def joined(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns the optimizer of `Parts` that steps on the model of which they are leaves."""
+    """Returns the optimizer of `Parts` that steps on the whole model."""
 
     def init(params: Any) -> PyTree:
         return optimizer.init(join(params))
@@ -88,7 +88,7 @@ def split_like(tree: Params, parts: Parts) -> Parts:
 
 
 def join(parts: Parts) -> Params:
-    """Returns the model of which the parts are leaves."""
+    """Returns the whole model."""
     return jax.tree.map(
         lambda shared, local: local if shared is None else shared, *parts, is_leaf=_is_none
     )
@@ -126,7 +126,7 @@ def personal_updates(
         points: parts of all clients, leaves `[n, ...]` -> the models at which they query gradients.
         gradients: (x, parts, their gradients at the points) -> d.
         personal: parts -> the clients' personal models, leaves `[n, ...]`.
-        model: parts -> the models whose mean is the final model, leaves `[n, ...]`.
+        model: parts -> local models, leaves `[n, ...]`; the final model is their mean.
     """
     optimizers.require_descent(optimizer)
     period = checks.period(f"{name}: period", period)

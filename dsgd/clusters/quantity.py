@@ -41,6 +41,17 @@ class Quantity:
         integral: (key, clock, seconds, worker's number) -> the integral of `sample` from `clock` to
             `clock + seconds`, for a quantity that depends on the clock; None: Gauss-Legendre
             quadrature with 64 nodes is used.
+        most: for `Cluster.present`: the largest number of workers with a positive value at once, or
+            a function of N that returns it; a run with it computes so many workers in a round, and
+            fails if there are more. None: unknown.
+        inclusion: for `Cluster.present` and `Cluster.delivered`: the probability that the value is
+            positive, one number or one for each worker, `[N]`; None: unknown.
+        by_period: (key of the run, number of the participation period, clock in seconds, worker's
+            number) -> float scalar, for selections that depend on earlier periods; it replaces
+            `sample`, and only `Cluster.present` accepts it. None: `sample` is used.
+
+    Raises:
+        ValueError: if `most` is negative, or `inclusion` is not a probability.
     """
 
     sample: Annotated[Callable[[jax.Array, jax.Array, Any], jax.Array], "(key, clock, worker)"]
@@ -91,8 +102,8 @@ class Quantity:
             )
 
     def most_of(self, N: int) -> int:
-        """Returns a bound on the number of N workers whose value is positive at once; N, if no
-        other is known.
+        """Returns a bound on the number of N workers with a positive value at once; N, if no other
+        is known.
         """
         if self.most is None:
             return N

@@ -32,8 +32,8 @@ class Layout(NamedTuple):
             `period`.
         kept: for each leaf of `State.workers`, whether a worker keeps it between its periods;
             otherwise the leaf is common.
-        common_models: whether the local models, of which the history records the mean, depend on
-            common leaves only.
+        common_models: whether the local models that the history measures depend on common leaves
+            only.
     """
 
     rows: int
@@ -114,8 +114,7 @@ def end_round(layout: Layout, clients: Clients, step: Any) -> tuple[Clients, jax
                 continue
             # Workers that participate come first in the cohort.
             one = jnp.where(some, workers.first_row(leaf), old)
-            all_nan = jnp.isnan(leaf) & jnp.isnan(one)[None] if _is_float(leaf) else False
-            equal = (leaf == one[None]) | all_nan
+            equal = (leaf == one[None]) | ((leaf != leaf) & (one != one)[None])  # both NaN
             differ += jnp.any(~equal & workers.align(mine, leaf)).astype(jnp.int32)
             common.append(one)
         return common, workers.sum_over_devices(differ)
@@ -166,27 +165,15 @@ def order(present: jax.Array, count: int) -> jax.Array:
 
 def _write(store: jax.Array, rows: jax.Array, ids: jax.Array) -> jax.Array:
     """Writes rows `[n, ...]` of the cohort to the block of the store."""
-    if workers.devices() == 1:
-        return store.at[ids].set(rows, unique_indices=True)
-    first, block = _block(store)
-    everyone = lax.all_gather(rows, workers.AXIS, tiled=True)
-    at = jnp.where((ids >= first) & (ids < first + block), ids - first, block)
-    return store.at[at].set(everyone, mode="drop")
+    block = len(store)
+    here, places = workers.locate(ids, block * workers.devices())
+    return store.at[jnp.where(here, places, block)].set(workers.all_gather(rows), mode="drop")
 
 
 def _read(store: jax.Array, ids: jax.Array) -> jax.Array:
     """Returns the cohort's rows on this device, `[n, ...]`."""
-    if workers.devices() == 1:
-        return store[ids]
-    first, block = _block(store)
-    here = (ids >= first) & (ids < first + block)
-    everyone = workers.collect(here, store[(ids - first) % block])
-    own = len(ids) // workers.devices()
-    return lax.dynamic_slice_in_dim(everyone, lax.axis_index(workers.AXIS) * own, own)
-
-
-def _block(store: jax.Array) -> tuple[Any, int]:
-    return lax.axis_index(workers.AXIS) * store.shape[0], store.shape[0]
+    here, places = workers.locate(ids, len(store) * workers.devices())
+    return workers.local_block(workers.collect(here, store[places]), len(ids))
 
 
 def common_rows(clients: Clients) -> PyTree:
@@ -207,12 +194,8 @@ def all_rows(clients: Clients) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(clients.rows), everyone)
 
 
-def _is_float(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
 def _join(clients: Clients, kept: list[Any], count: int) -> PyTree:
-    """Returns `count` rows, of which the leaves that workers keep are given."""
+    """Returns `count` rows from the leaves that workers keep and the common ones."""
     leaves = [
         jnp.broadcast_to(one, (count, *one.shape)) if leaf is None else leaf
         for leaf, one in zip(kept, clients.common, strict=True)

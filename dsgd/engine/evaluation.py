@@ -5,6 +5,7 @@ distance of the local models from it. Nothing here counts as traffic.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,16 @@ from dsgd.engine.protocol import Method
 def final_model(plan: Plan, method: Method, state: State) -> Params:
     """Returns the method's model, or the mean of its local models."""
     if plan.cohort:
-        return _mean_over_cohort(plan, state, _models(method))[0]
-    params, stacked = method.models(state)
+        return _mean_over_cohort(plan, state, partial(_models, method))[0]
+    params, rows = _models(method, state)
     with workers.with_weights(plan.weights):
-        return workers.mean(params) if stacked else params
+        return workers.mean(rows) if params is None else params
+
+
+def _models(method: Method, state: State) -> tuple[Params | None, Params | None]:
+    """Returns the method's model and None, or None and the local models, leaves `[n, ...]`."""
+    params, stacked = method.models(state)
+    return (None, params) if stacked else (params, None)
 
 
 def measure(
@@ -83,9 +90,9 @@ def _model_and_consensus(
     """
 
     def local(state):
-        params, stacked = method.models(state)
-        if stacked:
-            return None, params
+        params, rows = _models(method, state)
+        if params is None:
+            return None, rows
         asked = method.query(state, rounds.make_round(plan, key, carry.clock, step))
         asked = queries.each(asked)[0]
         return params, None if asked.axis is None else asked.params
@@ -99,19 +106,9 @@ def _model_and_consensus(
         return params, jnp.zeros(()) if rows is None else workers.mean_sqdist(rows, params)
 
 
-def _models(method: Method) -> Callable[[State], tuple[Params | None, Params | None]]:
-    """Returns the function State -> (the method's model or None, its local models or None)."""
-
-    def local(state):
-        params, stacked = method.models(state)
-        return (None, params) if stacked else (params, None)
-
-    return local
-
-
 def _mean_over_cohort(plan: Plan, state: State, local: Callable) -> tuple[Params, jax.Array]:
-    r"""Returns the result of `_model_and_consensus` for the local models of all N workers, of which
-    only those of a cohort are stored.
+    r"""Returns the result of `_model_and_consensus` for the local models of all N workers if only
+    those of a cohort are stored.
 
     $$ \bar x = z + \frac{1}{\sum_n w_n} \sum_{n \in C} w_n (x_n - z), \qquad \frac1N \sum_n |x_n -
        \bar x|^2 = \frac1N \sum_{n \in C} |x_n - \bar x|^2 + \frac{N - |C|}{N} |z - \bar x|^2 $$
@@ -120,7 +117,7 @@ def _mean_over_cohort(plan: Plan, state: State, local: Callable) -> tuple[Params
 
     Args:
         plan: static.
-        state: state of the run, of which `workers` is a `Clients`.
+        state: state of the run, with a `Clients` in `workers`.
         local: State -> (the model or None, local models or None).
     """
     layout, clients, N = plan.cohort, state.workers, plan.N

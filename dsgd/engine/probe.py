@@ -125,7 +125,7 @@ def probe_at(plan: Plan, points: dict[str, jax.Array]) -> Probe:
 
 
 def _mesh(plan: Plan) -> Mesh:
-    """Returns a mesh whose number of devices divides that of the workers."""
+    """Returns a mesh on which the rows of all workers can be spread equally."""
     return workers.mesh(1) if plan.cohort else plan.mesh
 
 

@@ -44,11 +44,11 @@ def put(tree: PyTree, sharding: Sharding) -> PyTree:
     if sharding.is_fully_addressable:
 
         def place(leaf: Any) -> jax.Array:
-            return jax.device_put(
-                leaf if isinstance(leaf, jax.Array) else _copy(leaf),
-                sharding,
-                may_alias=False,
-            )
+            if not isinstance(leaf, jax.Array):
+                leaf = _copy(leaf)
+            elif len(leaf.devices()) > 1:
+                leaf = leaf.copy()  # `device_put` to one of its devices does not copy
+            return jax.device_put(leaf, sharding, may_alias=False)
 
         return jax.tree.map(place, tree)
     return jax.tree.map(lambda leaf: _put(leaf, sharding), tree)

@@ -188,6 +188,7 @@ def run(
         runs=0 if seeds is None else 1,
         size=size,
         methods=(algorithm,),
+        start=state,
         streamed=batches is not None,
         **options,
     )

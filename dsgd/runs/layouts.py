@@ -6,53 +6,55 @@ import math
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 
 from dsgd.base import Algorithm, AllRows, PyTree, State
 from dsgd.engine import queries, randomness
-from dsgd.engine.cohorts import Layout
+from dsgd.engine.cohorts import Clients, Layout
 from dsgd.engine.plan import Plan
 from dsgd.engine.probe import Probe, probe
 from dsgd.graphs import sizes
 
 
 def choose(
-    plan: Plan, methods: Sequence[Algorithm], devices: Callable[[int], int], streamed: bool
-) -> tuple[Layout | None, str]:
-    """Returns the layout of a run, or None and the reason why the rows of all workers are computed;
-    "" if all of them participate.
+    plan: Plan,
+    methods: Sequence[Algorithm],
+    devices: Callable[[int], int],
+    start: State | None = None,
+    streamed: bool = False,
+) -> Layout | str:
+    """Returns the layout of a run, or the reason why the rows of all workers are computed.
 
     Args:
-        plan: plan of the run without a layout.
+        plan: plan of the run without a layout, on a cluster where workers may not participate.
         methods: the methods of a run or a sweep.
         devices: m -> number of devices of a run with rows for m workers.
+        start: the state from which the run continues, or None.
         streamed: whether the user supplies the batches.
     """
     cluster, N = plan.cluster, plan.N
-    if cluster is None or cluster.present is None:
-        return None, ""
+    assert cluster is not None
+    assert cluster.present is not None
     most, period = cluster.present.most_of(N), cluster.participation_period
     if most >= N:
-        return None, f"{cluster.present.name} states no bound below N for the workers at once"
+        return f"{cluster.present.name} states no bound below N for the workers at once"
     if period > 1 and not cluster.present.time_invariant:
-        return None, f"{cluster.present.name} depends on the clock within a participation period"
+        return f"{cluster.present.name} depends on the clock within a participation period"
     if jax.process_count() > 1:
-        return None, "each process has the data of its own workers"
+        return "each process has the data of its own workers"
     if streamed:
-        return None, "the batches of all workers are streamed"
+        return "the batches of all workers are streamed"
     D = devices(most)
     rows = -(-most // D) * D
     if rows >= N:
-        return None, f"{rows} rows on {D} devices are not fewer than the {N} workers"
-    layouts = [_of_method(plan, method, rows, most) for method in methods]
-    for each in layouts:
-        if isinstance(each, str):
-            return None, each
-    first = layouts[0]
-    assert isinstance(first, Layout)
-    if any(each != first for each in layouts):
-        return None, "the methods of the sweep synchronize at different rounds"
-    return first, ""
+        return f"{rows} rows on {D} devices are not fewer than the {N} workers"
+    first, *others = (_of_method(plan, method, rows, most, start) for method in methods)
+    for other in others:
+        if isinstance(first, Layout) and other != first:
+            return other if isinstance(other, str) else "the methods synchronize at other rounds"
+    return first
 
 
 def describe(plan: Plan, method: Algorithm, layout: Layout, size: int) -> str:
@@ -91,7 +93,9 @@ def describe(plan: Plan, method: Algorithm, layout: Layout, size: int) -> str:
     )
 
 
-def _of_method(plan: Plan, method: Algorithm, rows: int, most: int) -> Layout | str:
+def _of_method(
+    plan: Plan, method: Algorithm, rows: int, most: int, start: State | None
+) -> Layout | str:
     """Returns the layout for a method, or the reason why there is none."""
     cluster, found = plan.cluster, probe(plan, method)
     assert cluster is not None
@@ -103,9 +107,11 @@ def _of_method(plan: Plan, method: Algorithm, rows: int, most: int) -> Layout | 
     kept = _kept(method, state.workers)
     if kept is None:
         return f"the state of {method.name} for workers that do not participate is not common"
-    period = cluster.participation_period
+    if start is not None and not _is_common(start, state.workers, kept, plan.N):
+        return "workers begin from different states, or from those of another run"
+    period, common = cluster.participation_period, _has_common_models(method, state, kept, found)
     if all(kept):
-        return Layout(rows, most, period, 1, kept, _has_common_models(method, state, kept, found))
+        return Layout(rows, most, period, 1, kept, common)
     if cluster.delivered is not None:
         return f"messages of {method.name} may be lost, so that workers differ"
     if plan.problem.weights is not None and 0 in plan.problem.weights:
@@ -118,7 +124,6 @@ def _of_method(plan: Plan, method: Algorithm, rows: int, most: int) -> Layout | 
             f"participation_period = {period} is not a multiple of the {synchronized} rounds "
             f"between two synchronizations of {method.name}"
         )
-    common = _has_common_models(method, state, kept, found)
     return Layout(rows, most, period, synchronized, kept, common)
 
 
@@ -156,6 +161,33 @@ def _kept(method: Algorithm, rows: PyTree) -> tuple[bool, ...] | None:
         else:
             return None
     return tuple(kept)
+
+
+def _is_common(start: State, like: PyTree, kept: tuple[bool, ...], N: int) -> bool:
+    """Whether the leaves that workers adopt from each other are equal at all workers of a state,
+    `[seeds?, N, ...]`, as they are after a synchronization.
+
+    Args:
+        start: the state.
+        like: shapes of `State.workers` of the method.
+        kept: as in `Layout`.
+        N: number of workers.
+    """
+    given, axis = start.workers, np.ndim(start.step)
+    rows = given.rows if isinstance(given, Clients) else given
+    if jax.tree.structure(rows) != jax.tree.structure(like):
+        return False
+    one = given.common if isinstance(given, Clients) else [None] * len(kept)
+    numbers = [given.present] if isinstance(given, Clients) else jax.tree.leaves(rows)
+    if any(np.shape(leaf)[axis : axis + 1] != (N,) for leaf in numbers):
+        return False
+    for leaf, common, keeps in zip(jax.tree.leaves(rows), one, kept, strict=True):
+        if not keeps:
+            first = jnp.take(leaf, 0, axis) if common is None else common
+            each = jnp.broadcast_to(jnp.expand_dims(first, axis), leaf.shape)
+            if not jnp.array_equal(leaf, each, equal_nan=True):
+                return False
+    return True
 
 
 def _has_common_models(

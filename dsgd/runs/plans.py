@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dsgd import array_likes, causes, checks, sameness, workers
-from dsgd.base import Algorithm, Problem
+from dsgd.base import Algorithm, Problem, State
 from dsgd.clusters import Cluster, presence
 from dsgd.engine import leaves
 from dsgd.engine.plan import Plan, drop_arrays
@@ -58,7 +58,8 @@ def make_plan(
     train_loss: bool = False,
     evaluate_every: int = 1,
     taped: bool = False,
-    methods: Sequence[Algorithm] | None = None,
+    methods: Sequence[Algorithm] = (),
+    start: State | None = None,
     streamed: bool = False,
 ) -> Plan:
     """Returns the static description of a run of `size` independent runs.
@@ -69,8 +70,9 @@ def make_plan(
         problem, mesh, record_every, cluster, train_loss, evaluate_every, taped: as in `dsgd.run`.
         runs: number of leading axes of independent runs.
         size: total number of independent runs.
-        methods: the methods of a run or sweep, which may compute the rows of a cohort only; None:
+        methods: the methods of a run or sweep, which may compute the rows of a cohort only; ():
             the rows of all workers are computed.
+        start: the state from which the run continues, or None.
         streamed: whether the user supplies the batches.
 
     Raises:
@@ -88,14 +90,13 @@ def make_plan(
             "2^30 rounds between evaluations"
         )
     N = problem.workers
-    cohort, whole = None, methods is None or cluster is None or cluster.present is None
-    resolved = _mesh(mesh, N) if whole else workers.mesh(1)
+    samples = bool(methods and cluster and cluster.present)
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
     functions = drop_arrays(problem)
     plan = Plan(
         build,
         functions,
-        resolved,
+        workers.mesh(1) if samples else _mesh(mesh, N),
         N,
         runs,
         record_every,
@@ -105,18 +106,8 @@ def make_plan(
         evaluate_every,
         taped=bool(taped),
     )
-    if methods is not None and not whole:
-        cohort, reason = layouts.choose(
-            plan, methods, lambda m: _cohort_mesh(mesh, m).size, streamed
-        )
-        if cohort:
-            resolved = _cohort_mesh(mesh, cohort.most)
-            words = layouts.describe(plan, example, cohort, size)
-            _log.info("%s: %s", example.name, words)
-        else:
-            resolved = _mesh(mesh, N)
-            _log.info("%s: the rows of all %d workers are computed: %s", example.name, N, reason)
-        plan = plan._replace(mesh=resolved, cohort=cohort)
+    if samples:
+        plan = _with_layout(plan, methods, mesh, size, start, streamed)
     if taped:
         _require_replayable(plan, example)
     if cluster is None and problem.weights is None and problem.regularizer is None:
@@ -157,32 +148,51 @@ def _require_replayable(plan: Plan, method: Algorithm) -> None:
         )
 
 
-def _mesh(given: Mesh | int | None, N: int) -> Mesh:
-    """Returns the mesh of a run with N workers; by default it has as many devices as possible."""
+def _with_layout(
+    plan: Plan,
+    methods: Sequence[Algorithm],
+    mesh: Mesh | int | None,
+    size: int,
+    start: State | None,
+    streamed: bool,
+) -> Plan:
+    """Returns the plan with the devices and the rows of its rounds; arguments as in `make_plan`."""
+
+    def devices(most: int) -> Mesh:
+        return _mesh(mesh, most, divides=False)
+
+    name = methods[0].name
+    layout = layouts.choose(plan, methods, lambda most: devices(most).size, start, streamed)
+    if isinstance(layout, str):
+        _log.info("%s: the rows of all %d workers are computed: %s", name, plan.N, layout)
+        return plan._replace(mesh=_mesh(mesh, plan.N))
+    plan = plan._replace(mesh=devices(layout.most), cohort=layout)
+    _log.info("%s: %s", name, layouts.describe(plan, methods[0], layout, size))
+    return plan
+
+
+def _mesh(given: Mesh | int | None, rows: int, *, divides: bool = True) -> Mesh:
+    """Returns the mesh of a run whose rounds have so many rows; by default it has as many devices
+    as possible.
+
+    Args:
+        given: the mesh or the number of devices that the user passes.
+        rows: number of rows, N for all workers.
+        divides: whether the number of devices must divide that of the rows.
+    """
     if given is None and jax.process_count() == 1:
-        return workers.mesh(max(d for d in range(1, jax.device_count() + 1) if N % d == 0))
+        return workers.mesh(max(d for d in range(1, jax.device_count() + 1) if rows % d == 0))
     if isinstance(given, Mesh):
         mesh = automatic(given)
     else:
         mesh = workers.mesh(None if given is None else checks.positive_int("mesh", given))
-    if N % mesh.size:
-        largest = max(d for d in range(1, mesh.size + 1) if N % d == 0)
+    if divides and rows % mesh.size:
+        largest = max(d for d in range(1, mesh.size + 1) if rows % d == 0)
         raise ValueError(
-            f"mesh has {mesh.size} devices for {N} workers; expected a number of devices that "
-            f"divides {N}; pass mesh={largest}"
+            f"mesh has {mesh.size} devices for {rows} workers; expected a number of devices that "
+            f"divides {rows}; pass mesh={largest}"
         )
     return mesh
-
-
-def _cohort_mesh(given: Mesh | int | None, most: int) -> Mesh:
-    """Returns the mesh of a run whose rounds have rows for `most` workers; by default it has as
-    many devices as possible.
-    """
-    if given is None and jax.process_count() == 1:
-        return workers.mesh(max(d for d in range(1, jax.device_count() + 1) if most % d == 0))
-    if isinstance(given, Mesh):
-        return automatic(given)
-    return workers.mesh(None if given is None else checks.positive_int("mesh", given))
 
 
 def check_steps(steps: Any, before: int = 0) -> int:

@@ -91,13 +91,16 @@ def with_rows(state: State, plan: Plan) -> State:
     """Returns the state with the rows that the plan's rounds have: those of a cohort, with what all
     workers keep, or those of all workers.
     """
-    given, layout = state.workers, plan.cohort
-    if isinstance(given, Clients) == (layout is not None):
-        return state
+    given, layout, D = state.workers, plan.cohort, plan.mesh.size
     if layout is None:
         return all_rows(state)
-    convert = partial(cohorts.first, layout=layout, N=plan.N, devices=plan.mesh.size)
-    return _map_workers(convert, state)
+    if isinstance(given, Clients):
+        stored, rows = jax.tree.leaves(given.store), given.ids.shape[-1]
+        sizes = {leaf.shape[np.ndim(state.step)] for leaf in stored}
+        if rows == layout.rows and sizes <= {plan.N + -plan.N % D}:
+            return state
+    convert = partial(cohorts.first, layout=layout, N=plan.N, devices=D)
+    return _map_workers(convert, all_rows(state))
 
 
 @checks.arguments

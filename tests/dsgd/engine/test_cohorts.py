@@ -85,8 +85,9 @@ def cluster(selection: clusters.Quantity, period: int, everyone: bool = False) -
 
 def run(method: dsgd.Algorithm, everyone: bool, **changes: Any) -> dsgd.Result:
     selection, period = changes.pop("selection", "sampled"), changes.pop("period", 2 * H)
+    stated = changes.pop("known", everyone)  # whether the selection states no bound
     given = {"steps": STEPS, "record_every": 2, "mesh": 1, "problem": problem()} | changes
-    given["cluster"] = cluster(SELECTIONS[selection], period, everyone)
+    given["cluster"] = cluster(SELECTIONS[selection], period, stated)
     with jax.enable_x64(True):
         result = dsgd.run(method, given.pop("problem"), key=5, progress=False, **given)
     assert isinstance(result.state.workers, dsgd.Clients) != everyone
@@ -161,6 +162,47 @@ def test_stages_with_and_without_cohorts(before, after):
         rows,
         dsgd.all_rows(third.state).workers,
     )
+
+
+@pytest.mark.filterwarnings("ignore:.*sends messages every", "ignore:.*the same workers")
+@pytest.mark.parametrize("name", ["scaffold", "fed_avg", "ef21"])
+def test_stages_that_begin_between_two_synchronizations(name):
+    """Workers then have different models, so that all of them have rows; except for EF21, which has
+    one model.
+    """
+    method = METHODS[name]()
+    cohort = run(method, False, steps=H + 1)
+    everyone = run(method, True, steps=H + 1)
+    expected = run(method, True, start=everyone)
+    for start in (cohort, everyone):
+        found = run(method, name != "ef21", start=start, known=False)
+        compare(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*sends messages every")
+@pytest.mark.parametrize("devices", [1, 4])
+def test_stages_with_other_numbers_of_rows(devices):
+    method = METHODS["scaffold"]()
+    start = run(method, False, steps=2 * H, selection="by size", mesh=4)  # 4 rows, a store of 12
+    found = run(method, False, steps=2 * H, start=start, mesh=devices)
+    expected = run(method, True, steps=2 * H, start=start)
+    compare(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*sends messages every")
+def test_states_of_other_workers_are_refused():
+    eight = problems.logistic_regression("breast-cancer", 8, batch_size=6)
+    start = dsgd.run(METHODS["fed_avg"](), eight, steps=H, key=0, mesh=1)
+    with pytest.raises(ValueError, match="a state of 8 workers; expected 10"):
+        dsgd.run(
+            METHODS["fed_avg"](),
+            problem(),
+            steps=H,
+            key=0,
+            mesh=1,
+            start=start,
+            cluster=cluster(SELECTIONS["sampled"], H),
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*sends messages every")
