@@ -90,13 +90,13 @@ def make_plan(
             "2^30 rounds between evaluations"
         )
     N = problem.workers
-    samples = bool(methods and cluster and cluster.present)
+    sampled = bool(methods and cluster and cluster.present)
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
     functions = drop_arrays(problem)
     plan = Plan(
         build,
         functions,
-        workers.mesh(1) if samples else _mesh(mesh, N),
+        workers.mesh(1) if sampled else _mesh(mesh, N),
         N,
         runs,
         record_every,
@@ -106,7 +106,7 @@ def make_plan(
         evaluate_every,
         taped=bool(taped),
     )
-    if samples:
+    if sampled:
         plan = _with_layout(plan, methods, mesh, size, start, streamed)
     if taped:
         _require_replayable(plan, example)
