@@ -18,12 +18,24 @@ from dsgd.problems.fairness import (
 )
 from dsgd.problems.finite_sum import finite_sum
 from dsgd.problems.language_model import language_model
-from dsgd.problems.logistic_regression import logistic_regression, sparse_logistic_regression
+from dsgd.problems.logistic_regression import (
+    binary_logistic_regression,
+    logistic_regression,
+    sparse_logistic_regression,
+)
 from dsgd.problems.neural_network import neural_network
 from dsgd.problems.partition import PARTITIONS, ClassCounts, by_user, class_counts, split
 from dsgd.problems.per_sample import clipped, per_sample
 from dsgd.problems.quadratic import quadratic, random_quadratic
-from dsgd.problems.regularizers import box, group_lasso, l1, nonnegative, regularized
+from dsgd.problems.regularizers import (
+    SmoothRegularizer,
+    box,
+    group_lasso,
+    l1,
+    nonconvex,
+    nonnegative,
+    regularized,
+)
 from dsgd.problems.robust_regression import robust_regression
 from dsgd.problems.solutions import solved
 from dsgd.problems.sparse import SparseRows, sparse_rows
@@ -43,8 +55,10 @@ __all__ = [
     "Examples",
     "Model",
     "ResNet18",
+    "SmoothRegularizer",
     "SparseRows",
     "Transformer",
+    "binary_logistic_regression",
     "box",
     "by_user",
     "class_counts",
@@ -59,6 +73,7 @@ __all__ = [
     "logistic_regression",
     "minibatch",
     "neural_network",
+    "nonconvex",
     "nonnegative",
     "per_sample",
     "quadratic",

@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -34,7 +34,7 @@ class Dataset(NamedTuple):
         train_inputs: float `[M, ...]`; images are `[M, height, width, channels]`; sparse data are
             `SparseRows`.
         train_targets: int `[M]`, classes from 0.
-        test_inputs, test_targets: as `train_inputs` and `train_targets`.
+        test_inputs, test_targets: as `train_inputs` and `train_targets`; may have no samples.
         classes: number of classes.
         labels: original labels of the classes, `[classes]`; None: 0, 1, ...
     """
@@ -56,7 +56,11 @@ DataSource = Annotated[
 
 @checks.arguments
 def load(
-    data: DataSource, data_dir: str | Path | None = None, *, target: str | None = None
+    data: DataSource,
+    data_dir: str | Path | None = None,
+    *,
+    target: str | None = None,
+    hold_out: bool = True,
 ) -> Dataset:
     """Loads a data set by name, from a file, or from arrays.
 
@@ -77,6 +81,8 @@ def load(
             `a9a` and, if present, `a9a.t` for testing (plain, `.bz2`, `.gz` or `.xz`). For CSV, the
             folder of the file. None: the current folder, for LIBSVM and CSV files only.
         target: the column of a CSV file with the classes.
+        hold_out: whether samples are held out for testing if there is no test set; if not, all
+            samples are for training, in their order.
 
     Raises:
         ValueError: if the name is unknown, images are given without data_dir, a file is malformed,
@@ -93,9 +99,9 @@ def load(
     if isinstance(data, Dataset):
         return _validate(data)
     if not isinstance(data, str | Path):
-        return _from_arrays("arrays", *_pair(data))
+        return _from_arrays("arrays", *_pair(data), hold_out=hold_out)
     if str(data) in BUNDLED:
-        return BUNDLED[str(data)]()
+        return BUNDLED[str(data)](hold_out)
     if str(data) in FILES:
         if data_dir is None:
             raise ValueError(
@@ -111,6 +117,7 @@ def load(
         records.user_path("data_dir", data_dir or "") / records.user_path("data", data),
         str(data),
         target,
+        hold_out,
     )
 
 
@@ -138,10 +145,12 @@ def _pair(data: Any) -> tuple[Any, Any]:
     return data[0], data[1]
 
 
-def _from_file(path: Path, data: str, target: str | None) -> Dataset:
+def _from_file(path: Path, data: str, target: str | None, hold_out: bool) -> Dataset:
     """Loads a file in LIBSVM's format or CSV."""
     if path.name.endswith(tables.ENDS) and files.is_there(path):
-        return _report_split(_from_arrays(path.name, *tables.read(path, target), f"{path}"))
+        return _report_split(
+            _from_arrays(path.name, *tables.read(path, target), f"{path}", hold_out)
+        )
     found = svmlight.find(path)
     if found is None:
         names = ", ".join([*BUNDLED, *FILES])
@@ -152,7 +161,7 @@ def _from_file(path: Path, data: str, target: str | None) -> Dataset:
     train, test = found
     (inputs, targets), *held_out = svmlight.read(*(each for each in found if each))
     if test is None:
-        return _report_split(_from_arrays(train.name, inputs, targets, f"{train}"))
+        return _report_split(_from_arrays(train.name, inputs, targets, f"{train}", hold_out))
     labels, classes = np.unique(
         _classes(f"{train}: labels", np.concatenate([targets, held_out[0][1]])), return_inverse=True
     )
@@ -166,16 +175,29 @@ def _report_split(dataset: Dataset) -> Dataset:
     """Logs, on the standard error by default, that samples of a file are held out, and returns the
     data set.
     """
-    _LOGGER.warning(
-        "%s: %s of its samples, a stratified fifth, are held out for testing and not trained on; "
-        "pass a dsgd.problems.Dataset for another split",
-        dataset.name,
-        f"{len(dataset.test_targets):,}",
-    )
+    if len(dataset.test_targets):
+        _LOGGER.warning(
+            "%s: %s of its samples, a stratified fifth, are held out for testing and not trained "
+            "on; pass load(..., hold_out=False), or a dsgd.problems.Dataset for another split",
+            dataset.name,
+            f"{len(dataset.test_targets):,}",
+        )
     return dataset
 
 
-def _from_arrays(name: str, inputs: Any, targets: Any, where: str = "data") -> Dataset:
+def test_options(dataset: Dataset, metric: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the arguments `test` and `metrics` of `finite_sum`, by which the history has the mean
+    of a metric over the test set as `test_accuracy`; nothing if there is no test set.
+    """
+    if not len(dataset.test_targets):
+        return {}
+    test = dataset.test_inputs, dataset.test_targets
+    return {"test": test, "metrics": {"test_accuracy": metric}}
+
+
+def _from_arrays(
+    name: str, inputs: Any, targets: Any, where: str = "data", hold_out: bool = True
+) -> Dataset:
     if not issparse(inputs):
         inputs = array_likes.numbers(f"{where}: inputs", inputs)
     targets = _classes(f"{where}: targets", targets)
@@ -187,13 +209,15 @@ def _from_arrays(name: str, inputs: Any, targets: Any, where: str = "data") -> D
     labels, classes = np.unique(targets, return_inverse=True)
     _require_two(f"{where}: targets", labels)
     sizes = np.bincount(classes)
-    if sizes.min() < 2 or len(classes) * _TEST_SHARE < len(labels):
+    if hold_out and (sizes.min() < 2 or len(classes) * _TEST_SHARE < len(labels)):
         smallest = f"the smallest ({labels[sizes.argmin()]}) with {sizes.min()}"
         raise ValueError(
             f"{where}: targets have {len(labels)} classes in {len(classes)} samples, {smallest}; "
             "expected at least 2 samples of each class, and one in the held-out fifth"
         )
-    parts = _split(classes, sizes)
+    parts = (
+        _split(classes, sizes) if hold_out else np.split(np.arange(len(classes)), [len(classes)])
+    )
     if issparse(inputs):
         rows = sparse.compressed_rows(f"{where}: inputs", inputs)
         train, test = sparse.smaller(f"{where}: inputs", *(rows[part] for part in parts))
@@ -374,16 +398,16 @@ def _require_classes(where: str, targets: np.ndarray, samples: int, classes: int
         )
 
 
-def _digits() -> Dataset:
+def _digits(hold_out: bool) -> Dataset:
     table = np.loadtxt(_find_bundled("digits.csv.gz"), delimiter=",")
-    return _from_arrays(
-        "digits", np.reshape(table[:, :-1], (-1, 8, 8, 1)) / 16, table[:, -1].astype(int)
-    )
+    images = np.reshape(table[:, :-1], (-1, 8, 8, 1)) / 16
+    return _from_arrays("digits", images, table[:, -1].astype(int), hold_out=hold_out)
 
 
-def _breast_cancer() -> Dataset:
+def _breast_cancer(hold_out: bool) -> Dataset:
     table = np.loadtxt(_find_bundled("breast_cancer.csv"), delimiter=",", skiprows=1)
-    dataset = _from_arrays("breast-cancer", table[:, :-1], table[:, -1].astype(int))
+    inputs, targets = table[:, :-1], table[:, -1].astype(int)
+    dataset = _from_arrays("breast-cancer", inputs, targets, hold_out=hold_out)
     centre, scale = dataset.train_inputs.mean(axis=0), dataset.train_inputs.std(axis=0)
     return dataset._replace(
         train_inputs=(dataset.train_inputs - centre) / scale,

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from dsgd import causes, checks, modes, sameness, workers
-from dsgd.base import Evaluation, Problem, PyTree, Sampler
+from dsgd.base import Evaluation, Problem, PyTree, Regularizer, Sampler
 from dsgd.engine import accumulate, columns, leaves, pooled
 from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement
@@ -41,6 +41,7 @@ from dsgd.problems.partition import (
     require_parts,
     split,
 )
+from dsgd.problems.regularizers import SmoothRegularizer, regularized, require_value
 
 PerSample = Callable[[PyTree, PyTree], jax.Array]  # (outputs, targets) -> [m, ...]
 WEIGHTS = ("equal", "samples")
@@ -53,8 +54,8 @@ Metrics = tuple[tuple[str, PerSample], ...]
 
 @dataclass(frozen=True, eq=False)
 class MeanLoss(sameness.Compared):
-    r"""(params, batch) -> $\sum_i w_i \ell_i / \sum_i w_i + \frac{l_2}{2} |x|^2$ over the batch's
-    samples with weights w.
+    r"""(params, batch) -> $\sum_i w_i \ell_i / \sum_i w_i + \frac{l_2}{2} |x|^2 + r(x)$ over the
+    batch's samples with weights w.
 
     Args:
         apply: as in `Model`.
@@ -65,8 +66,9 @@ class MeanLoss(sameness.Compared):
         training: how the model differs in training mode, which is used for batches with a key;
             None: it does not differ. In exact gradients, which have no key, dropout is off, and
             batch norm uses the statistics of the samples that are computed at a time.
-        trained: which leaves of the parameters are trained and therefore part of the norm; None:
-            all.
+        trained: which leaves of the parameters are trained and therefore part of the norm and of
+            r; None: all.
+        regularizer: r; None: 0.
     """
 
     apply: Callable[[PyTree, PyTree], PyTree]
@@ -75,6 +77,7 @@ class MeanLoss(sameness.Compared):
     chunk_size: int | None = None
     training: Training | None = None
     trained: tuple[bool, ...] | None = None
+    regularizer: SmoothRegularizer | None = None
 
     def __call__(self, params: PyTree, batch: Examples | PyTree) -> jax.Array:
         if not isinstance(batch, Examples):
@@ -85,7 +88,7 @@ class MeanLoss(sameness.Compared):
         return self.mean_over_samples(params, batch) + self.penalty(self.split(params)[0])
 
     def mean_over_samples(self, params: PyTree, batch: Examples) -> jax.Array:
-        """Returns the mean loss of the batch in training mode, without the norm."""
+        """Returns the mean loss of the batch in training mode, without the penalty."""
         if self.training is None:
             losses = accumulate.total(self.total, params, batch, self.chunk_size)
         else:
@@ -145,11 +148,17 @@ class MeanLoss(sameness.Compared):
         """Returns the trained part of the parameters, and the other leaves."""
         return leaves.split(self.trained, params) if self.trained else (params, ())
 
+    @property
+    def has_penalty(self) -> bool:
+        """Whether there is a term that does not depend on samples."""
+        return bool(self.l2) or self.regularizer is not None
+
     def penalty(self, trained: PyTree) -> jax.Array | float:
-        """Returns the term of the squared norm."""
+        """Returns the terms that do not depend on samples."""
+        r = 0.0 if self.regularizer is None else self.regularizer.value(trained)
         if not self.l2:
-            return 0.0
-        return 0.5 * self.l2 * optax.tree.norm(workers.widen(trained), squared=True)
+            return r
+        return r + 0.5 * self.l2 * optax.tree.norm(workers.widen(trained), squared=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +190,7 @@ class LossAndMetrics(sameness.Compared):
             of_piece = accumulate.skip_zero_weights(of_piece, lambda piece: piece.weights)
         summed = accumulate.total(of_piece, params, rows, self.chunk_size)
         value, slope = workers.mean_over_devices(summed)
-        if self.loss.l2:
+        if self.loss.has_penalty:
             penalty = jax.value_and_grad(self.loss.penalty)(self.loss.split(params)[0])
             value, slope = jax.tree.map(jnp.add, (value, slope), penalty)
         return {"loss": value, **self.test_means(params, test)}, slope
@@ -275,6 +284,7 @@ def finite_sum(
     batch_size: int | None = 16,
     replacement: bool | Literal["epoch"] = True,
     l2: float = 0.0,
+    regularizer: Regularizer | SmoothRegularizer | None = None,
     seed: int = 0,
     test: Annotated[tuple[Any, Any] | None, "a pair (inputs, targets), or None"] = None,
     metrics: dict[str, Callable[..., Any]] | None = None,
@@ -316,6 +326,9 @@ def finite_sum(
             passes through its samples in random order, again and again, in batches of min(B, m);
             see `dsgd.problems.minibatch`.
         l2: weight of the squared norm.
+        regularizer: a function that is added to f: a smooth one, such as `nonconvex(0.1)`, is part
+            of every $f_n$; with one that has a proximal step, such as `l1(0.01)`, the problem is
+            `regularized(problem, regularizer)`. None: 0.
         seed: seed of the partition.
         test: (inputs, targets) of a test set.
         metrics: name -> function (outputs, targets) -> values of the samples, `[m, ...]`. The
@@ -372,7 +385,15 @@ def finite_sum(
     )
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
     params, trained = _parameters(name, functions, trainable)
-    mean = MeanLoss(functions.apply, loss, l2, training=functions.training, trained=trained)
+    smooth = regularizer if isinstance(regularizer, SmoothRegularizer) else None
+    mean = MeanLoss(
+        functions.apply,
+        loss,
+        l2,
+        training=functions.training,
+        trained=trained,
+        regularizer=smooth,
+    )
     require_per_sample(name, mean, measured, params, rows)
     outputs = jax.eval_shape(
         partial(functions.apply), params, accumulate.row_shapes(rows.inputs, 1)
@@ -388,7 +409,7 @@ def finite_sum(
         if isinstance(outputs, jax.ShapeDtypeStruct)
         else None,
     )
-    return Problem(
+    problem = Problem(
         init=replace(functions.parameters, trainable=leaves.Flags(trained)),
         loss=mean,
         data=with_pieces(examples, sizes, piece),
@@ -399,8 +420,11 @@ def finite_sum(
             _statistics(functions.training, batch_size, replacement),
         ),
         weights=_weights(name, weights, sizes),
-        name=name,
+        name=name if smooth is None else f"{name} + {smooth.name}",
     )
+    if smooth is not None:
+        require_value(name, problem, smooth)
+    return regularized(problem, regularizer) if isinstance(regularizer, Regularizer) else problem
 
 
 def with_sizes(sampler: Sampler, sizes: Sequence[int]) -> Sampler:

@@ -14,7 +14,7 @@ import optax
 from dsgd import checks
 from dsgd.base import Problem
 from dsgd.problems.adapters import Network, adapt
-from dsgd.problems.data import DataSource, dense, load
+from dsgd.problems.data import DataSource, dense, load, test_options
 from dsgd.problems.finite_sum import finite_sum, right
 from dsgd.problems.partition import partition_label
 
@@ -92,8 +92,7 @@ def neural_network(
         replacement=replacement,
         l2=l2,
         seed=seed,
-        test=(dataset.test_inputs, dataset.test_targets),
-        metrics={"test_accuracy": right},
+        **test_options(dataset, right),
         trainable=trainable,
         name=f"neural_network({name}, {dataset.name}, {partition_label(partition)})",
     )

@@ -215,6 +215,7 @@ class PerSample(sameness.Compared):
         return jax.tree.unflatten(structure, noisy)
 
     def _penalty(self, trained: Params) -> Any:
-        """Returns the gradient of the norm, which does not depend on samples."""
-        l2 = self.loss.l2 if isinstance(self.loss, MeanLoss) else 0.0
-        return jax.tree.map(lambda leaf: l2 * leaf, trained)
+        """Returns the gradient of the terms that do not depend on samples."""
+        if isinstance(self.loss, MeanLoss) and self.loss.has_penalty:
+            return jax.grad(self.loss.penalty)(trained)
+        return jax.tree.map(jnp.zeros_like, trained)

@@ -1,17 +1,18 @@
-"""Regularizers with a proximal step, as part of a problem."""
+"""Regularizers of a problem: with a proximal step, or smooth."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dsgd import array_likes, checks, workers, xla
+from dsgd import array_likes, checks, sameness, workers, xla
 from dsgd.base import Params, Problem, Regularizer
 from dsgd.causes import refuse_errors
 from dsgd.engine import leaves, protocol
@@ -22,7 +23,12 @@ _PENALTIES = "[0, 1e30]"  # within float32, with room for products
 
 
 @checks.arguments
-def regularized(problem: Problem, regularizer: Regularizer) -> Problem:
+def regularized(
+    problem: Problem,
+    regularizer: Annotated[
+        Regularizer, "a dsgd.Regularizer; a SmoothRegularizer is an argument of finite_sum"
+    ],
+) -> Problem:
     r"""Returns the problem $\min_x f(x) + r(x)$, for a problem $\min_x f(x)$.
 
     A method uses r by its proximal step, `round.prox`; a run refuses methods that do not. The
@@ -54,7 +60,70 @@ def regularized(problem: Problem, regularizer: Regularizer) -> Problem:
     )
 
 
-def _require_functions(problem: Problem, r: Regularizer) -> None:
+@checks.arguments
+@dataclass(frozen=True, eq=False)
+class SmoothRegularizer(sameness.Compared):
+    r"""A smooth function r that is part of every $f_n$, so that its gradient is part of all
+    gradients. It need not be convex.
+
+    Problems accept it as `regularizer`; `nonconvex` constructs it.
+
+    Args:
+        value: params -> r(x), a scalar.
+        smoothness: L, a Lipschitz constant of r'.
+        strong_convexity: mu, a lower bound of the eigenvalues of the Hessian; negative if r is not
+            convex.
+        name: name in tables and error messages.
+
+    Raises:
+        ValueError: unless $-L \le \mu \le L < \infty$.
+    """
+
+    value: Annotated[Callable[[Params], Any], "(parameters)"]
+    smoothness: float
+    strong_convexity: float
+    name: str
+
+    def __post_init__(self) -> None:
+        if not abs(self.strong_convexity) <= self.smoothness < np.inf:
+            raise ValueError(
+                f"SmoothRegularizer: smoothness = {self.smoothness}, strong_convexity = "
+                f"{self.strong_convexity}; expected a finite L, and mu from -L to L"
+            )
+
+    def __repr__(self) -> str:
+        return f"SmoothRegularizer({self.name})"
+
+
+@checks.arguments
+def nonconvex(penalty: float) -> SmoothRegularizer:
+    r"""Bounded penalty of large elements, the usual regularizer of non-convex test problems.
+
+    $$ r(x) = \lambda \sum_i \frac{x_i^2}{1 + x_i^2}, \qquad -\tfrac{\lambda}{2} \le
+    \frac{\partial^2 r}{\partial x_i^2} \le 2 \lambda $$
+
+    Args:
+        penalty: $\lambda$, from 0 to 1e30.
+
+    Raises:
+        ValueError: if the penalty is outside of this interval.
+    """
+    checks.number("nonconvex: penalty", penalty, _PENALTIES)
+    return SmoothRegularizer(
+        partial(_saturating, penalty), 2 * penalty, -penalty / 2, f"nonconvex({penalty})"
+    )
+
+
+def _saturating(penalty: float, params: Params) -> jax.Array:
+    def sum_of_leaf(x):
+        return jnp.sum(x**2 / (1 + x**2))
+
+    return penalty * _sum(jax.tree.map(sum_of_leaf, workers.widen(params)))
+
+
+def require_value(where: str, problem: Problem, r: Regularizer | SmoothRegularizer) -> None:
+    """Raises a ValueError unless r(x) is a floating-point scalar for the problem's parameters."""
+
     def value(params):
         given = r.value(params)
         floating = checks.is_number(given) and jnp.issubdtype(jnp.result_type(given), jnp.floating)
@@ -62,12 +131,16 @@ def _require_functions(problem: Problem, r: Regularizer) -> None:
             raise ValueError(f"returns {checks.kind(given)}; expected a floating-point scalar")
         return given
 
+    with refuse_errors(f"{where}: value of {r.name}"):
+        jax.eval_shape(value, protocol.parameters(problem))
+
+
+def _require_functions(problem: Problem, r: Regularizer) -> None:
     def prox(params):
         return leaves.require_arrays("the function", r.prox(params, 1.0))
 
+    require_value("regularized", problem, r)
     params = protocol.parameters(problem)
-    with refuse_errors(f"regularized: value of {r.name}"):
-        jax.eval_shape(value, params)
     with refuse_errors(f"regularized: prox of {r.name}"):
         after = jax.eval_shape(prox, params)
     checks.require_same(f"regularized: prox of {r.name} returns a tree", after, params)

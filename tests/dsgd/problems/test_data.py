@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-from sklearn.datasets import load_breast_cancer
+from sklearn.datasets import dump_svmlight_file, load_breast_cancer
 from sklearn.model_selection import train_test_split
 
 from dsgd import problems
@@ -450,3 +450,19 @@ def test_invalid_data_are_refused(data, words):
 def test_target_is_for_csv_files_only():
     with pytest.raises(ValueError, match="target = 'y' for data = 'digits'"):
         problems.load("digits", target="y")
+
+
+def test_without_held_out_samples_all_are_for_training_in_their_order(tmp_path, caplog):
+    inputs = np.arange(1.0, 19.0).reshape(6, 3)
+    targets = np.array([2, 7, 7, 2, 2, 7])
+    dump_svmlight_file(inputs, targets, str(tmp_path / "six"), zero_based=False)
+    for found in (
+        problems.load("six", tmp_path, hold_out=False),
+        problems.load((inputs, targets), hold_out=False),
+    ):
+        np.testing.assert_array_equal(found.train_inputs, inputs)
+        np.testing.assert_array_equal(found.train_targets, [0, 1, 1, 0, 0, 1])
+        assert found.test_inputs.shape == (0, 3)
+        assert "test_accuracy" not in problems.logistic_regression(found, 2).evaluation.replicated
+    assert not caplog.records
+    assert len(problems.load("digits", hold_out=False).train_targets) == 1_797

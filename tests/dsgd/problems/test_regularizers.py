@@ -4,7 +4,7 @@ refused on it.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +82,64 @@ def test_values_are_those_of_the_formulas():
         zero = r.prox(jax.tree.map(jnp.zeros_like, x), STEP)
         assert not any(leaf.any() for leaf in jax.tree.leaves(zero))
         assert float(r.value(zero)) == 0
+
+
+# --- Smooth regularizers.
+
+
+def test_curvature_of_the_nonconvex_regularizer_is_attained():
+    r = problems.nonconvex(PENALTY)
+    x, step = np.linspace(-4, 4, 80_001, retstep=True)
+    curvature = np.diff(PENALTY * x**2 / (1 + x**2), 2) / step**2
+    bounds = r.strong_convexity, r.smoothness
+    np.testing.assert_allclose(bounds, (curvature.min(), curvature.max()), rtol=1e-5)
+    values = {"kernel": jnp.array([[3.0, -4.0]]), "bias": jnp.array([0.5])}
+    np.testing.assert_allclose(r.value(values), PENALTY * (9 / 10 + 16 / 17 + 1 / 5), rtol=1e-6)
+
+
+def test_a_smooth_regularizer_is_part_of_every_f_n():
+    """One that is a squared norm has the effect of l2: in stochastic gradients, in losses of
+    clients, and in the history.
+    """
+
+    def norm(params):
+        return 0.35 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+
+    data = problems.load("breast-cancer")
+    make = partial(problems.logistic_regression, data, 4, "dirichlet", batch_size=3)
+    smooth = make(l2=0.0, regularizer=problems.SmoothRegularizer(norm, 0.7, 0.7, "norm"))
+    same = make(l2=0.7)
+    assert smooth.constants.smoothness == pytest.approx(same.constants.smoothness)
+    assert smooth.constants.strong_convexity == 0.7
+    found, expected = (
+        dsgd.run(
+            algorithms.local_sgd(optax.sgd(0.1), 2),
+            problems.with_client_metrics(each, clients=4),
+            steps=6,
+            key=KEY,
+            mesh=1,
+        ).history
+        for each in (smooth, same)
+    )
+    assert expected["loss"][-1] < 0.6
+    for column in set(expected):
+        np.testing.assert_allclose(found[column], expected[column], rtol=1e-5, atol=1e-6)
+
+
+def test_finite_sum_adds_a_regularizer_with_a_proximal_step():
+    data = problems.load("breast-cancer")
+    problem = problems.logistic_regression(data, 4, regularizer=REGULARIZERS["l1"])
+    assert problem.regularizer is REGULARIZERS["l1"]
+    assert problem.name.endswith(" + l1(0.4)")
+    assert (
+        problem.constants.smoothness == problems.logistic_regression(data, 4).constants.smoothness
+    )
+
+
+def test_a_smooth_regularizer_that_is_not_a_scalar_is_refused():
+    r = problems.SmoothRegularizer(lambda params: params.kernel, 2.0, 0.0, "kernel")
+    with pytest.raises(ValueError, match=r"value of kernel.* expected a floating-point scalar"):
+        problems.logistic_regression("digits", regularizer=r)
 
 
 # --- The history.
