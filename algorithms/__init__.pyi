@@ -81,6 +81,7 @@ from .local_updates.sparta import sparta
 from .local_updates.streaming_diloco import streaming_diloco
 from .mechanisms import delays, memories, three_points
 from .mechanisms.variance_reduction import with_loopless_svrg, with_page, with_saga
+from .power_of_choice import power_of_choice
 from .registry import ALGORITHMS, make
 from .synchronous.backup_workers_sgd import backup_workers_sgd
 from .synchronous.gradient_descent import gradient_descent
@@ -195,6 +196,7 @@ __all__ = [
     "parameter_server_sgd",
     "pg_extra",
     "post_local_sgd",
+    "power_of_choice",
     "powersgd",
     "powersgd_momentum",
     "prox_skip",

@@ -360,6 +360,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.Topology: {},
     dsgd.Topology.mixing_time: {"self": RING},
     algorithms.q_fed_avg: {"q": 0.5},
+    algorithms.power_of_choice: {"m": 2},
     algorithms.fed_per: {"local": [True, False]},
     algorithms.fed_rep: {"local": True, "head_steps": 1, "period": 3},
     dsgd.run: {"steps": 1, "mesh": 1},

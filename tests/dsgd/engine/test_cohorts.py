@@ -47,6 +47,9 @@ METHODS: dict[str, Callable[[], dsgd.Algorithm]] = {
     "model_averaging_sgd": lambda: algorithms.model_averaging_sgd(HEAVY),
     "minibatch_sgd": lambda: algorithms.minibatch_sgd(ADAM),
     "ditto": lambda: algorithms.ditto(SGD, H, 0.4),
+    "power_of_choice": lambda: algorithms.power_of_choice(
+        algorithms.scaffold(SGD, H, via=STAR), 2, H
+    ),
 }
 SELECTIONS = {
     "sampled": clusters.sampled(M, of=N),
