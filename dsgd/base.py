@@ -473,7 +473,7 @@ class Constants(_Constants):
         smoothness: L, a Lipschitz constant of f', of every f_n' and of every w_n f_n'. Or a
             function without arguments that returns it, which is called when L is read: in a run of
             several processes, all of them must read it.
-        strong_convexity: mu.
+        strong_convexity: mu; 0 if f is convex, but not strongly.
         minimum: f*, the minimum of f, or of f + r if the problem has a regularizer; a lower bound
             if it is not convex.
         minimizer: x*, a pytree like the parameters.

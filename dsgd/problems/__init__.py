@@ -8,6 +8,7 @@ from dsgd import signatures, spelling
 from dsgd.problems.adapters import Model
 from dsgd.problems.blocks import ByWorker
 from dsgd.problems.client_files import ClientData, read_clients
+from dsgd.problems.constants import ProblemConstants, constants
 from dsgd.problems.data import Dataset, load
 from dsgd.problems.examples import Examples, minibatch
 from dsgd.problems.fairness import (
@@ -54,6 +55,7 @@ __all__ = [
     "Dataset",
     "Examples",
     "Model",
+    "ProblemConstants",
     "ResNet18",
     "SmoothRegularizer",
     "SparseRows",
@@ -64,6 +66,7 @@ __all__ = [
     "class_counts",
     "client_metrics",
     "clipped",
+    "constants",
     "finite_sum",
     "group_lasso",
     "hold_out",

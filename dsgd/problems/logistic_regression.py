@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -12,26 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy.sparse import hstack, issparse
 
 from dsgd import checks
 from dsgd.base import Problem, Regularizer
-from dsgd.engine import pooled
-from dsgd.engine.pooled import Pooled
-from dsgd.machines import agreement, arrays
 from dsgd.problems.adapters import Model
+from dsgd.problems.curvature import LinearCurvature, append_ones, as_matrix, flat
 from dsgd.problems.data import Dataset, DataSource, load, test_options
-from dsgd.problems.examples import Examples
 from dsgd.problems.finite_sum import finite_sum, right
-from dsgd.problems.on_demand import OnDemand
 from dsgd.problems.partition import partition_label
 from dsgd.problems.quadratic import FromZero
 from dsgd.problems.regularizers import SmoothRegularizer, l1
-from dsgd.problems.sparse import SparseRows
-
-# Smaller sides of a matrix up to which all eigenvalues are computed, at negligible cost, and up to
-# which the product with its transpose is stored, which is smaller than the matrix.
-_SMALL, _DENSE = 256, 8192
 
 
 class Linear(NamedTuple):
@@ -108,7 +98,7 @@ def logistic_regression(
         **test_options(dataset, right),
         name=f"logistic_regression({dataset.name}, {partition_label(partition)})",
     )
-    return _with_constants(problem, (0.0, 1 / 2), l2, regularizer, _append_ones)
+    return _with_constants(problem, (0.0, 1 / 2), l2, regularizer, append_ones)
 
 
 class _SampleLoss(NamedTuple):
@@ -188,7 +178,7 @@ def binary_logistic_regression(
     Returns:
         A problem with known $L = \max_n \max(1, w_n) (\kappa |A_n|^2 / m_n + l_2 + \lambda_r)$,
         where $\kappa$ = 1/4 for "log" and 0.15406 for "squared"; and, for "log", $\mu \ge l_2 +
-        \mu_r$, if this is positive. $\lambda_r$ and $\mu_r$ are the `smoothness` and the
+        \mu_r$, if this is not negative. $\lambda_r$ and $\mu_r$ are the `smoothness` and the
         `strong_convexity` of a smooth r.
 
     Raises:
@@ -252,7 +242,7 @@ def _two_classes(
         **test_options(dataset, _right_sign),
         name=f"{where}({dataset.name}, {partition_label(partition)})",
     )
-    return _with_constants(problem, curvature, l2, r, _append_ones if bias else _matrix)
+    return _with_constants(problem, curvature, l2, r, append_ones if bias else as_matrix)
 
 
 @checks.arguments
@@ -322,11 +312,11 @@ class _Zeros:
 
 
 def _logits(params: Linear, inputs: Any) -> jax.Array:
-    return _flat(inputs) @ params.kernel + params.bias[None, :]
+    return flat(inputs) @ params.kernel + params.bias[None, :]
 
 
 def _products(params: jax.Array, inputs: Any) -> jax.Array:
-    return _flat(inputs) @ params
+    return flat(inputs) @ params
 
 
 def _affine(params: jax.Array, inputs: Any) -> jax.Array:
@@ -335,11 +325,6 @@ def _affine(params: jax.Array, inputs: Any) -> jax.Array:
 
 def _right_sign(products: jax.Array, targets: jax.Array) -> jax.Array:
     return (products > 0) == (targets == 1)
-
-
-def _flat(inputs: Any) -> Any:
-    """Flattens samples: `[m, ...]` to `[m, features]`."""
-    return inputs if isinstance(inputs, SparseRows) else inputs.reshape(len(inputs), -1)
 
 
 def _with_constants(
@@ -361,74 +346,10 @@ def _with_constants(
     added = least = l2
     if isinstance(r, SmoothRegularizer):
         added, least = l2 + r.smoothness, l2 + r.strong_convexity
-    convexity = least if curvature[0] >= 0 else 0.0
+    convex = curvature[0] >= 0 and least >= 0
     return problem._replace(
         constants=problem.constants._replace(
-            smoothness=OnDemand(_smoothness, problem, added, max(map(abs, curvature)), matrix),
-            strong_convexity=convexity if convexity > 0 else None,
+            smoothness=LinearCurvature(problem, max(map(abs, curvature)), matrix, added),
+            strong_convexity=least if convex else None,
         )
     )
-
-
-def _smoothness(
-    problem: Problem, added: float, curvature: float, matrix: Callable[[Any], Any]
-) -> float:
-    """Returns L.
-
-    Args:
-        problem: the problem.
-        added: largest curvature of the terms that do not depend on samples.
-        curvature: the largest second derivative of a sample's loss.
-        matrix: as in `_with_constants`.
-    """
-    largest = 0.0
-    for n, inputs in zip(
-        arrays.own_workers(problem.workers), _own_inputs(problem.data), strict=True
-    ):
-        rows = _flat(inputs)
-        factor = 1.0 if problem.weights is None else max(1.0, problem.weights[n])
-        largest = max(
-            largest, factor * (curvature * _squared_norm(matrix(rows)) / len(rows) + added)
-        )
-    return agreement.largest("smoothness of logistic_regression", largest)
-
-
-def _own_inputs(data: Examples | Pooled) -> Iterator[Any]:
-    """Yields the inputs of each of this process's workers, `[m, ...]`."""
-    if isinstance(data, Pooled):
-        host = jax.tree.map(np.asarray, data)
-        yield from (pooled.worker_data(host, n).inputs for n in range(len(host.size)))
-        return
-    inputs = jax.tree.map(arrays.own, data.inputs)
-    for i, weights in enumerate(arrays.own(data.weights)):
-        yield jax.tree.map(lambda leaf, i=i, real=weights > 0: leaf[i][real], inputs)
-
-
-def _matrix(rows: Any) -> Any:
-    """Returns the samples as a dense or scipy matrix in float64."""
-    return rows.tocsr().astype(float) if isinstance(rows, SparseRows) else rows.astype(float)
-
-
-def _append_ones(rows: Any) -> Any:
-    """Returns the matrix with a column of ones for the bias, in float64."""
-    ones, matrix = np.ones((len(rows), 1)), _matrix(rows)
-    if issparse(matrix):
-        return hstack([matrix, ones], format="csr")
-    return np.concatenate([matrix, ones], axis=1)
-
-
-def _squared_norm(matrix: Any) -> float:
-    """Returns the squared spectral norm: the largest eigenvalue of the matrix times its transpose,
-    in the order in which the product is smaller.
-    """
-    thin = matrix if matrix.shape[0] > matrix.shape[1] else matrix.T
-    size = thin.shape[1]
-    if size <= _SMALL:
-        gram = thin.T @ thin
-        return float(np.linalg.eigvalsh(gram.toarray() if issparse(gram) else gram)[-1])
-    from scipy.sparse.linalg import aslinearoperator, eigsh  # noqa: PLC0415 (slow to import)
-
-    stored = size <= _DENSE and not issparse(thin)
-    gram: Any = thin.T @ thin if stored else aslinearoperator(thin.T) @ aslinearoperator(thin)
-    start = np.random.default_rng(0).normal(size=size)
-    return float(eigsh(gram, k=1, v0=start, return_eigenvectors=False)[0])

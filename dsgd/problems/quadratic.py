@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from dsgd import array_likes, checks, xla
 from dsgd.base import Constants, Evaluation, Loss, Problem
 from dsgd.machines import arrays
-from dsgd.problems.on_demand import OnDemand
+from dsgd.problems.curvature import QuadraticCurvature
 
 _SYMMETRY = 1e-6
 
@@ -99,7 +99,7 @@ def quadratic(
             arrays.default_float(np.full(workers, noise / np.sqrt(d))),
         ),
         constants=Constants(
-            smoothness=OnDemand(_largest_curvature, A),
+            smoothness=QuadraticCurvature(A),
             strong_convexity=float(curvature.min()),
             minimum=minimum,
             minimizer=minimizer,
@@ -108,10 +108,6 @@ def quadratic(
         ),
         name=f"quadratic({workers} workers, d = {d})",
     )
-
-
-def _largest_curvature(A: np.ndarray) -> float:
-    return float(np.abs(A if A.ndim == 2 else np.linalg.eigvalsh(A)).max())
 
 
 _LARGEST = (

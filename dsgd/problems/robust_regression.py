@@ -12,8 +12,8 @@ import numpy as np
 from dsgd import checks
 from dsgd.base import Constants, Problem
 from dsgd.problems.adapters import Model
+from dsgd.problems.curvature import LinearCurvature, as_matrix
 from dsgd.problems.finite_sum import finite_sum
-from dsgd.problems.on_demand import OnDemand
 from dsgd.problems.quadratic import FromZero
 
 STEEPEST = 3 * sqrt(3) / 16  # the largest |phi'|, at u = 1 / sqrt(3)
@@ -90,18 +90,13 @@ def robust_regression(
     )
     return problem._replace(
         constants=Constants(
-            smoothness=OnDemand(_smoothness, a),
+            smoothness=LinearCurvature(problem, 1.0, as_matrix, 0.0),
             minimum=0.0,
             minimizer=minimizer if residual == 0 else None,
             noise=STEEPEST * float(np.sqrt((lengths**2).mean(axis=1).max() * fewer / batch_size)),
             heterogeneity=STEEPEST * float(np.sqrt((lengths.mean(axis=1) ** 2).mean())),
         )
     )
-
-
-def _smoothness(inputs: np.ndarray) -> float:
-    """Returns L of inputs `[N, M, d]`."""
-    return float(np.linalg.norm(inputs, 2, axis=(1, 2)).max() ** 2 / inputs.shape[1])
 
 
 def _predict(x: jax.Array, inputs: jax.Array) -> jax.Array:

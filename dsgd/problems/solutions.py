@@ -18,6 +18,7 @@ from dsgd.base import Params, Problem
 from dsgd.engine import leaves, oracle
 from dsgd.engine.plan import drop_arrays
 from dsgd.machines import arrays
+from dsgd.problems.curvature import to_float64
 
 _STEPS, _ATTEMPTS = 100, 12  # proximal gradient steps, which double with each attempt
 _KRYLOV = 200  # largest dimension of the Krylov space of a step of Newton's method
@@ -69,7 +70,7 @@ def solved(problem: Problem, tolerance: float = 1e-12) -> Problem:
         )
     data = jax.tree.map(arrays.fetch, problem.data)
     with jax.enable_x64(True):
-        data, params = jax.tree.map(_to_float64, (data, problem.init(jax.random.key(0))))
+        data, params = to_float64((data, problem.init(jax.random.key(0))))
         start, unravel = ravel_pytree(params)
         smooth, prox, r = _composite(drop_arrays(problem), unravel)
         x = _stationary(problem.name, smooth, prox, data, start, tolerance)
@@ -78,11 +79,6 @@ def solved(problem: Problem, tolerance: float = 1e-12) -> Problem:
     return problem._replace(
         constants=problem.constants._replace(minimum=minimum, minimizer=minimizer)
     )
-
-
-def _to_float64(leaf: Any) -> Any:
-    leaf = jnp.asarray(leaf)
-    return leaf.astype(float) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
 
 def _composite(

@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 import algorithms
 import dsgd
 from dsgd import problems
+from dsgd.problems import curvature as curvatures
 from dsgd.problems.finite_sum import right
 
 L2 = 0.01
@@ -67,11 +68,9 @@ def test_smoothness_is_the_steepest_curvature_of_the_steepest_worker(problem):
     assert largest == pytest.approx(problem.constants.smoothness, rel=1e-4)
 
 
-def test_strong_convexity_is_known_with_l2_only(problem):
+def test_strong_convexity_is_the_weight_of_the_squared_norm(problem):
     assert problem.constants.strong_convexity == L2
-    assert (
-        problems.logistic_regression("breast-cancer", 4, l2=0.0).constants.strong_convexity is None
-    )
+    assert problems.logistic_regression("breast-cancer", 4, l2=0.0).constants.strong_convexity == 0
 
 
 def sparse_rows(inputs: np.ndarray) -> problems.SparseRows:
@@ -94,8 +93,8 @@ def test_smoothness_of_large_data_is_that_of_a_full_decomposition(samples, featu
 
 def test_smoothness_is_computed_once_and_when_it_is_read(monkeypatch):
     taken = []
-    compute = module._squared_norm
-    monkeypatch.setattr(module, "_squared_norm", lambda rows: taken.append(1) or compute(rows))
+    compute = curvatures.squared_norm
+    monkeypatch.setattr(curvatures, "squared_norm", lambda rows: taken.append(1) or compute(rows))
     inputs = np.random.default_rng(0).normal(size=(20, 4))
     problem = problems.logistic_regression((inputs, np.arange(20) % 2), 3, l2=0.5)
     others = problem._replace(constants=problem.constants._replace(noise=2.5))
@@ -180,11 +179,11 @@ def test_smoothness_of_two_classes_is_attained_at_zero():
         regularizer=problems.nonconvex(LAMBDA),
     )
     matrix = np.column_stack([inputs, np.ones(23)])
-    curvatures = [
+    largest = [
         np.linalg.norm(part, 2) ** 2 / (4 * len(part)) + BINARY_L2 + 2 * LAMBDA
         for part in (matrix[:12], matrix[12:])
     ]
-    expected = max(curvatures[0], 1.5 * curvatures[1])
+    expected = max(largest[0], 1.5 * largest[1])
     assert problem.constants.smoothness == pytest.approx(expected, rel=1e-6)
     assert problem.constants.strong_convexity is None
 
