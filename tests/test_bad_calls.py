@@ -131,6 +131,7 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
     clusters.round_robin: {"k": (0, 5), "of": NO_COUNT},
     clusters.cyclic: {"on": NO_COUNT, "off": (-1,), "offset": (-1, [0, -2], np.ones((2, 2)))},
     clusters.markov: {"on": (0.5, 20_000.0, NAN), "off": (0.0, INFINITE)},
+    clusters.poisson_intervals: {"mean": (0.0, 20_000.0, NAN)},
     clusters.bounded: {"most": NEGATIVE},
     clusters.slow: {"factor": NOT_POSITIVE, "workers": ([0, -1],)},
     clusters.per_server: {"size": NO_COUNT},

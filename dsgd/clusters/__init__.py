@@ -38,7 +38,14 @@ from dsgd.clusters.quantities import (
     trace,
 )
 from dsgd.clusters.quantity import Quantity
-from dsgd.clusters.selections import cyclic, markov, round_robin, sampled, systematic
+from dsgd.clusters.selections import (
+    cyclic,
+    markov,
+    poisson_intervals,
+    round_robin,
+    sampled,
+    systematic,
+)
 
 __all__ = [
     "Cluster",
@@ -57,6 +64,7 @@ __all__ = [
     "measured",
     "normal",
     "per_server",
+    "poisson_intervals",
     "round_robin",
     "sampled",
     "save",

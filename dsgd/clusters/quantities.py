@@ -19,6 +19,7 @@ from dsgd.clusters.quantity import (
     Quantity,
     binomial_bound,
     digest,
+    largest_overlap,
     require_number,
     require_numbers,
     require_probability,
@@ -150,6 +151,7 @@ def bernoulli(
             workers=probability.workers,
             min_workers=probability.min_workers,
             time_invariant=probability.time_invariant,
+            most=probability.most,
         )
     p = require_numbers("bernoulli", probability, least=0).astype(np.float64)
     if p.ndim > 1 or p.size == 0 or (p > 1).any():
@@ -371,7 +373,13 @@ def square_wave(
         time_invariant=high == low or duty in (0, 1),
         integral=integral,
     )
-    return _shifted("square_wave", quantity, phase)
+    wave = _shifted("square_wave", quantity, phase)
+    if wave.workers is None or (high > 0) == (low > 0):
+        return wave
+    # A thousandth of a period is for the rounding of the clock. Which of the levels comes first, and
+    # the direction of time, have no effect.
+    share = min((duty if high > 0 else 1 - duty) + 1e-3, 1)
+    return replace(wave, most=largest_overlap(np.asarray(phase, float), share * period, period))
 
 
 @checks.arguments

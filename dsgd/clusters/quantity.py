@@ -290,6 +290,22 @@ def binomial_bound(N: int, p: float) -> int:
     return bisect.bisect_left(range(N), True, key=lambda B: bool(bdtrc(B, N, p) <= _UNLIKELY))
 
 
+def largest_overlap(starts: np.ndarray, on: float, period: float) -> int:
+    """Returns the largest number of workers that are on at once, if each is on for a time `on` at
+    the beginning of each of its periods.
+
+    Args:
+        starts: when a period of each worker begins, `[N]`.
+        on: at most `period`.
+        period: above 0.
+    """
+    # The most are on when some worker has just begun: those that began since `on`.
+    ordered = np.sort(starts % period)
+    twice = np.concatenate([ordered - period, ordered])
+    since = np.searchsorted(twice, ordered - on, side="right")
+    return int(np.max(np.searchsorted(twice, ordered, side="right") - since))
+
+
 def same_workers(*quantities: Quantity) -> int | None:
     """Returns the number of workers that the quantities are for; None for any number.
 

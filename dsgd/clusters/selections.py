@@ -14,10 +14,17 @@ from jax.typing import ArrayLike
 
 from dsgd import checks
 from dsgd.clusters import successive
-from dsgd.clusters.quantity import Quantity, binomial_bound, digest, require_numbers
+from dsgd.clusters.quantity import (
+    Quantity,
+    binomial_bound,
+    digest,
+    largest_overlap,
+    require_numbers,
+)
 
 # A chain's mean numbers of periods; longer ones do not fit the resolution of float32 draws.
 _LONGEST_SPELL = 10_000
+_AT_ONCE = 16  # intervals that are drawn at once
 _PERMUTED = 1 << 12  # workers up to which a set is drawn by a permutation
 
 
@@ -199,11 +206,7 @@ def cyclic(on: int, off: int, offset: int | Sequence[int] | ArrayLike = 0) -> Qu
 
     most = None
     if workers is not None:
-        # The most are on when some worker has just begun: the starts in the last `on` periods.
-        ordered = np.sort(starts.astype(np.int64))
-        twice = np.concatenate([ordered - (on + off), ordered])
-        since = np.searchsorted(twice, ordered - on, side="right")
-        most = int(np.max(np.searchsorted(twice, ordered, side="right") - since))
+        most = largest_overlap(starts.astype(np.int64), on, on + off)
     shown = str(starts) if workers is None else digest(starts)
     return _by_period(sample, f"cyclic({on}, {off}, offset={shown})", workers, most, None)
 
@@ -285,6 +288,59 @@ def markov(on: float, off: float) -> Quantity:
         None,
         lambda N: binomial_bound(N, stationary),
         stationary,
+    )
+
+
+@checks.arguments
+def poisson_intervals(mean: float) -> Quantity:
+    r"""A quantity that is 1 in single participation periods, and 0 in a Poisson distributed number
+    of periods after each of them, which each worker draws for itself.
+
+    A worker participates with probability $1 / (1 + \lambda)$ in each period, also in the first, as
+    if the run continued an earlier one. It is for `Cluster.present`.
+
+    No state is carried: the intervals until the present period are drawn again, about $t / (1 +
+    \lambda)$ numbers for each worker in period t. `markov(1, off)` has geometrically distributed
+    intervals, with a constant number of draws.
+
+    Args:
+        mean: $\lambda$, the mean number of consecutive periods in which the quantity is 0, above 0
+            and at most 10,000.
+
+    Raises:
+        ValueError: if it is out of range.
+    """
+    checks.number("poisson_intervals: mean", mean, f"(0, {_LONGEST_SPELL}]")
+    counts = np.arange(int(mean + 12 * np.sqrt(mean)) + 30)
+    logs = counts * np.log(mean) - mean - np.append(0, np.cumsum(np.log(counts[1:])))
+    below = np.cumsum(np.exp(logs))  # P(X <= k)
+    inclusion = 1 / (1 + mean)
+    # The first period in which a worker participates is r with probability P(X >= r) / (1 + mean).
+    start = np.cumsum(np.append(1, 1 - below)) * inclusion
+
+    def sample(key, period, clock, worker):
+        of_first, of_intervals = jax.random.split(jax.random.fold_in(key, worker))
+
+        def draw(key, table, shape=()):
+            uniform = jax.random.uniform(key, shape, jnp.float32)
+            return jnp.searchsorted(jnp.asarray(table, jnp.float32), uniform, side="right")
+
+        def later(carry):
+            at, number, _ = carry
+            key = jax.random.fold_in(of_intervals, number)
+            times = at + jnp.cumsum(1 + draw(key, below, (_AT_ONCE,)), dtype=jnp.int32)
+            return times[-1], number + 1, jnp.any(times == period)
+
+        first = draw(of_first, start).astype(jnp.int32)
+        carry = first, jnp.int32(0), first == period
+        return lax.while_loop(lambda carry: carry[0] < period, later, carry)[-1].astype(jnp.float32)
+
+    return _by_period(
+        sample,
+        f"poisson_intervals({mean:.9g})",
+        None,
+        lambda N: binomial_bound(N, inclusion),
+        inclusion,
     )
 
 

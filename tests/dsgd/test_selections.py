@@ -12,6 +12,7 @@ import scipy.stats
 
 from dsgd import Now, Round, clusters
 from dsgd.clusters import Quantity, presence, successive
+from dsgd.clusters.quantity import binomial_bound
 
 N, DRAWS = 6, 4000
 
@@ -208,6 +209,46 @@ def test_long_spells_cost_no_more_draws():
     assert abs(changes - expected) < 5 * np.sqrt(expected)
 
 
+@pytest.mark.parametrize("mean", [0.4, 3.5, 60.0])
+def test_poisson_intervals(mean):
+    """The share of each period, and the frequencies of the intervals' lengths: within 5 standard
+    errors.
+    """
+    workers, periods = 400, 300
+    quantity = clusters.poisson_intervals(mean)
+    x = in_periods(quantity, periods, workers=workers)
+    share = 1 / (1 + mean)
+    for shares in (x[0].mean(), x[periods // 2].mean()):
+        assert abs(shares - share) < 5 * np.sqrt(share * (1 - share) / workers)
+    lengths = np.concatenate([np.diff(np.flatnonzero(each)) for each in x.T]) - 1
+    counts = np.bincount(lengths, minlength=2)
+    probabilities = scipy.stats.poisson.pmf(np.arange(counts.size), mean)
+    if mean < 10:  # otherwise the end of the run cuts long intervals off
+        errors = 5 * np.sqrt(lengths.size * probabilities) + 5
+        np.testing.assert_array_less(abs(counts - lengths.size * probabilities), errors)
+    else:
+        assert abs(lengths.mean() - mean) < 2
+        assert abs(lengths.std() - np.sqrt(mean)) < 1
+    assert x.sum(1).max() <= quantity.most_of(workers)
+    assert quantity.most_of(workers) == binomial_bound(workers, share)
+    assert quantity.inclusion == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("high", "low", "duty", "most"), [(2.0, 0.0, 0.3, 4), (0.0, 3.0, 0.3, 6), (2.0, 3.0, 0.3, 7)]
+)
+def test_clients_of_time_zones(high, low, duty, most):
+    """The largest number of workers that participate at once, at all times of a day."""
+    zones = [0, 2, 2, 3.5, 5.2, 8.1, 14]
+    wave = clusters.square_wave(high, low, 10.0, duty, zones)
+    times, key = jnp.arange(0, 30, 0.05), jax.random.key(2)
+    present = jax.vmap(
+        lambda clock: jax.vmap(lambda n: wave.sample(key, clock, n))(jnp.arange(len(zones)))
+    )(times)
+    assert np.asarray(present > 0).sum(1).max() == wave.most_of(len(zones)) == most
+    assert clusters.bernoulli(0.25 * wave, 2.0).most_of(len(zones)) == most
+
+
 @pytest.mark.parametrize("quantity", [clusters.exponential(2.0), SAMPLED + MASK], ids=repr)
 def test_without_a_known_bound_all_may_participate(quantity):
     assert quantity.most_of(N) == N
@@ -283,6 +324,7 @@ def test_names_of_selections_contain_all_parameters():
         *(clusters.cyclic(*of) for of in ((2, 5), (3, 5), (2, 6))),
         *(clusters.cyclic(2, 5, offset) for offset in (3, [0, 3])),
         *(clusters.markov(*of) for of in ((2.0, 5.0), (3.0, 5.0), (2.0, 6.0))),
+        *(clusters.poisson_intervals(mean) for mean in (2.0, 3.0)),
         *(clusters.bernoulli(p, 2.0) for p in (0.2, [0.2, 0.5], [0.2, 0.6], waves[0], waves[1])),
         *(clusters.sinusoid(2.0, 3.0, 4.0, phase=phase) for phase in (0.0, 0.5, [0.5, 2.0])),
     ]
