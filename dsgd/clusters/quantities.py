@@ -376,8 +376,8 @@ def square_wave(
     wave = _shifted("square_wave", quantity, phase)
     if wave.workers is None or (high > 0) == (low > 0):
         return wave
-    # A thousandth of a period is for the rounding of the clock. Which of the levels comes first, and
-    # the direction of time, have no effect.
+    # A thousandth of a period is for the rounding of the clock. The order of the levels, and the
+    # direction of time, have no effect.
     share = min((duty if high > 0 else 1 - duty) + 1e-3, 1)
     return replace(wave, most=largest_overlap(np.asarray(phase, float), share * period, period))
 
