@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsgd import records
-from experiments.shared import tables
+from experiments.shared import gallery, tables
 
 README = Path(__file__).parents[1] / "README.md"
 DOCS = Path("docs")
-SURVEY, KIMAD, DROPCOMPUTE, CANNIKIN, BEYOND, NO_PAPER = (
+SURVEY, KIMAD, DROPCOMPUTE, CANNIKIN, OTHERS, BEYOND, NO_PAPER = (
     "The survey",
     "Kimad",
     "DropCompute",
     "Cannikin",
+    "Other papers",
     "Beyond the papers",
     "All papers",
 )
@@ -171,6 +172,7 @@ COMMANDS = {
         "--methods ec_sgd diloco --workers 8 --steps 100 --seeds 2 --learning-rates 1 3",
     ),
     "worst_case": Command(BEYOND, "-", "--workers 4 --steps 4 --rates 0.05 0.3 1.0 --rounds 1 2 4"),
+    "published": Command(OTHERS, "their figures and tables", "relaysgd-8 --quick"),
     "benchmark": Command(
         NO_PAPER,
         "-",
@@ -223,6 +225,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "map_participation": "map --delays 0 --participations 1 0.25",
     "plan": "plan --bandwidth 1e7 --latency 1e-3 --compute 1e-3 --size 1e6",
     "plan_verify": "plan --verify",
+    **{one.run: f"published {one.name}" for one in gallery.reproductions().values()},
     "real_asynchrony": "real_asynchrony",
     "slow_links": "slow_links",
     "stragglers": "stragglers",
@@ -244,11 +247,14 @@ def place(run: str, folder: Path) -> None:
     pages = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
     for path in (*folder.glob("*.png"), *tables.find_written(folder)):
         name = run if path.name == "figure.png" else f"{run}_{path.stem}"
-        if re.search(rf"[(/ ]{re.escape(name)}(\.png\)| -->)", "".join(pages.values())):
+        shown = re.search(rf"[(/ ]{re.escape(name)}(\.png\)| -->)", "".join(pages.values()))
+        if shown or run.startswith(gallery.PREFIX):
             shutil.copyfile(
                 path,
                 DOCS / ("tables" if path.suffix == ".csv" else "figures") / f"{name}{path.suffix}",
             )
+    if run.startswith(gallery.PREFIX):
+        pages[DOCS / gallery.PAGE] = gallery.page(DOCS)
     for path, text in pages.items():
         _rewrite(path, tables.include(text, DOCS / "tables"))
 
@@ -282,7 +288,8 @@ def readme() -> str:
 
 
 def _link(paper: str) -> str:
-    page = f"../docs/papers/{paper.removeprefix('The ').lower()}.md"
+    page = "published" if paper == OTHERS else paper.removeprefix("The ").lower()
+    page = f"../docs/papers/{page}.md"
     return f"[{paper}]({page})" if paper not in (BEYOND, NO_PAPER) else paper
 
 
@@ -321,3 +328,4 @@ def _rewrite(path: Path, text: str) -> None:
 
 if __name__ == "__main__":
     _rewrite(README, readme())
+    _rewrite(DOCS / gallery.PAGE, tables.include(gallery.page(DOCS), DOCS / "tables"))

@@ -77,7 +77,7 @@ def test_help_of_each_reads_well_in_80_columns_and_names_every_flag(monkeypatch,
         )
         assert max(map(len, lines)) <= 80, name
         assert all(
-            f"--{field.replace('_', '-')}" in "".join(lines)
+            re.search(f"--{field.replace('_', '-')}|{field.upper()}", "".join(lines))
             for field in module.Args.__dataclass_fields__
         )
 
