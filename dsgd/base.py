@@ -563,6 +563,13 @@ class Sampler(sameness.Compared):
     def __call__(self, key: jax.Array, data: PyTree, *number: jax.Array) -> PyTree:
         return self.draw(key, data, *number)
 
+    def draws_all(self, data: PyTree) -> bool:
+        """Whether batches of a block's data, leaves `[n, ...]`, have all samples of their workers,
+        in any order: their gradients are then the exact ones, which need no draw.
+        """
+        draws_all = getattr(self.draw, "draws_all", None)
+        return draws_all is not None and draws_all(data)
+
 
 @dataclass(frozen=True, eq=False)
 class Loss(sameness.Compared):

@@ -141,6 +141,8 @@ class Oracle(NamedTuple):
                 f"{problem.name}: its batches are numbered, but the query has no draws; expected "
                 "Asked(first_batch=int32 [N])"
             )
+        if draws and query.work is None and problem.sampler.draws_all(self.data):
+            query = query._replace(exact=True)  # without work, no batch is truncated
         oracle = self._replace(data=pooled.block_data(self.data)) if batches is None else self
         ids = workers.ids(self.N) if query.workers is None else query.workers
         local, places = (None, None) if query.workers is None else workers.locate(ids, self.N)

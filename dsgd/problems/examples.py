@@ -107,6 +107,12 @@ class Minibatch:
     batch_size: int
     replacement: bool | Literal["epoch"] = True
 
+    def draws_all(self, data: Examples | Pooled) -> bool:
+        """See `Sampler.draws_all`."""
+        longest = data.longest if isinstance(data, Pooled) else data.weights.shape[1]
+        repeats = self.replacement != EPOCH and bool(self.replacement)
+        return not repeats and self.batch_size >= longest
+
     def __call__(
         self, key: jax.Array, data: Examples | Pooled, number: jax.Array | None = None
     ) -> Examples:

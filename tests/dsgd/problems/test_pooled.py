@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,7 @@ import dsgd
 import topologies
 from dsgd import problems
 from dsgd.engine import pooled
-from dsgd.problems.examples import pad
+from dsgd.problems.examples import Minibatch, pad
 
 KEY = jax.random.key(0)
 SIZES = [3, 5, 2, 4000, 7, 1, 10, 6]
@@ -96,3 +97,39 @@ def test_a_pool_laid_out_for_other_devices_is_refused():
     wrong = unequal()._replace(data=pooled.lay_out(unequal().data, 2))
     with pytest.raises(ValueError, match="laid out for 2 devices"):
         dsgd.run(MB, wrong, steps=1, key=KEY, mesh=1)
+
+
+def last(method: dsgd.Algorithm, problem: dsgd.Problem, mesh: Any) -> np.ndarray:
+    return np.asarray(dsgd.run(method, problem, steps=3, key=KEY, mesh=mesh).params)
+
+
+@pytest.mark.parametrize(("replacement", "devices"), [(False, 1), ("epoch", 2)])
+@pytest.mark.parametrize("make", [unequal, padded])
+def test_batches_of_all_samples_are_not_drawn(make, replacement, devices, monkeypatch):
+    """Their gradients are the means over the samples in place, and equal those of the samples in a
+    random order. Smaller batches, and parts of batches, are drawn.
+    """
+    problem = make(batch_size=4000, replacement=replacement)
+
+    def draw(*arguments):
+        return problem.sampler.draw(*arguments)
+
+    shuffled = problem._replace(sample=replace(problem.sampler, draw=draw))
+    methods = MB, algorithms.decentralized_sgd(optax.sgd(0.02), topologies.ring(8))
+    expected = [last(method, shuffled, devices) for method in methods]
+
+    def refuse(*arguments):
+        raise ValueError("a batch is drawn")
+
+    monkeypatch.setattr(Minibatch, "__call__", refuse)
+    for method, found in zip(methods, expected, strict=True):
+        assert np.abs(found).max() > 0.01
+        np.testing.assert_allclose(last(method, problem, devices), found, rtol=1e-4, atol=1e-6)
+    work = dsgd.LocalWork(np.ones((8, 1), int), np.full((8, 1), 0.5))
+    for method, other in (
+        (MB, make(batch_size=3999, replacement=replacement)),
+        (MB, make(batch_size=4000, replacement=True)),
+        (algorithms.with_local_work(MB, work), problem),
+    ):
+        with pytest.raises(ValueError, match=r"a batch is drawn"):
+            last(method, other, devices)
