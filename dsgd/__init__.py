@@ -61,6 +61,7 @@ from dsgd.runs.results import Result
 from dsgd.runs.saved import load_result
 from dsgd.runs.starts import all_rows
 from dsgd.runs.sweeps import Sweep, sweep
+from dsgd.runs.tuning import Tuned, tune
 
 __version__ = "0.3.0"
 
@@ -98,6 +99,7 @@ __all__ = [
     "Sweep",
     "Timings",
     "Topology",
+    "Tuned",
     "all_rows",
     "cache",
     "check",
@@ -124,6 +126,7 @@ __all__ = [
     "save_safetensors",
     "sweep",
     "table",
+    "tune",
     "wire",
     "work",
     "workers",

@@ -53,7 +53,7 @@ from dsgd import (
 from dsgd.engine import randomness
 from dsgd.machines import local_processes, tasks
 from dsgd.planning import planner
-from dsgd.runs import chunks, driver, saved
+from dsgd.runs import chunks, driver, saved, tuning
 
 PACKAGES = (
     dsgd,
@@ -376,6 +376,13 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
         "mesh": 1,
     },
     dsgd.sweep: {"factory": lambda x: METHOD, "steps": 1, "mesh": 1, "x": [0.1, 0.2]},
+    dsgd.tune: {
+        "factory": lambda x: METHOD,
+        "steps": 1,
+        "over": "x",
+        "x": [0.1, 0.2],
+        "extensions": 1,
+    },
     dsgd.Sweep.best: {"self": SWEEP},
     dsgd.Sweep.point: {"self": SWEEP},
     dsgd.Sweep.at: {"self": SWEEP},
@@ -908,6 +915,7 @@ def main(every: int) -> None:
         (reports, "render_curves", lambda lines: ""),
         (reports, "render_page", lambda title, body: ""),
         (planner, "_rank_candidates", lambda *args: None),
+        (tuning, "search", lambda *args: None),
         (local_processes, "_results", lambda *args: []),
         (processes, "_run", lambda *args: []),
         (gossip, "_train", lambda *args: []),

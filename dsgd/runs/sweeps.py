@@ -58,14 +58,20 @@ class Sweep(NamedTuple):
 
     @checks.arguments
     def best(
-        self, metric: str | None = None, share: float = 0.1, *, largest: bool | None = None
+        self,
+        metric: str | None = None,
+        share: float = 0.1,
+        *,
+        largest: bool | None = None,
+        until: float | None = None,
     ) -> tuple[int, ...]:
         """Returns the index of the grid point with the best `metric`.
 
         The metric is averaged over the seeds and over the last evaluated records, because a single
         record would favour a lucky step at the verge of divergence. Points that diverged are
         excluded. A warning is issued if the best value is the smallest or largest of its grid (for
-        grids of three or more values), since a value outside the grid may be better.
+        grids of three or more values), since a value outside the grid may be better; `dsgd.tune`
+        extends the grid instead.
 
         Args:
             metric: a name in the history; None: "objective", f + r, if the problem has a
@@ -75,38 +81,31 @@ class Sweep(NamedTuple):
                 accuracies ("accuracy", "test_accuracy"), and the smallest for losses, errors,
                 gaps, distances, squared norms, bits, counts and the clock. It is required for all
                 other metrics.
+            until: a value of the metric: the best point is the one that reaches it in the fewest
+                rounds, averaged over the seeds; of equal ones that with the best metric at the end.
+                None: the metric at the end counts.
 
         Raises:
             ValueError: if the metric is unknown or has no default direction, `share` is outside (0,
-                1], or every point diverged.
+                1], every point diverged, or none reaches `until` with all seeds.
         """
         if metric is None:
             metric = default_metric("objective" in self.history)
-        require_column("best: metric", metric, self.history)
-        values = evaluated_records(self.history)[metric]
-        if values.ndim != self.history["loss"].ndim:
-            raise ValueError(
-                f"best: metric = {metric!r} has one number per worker; expected a metric with one "
-                "number per record, such as the loss"
-            )
-        sign = -1 if largest_is_best(metric, largest) else 1
-        score, loss = (
-            tail_mean(each, share).mean(axis=-1)
-            for each in (values, evaluated_records(self.history)["loss"])
-        )
-        counts = np.isfinite(score) & np.isfinite(loss)
-        if not counts.any():
+        costs = point_costs("best", self.history, metric, share, largest, until)
+        if not np.isfinite(costs[-1]).any():
             raise ValueError(
                 f"best: every point of the grid {self._grid_text()} diverged; expected at least "
                 "one finite result; try smaller step sizes"
             )
-        best = tuple(
-            int(i)
-            for i in np.unravel_index(
-                np.argmin(np.where(counts, sign * score, np.inf)), score.shape
+        if not np.isfinite(costs[0]).any():
+            raise ValueError(
+                f"best: no point of the grid {self._grid_text()} reaches {metric} = {until:g} with "
+                f"all seeds in {self.history['step'][-1]} rounds; expected another target, more "
+                "steps or another grid"
             )
-        )
-        self._warn_at_edges(metric, score, best)
+        order = np.lexsort([cost.ravel() for cost in costs[::-1]])
+        best = tuple(int(i) for i in np.unravel_index(order[0], costs[0].shape))
+        self._warn_at_edges(metric, costs[0], best)
         return best
 
     @checks.arguments
@@ -224,6 +223,42 @@ _SMALLEST = {
     "clock",
 }
 _LARGEST = {"accuracy", "test_accuracy"}
+
+
+def point_costs(
+    where: str,
+    history: History,
+    metric: str,
+    share: float,
+    largest: bool | None,
+    until: float | None,
+) -> list[np.ndarray]:
+    """Returns what the best point of a sweep minimizes, `[grid ...]`, in the order of importance:
+    the mean number of rounds to a value of a metric if it is given, and the metric at the end.
+    Points that diverged are infinite, and so are the rounds if a seed does not reach the value.
+
+    Args:
+        where: beginning of error messages.
+        history: `[grid ..., seeds, records]`.
+        metric, share, largest, until: as in `Sweep.best`.
+    """
+    require_column(f"{where}: metric", metric, history)
+    records = evaluated_records(history)
+    values, loss = records[metric], records["loss"]
+    if values.ndim != loss.ndim:
+        raise ValueError(
+            f"{where}: metric = {metric!r} has one number per worker; expected a metric with one "
+            "number per record, such as the loss"
+        )
+    sign = -1 if largest_is_best(metric, largest, where) else 1
+    end, last_loss = (tail_mean(each, share).mean(axis=-1) for each in (values, loss))
+    counts = np.isfinite(end) & np.isfinite(last_loss)
+    costs = [np.where(counts, sign * end, np.inf)]
+    if until is not None:
+        reached = sign * values <= sign * until
+        rounds = np.where(reached.any(axis=-1), records["step"][reached.argmax(axis=-1)], np.inf)
+        costs.insert(0, np.where(counts, rounds.mean(axis=-1), np.inf))
+    return costs
 
 
 def default_metric(regularized: bool) -> str:
