@@ -22,7 +22,7 @@ import numpy as np
 
 from dsgd import workers
 from dsgd.base import PyTree
-from dsgd.machines.arrays import from_host
+from dsgd.machines.arrays import from_host, take
 
 
 @partial(
@@ -71,12 +71,8 @@ def pool(inputs: PyTree, targets: PyTree, parts: list[np.ndarray], make: Callabl
     """
     sizes = np.array(list(map(len, parts)), np.int32)
     N, order = len(parts), np.concatenate(parts)
-    order = np.pad(order, (0, -len(order) % N), mode="edge")
-
-    def rows(leaf: np.ndarray) -> jax.Array:
-        return from_host(leaf[order].reshape(N, -1, *leaf.shape[1:]))
-
-    inputs, targets = jax.tree.map(rows, (inputs, targets))
+    order = np.pad(order, (0, -len(order) % N), mode="edge").reshape(N, -1)
+    inputs, targets = jax.tree.map(lambda leaf: take(leaf, order), (inputs, targets))
     return Pooled(
         inputs, targets, from_host(_begins(sizes)), from_host(sizes), make, int(sizes.max())
     )

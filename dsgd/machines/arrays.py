@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from dsgd import workers
 from dsgd.base import PyTree
 from dsgd.machines import agreement, forks
 
+_ALIGNMENT = 64  # bytes; JAX uses the memory of numpy arrays with this alignment on CPUs
 _PIECE = 1 << 26  # bytes that process 0 broadcasts at a time
 # Digests of all workers' rows by the id of the array, if its creator could compute every row.
 _digests: dict[int, list[str]] = {}
@@ -33,6 +35,27 @@ def from_host(values: Any, dtype: Any = None) -> jax.Array:
     forks.require_threads()
     with jax.ensure_compile_time_eval():  # a concrete value, even if JAX traces the call
         return jax.device_put(_copy(values, dtype))
+
+
+def take(values: np.ndarray, rows: np.ndarray) -> jax.Array:
+    """Copies rows of a numpy array to JAX's default device. On CPUs this is the only copy.
+
+    Args:
+        values: `[M, ...]`, in a type that JAX does not convert.
+        rows: integers from 0 to M - 1, of any shape.
+
+    Returns:
+        The rows, `[*rows.shape, ...]`.
+    """
+    forks.require_threads()
+    shape = (*rows.shape, *values.shape[1:])
+    size = math.prod(shape) * values.dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    copied = memory[begin : begin + size].view(values.dtype).reshape(shape)
+    np.take(values, rows, axis=0, out=copied, mode="clip")  # "raise" would copy to a buffer first
+    with jax.ensure_compile_time_eval():
+        return jax.device_put(copied)
 
 
 def put(tree: PyTree, sharding: Sharding) -> PyTree:

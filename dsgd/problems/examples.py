@@ -17,7 +17,7 @@ from dsgd import array_likes, checks, sameness
 from dsgd.base import PyTree, Sampler
 from dsgd.engine.pooled import Pooled, pool
 from dsgd.machines import agreement
-from dsgd.machines.arrays import array_of_rows, from_host
+from dsgd.machines.arrays import array_of_rows, from_host, take
 from dsgd.problems import sparse
 
 EPOCH = "epoch"
@@ -393,11 +393,14 @@ def pad(inputs: PyTree, targets: PyTree, parts: list[np.ndarray]) -> Examples:
         inputs, targets: numpy arrays `[M, ...]`.
         parts: indices of each worker's samples.
     """
-    longest = max(len(part) for part in parts)
-    index = np.stack([np.pad(part, (0, longest - len(part)), mode="edge") for part in parts])
-    real = np.arange(longest)[None, :] < np.array([len(part) for part in parts])[:, None]
+    sizes = np.array([len(part) for part in parts])[:, None]
+    places, begins = np.arange(sizes.max())[None], np.cumsum(sizes)[:, None] - sizes
+    index = np.concatenate(parts)[begins + np.minimum(places, sizes - 1)]
+    real = places < sizes
 
     def stack_leaf(leaf: np.ndarray) -> jax.Array:
+        if agreement.is_single_process():
+            return take(convert(leaf), index)
         return array_of_rows(lambda some: convert(leaf[index[some]]), len(parts))
 
     weights = array_of_rows(lambda some: real[some].astype(jnp.result_type(float)), len(parts))

@@ -370,6 +370,10 @@ def require_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.n
             f"partition: {len(parts)} parts for workers = {workers}; expected one array of "
             "indices for each worker"
         )
+    if all(map(_is_index, parts)):  # at once, since there may be many
+        together = np.concatenate(parts)
+        if together.min() >= 0 and together.max() < samples:
+            return list(parts)
     checked = [array_likes.numbers(f"partition: worker {n}", part) for n, part in enumerate(parts)]
     for n, part in enumerate(checked):
         if (
@@ -382,6 +386,17 @@ def require_parts(parts: Sequence[Any], samples: int, workers: int) -> list[np.n
             need = f"indices from 0 to {samples - 1}, at least one"
             raise ValueError(f"partition: worker {n} has {checks.show(parts[n])}; expected {need}")
     return checked
+
+
+def _is_index(part: Any) -> bool:
+    """Whether it is a numpy array `[m]` of integers, m >= 1."""
+    return (
+        type(part) is np.ndarray
+        and part.ndim == 1
+        and part.size > 0
+        and part.dtype.kind in "iu"
+        and part.dtype.isnative
+    )
 
 
 class ClassCounts(NamedTuple):

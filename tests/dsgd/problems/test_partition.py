@@ -227,6 +227,8 @@ def test_given_indices_must_be_those_of_samples():
     for wrong in ([10], [-1], [], [1.0], [[1]], ["1"]):
         with pytest.raises(ValueError, match="partition: worker 1"):
             require_parts([[0], wrong, [1]], 10, 3)
+        with pytest.raises(ValueError, match="partition: worker 1"):
+            require_parts(list(map(np.array, ([0], wrong, [1]))), 10, 3)
     for parts in ([[0], [1]], [[0]] * 4):
         with pytest.raises(ValueError, match=rf"partition: {len(parts)} parts .*workers = 3"):
             require_parts(parts, 10, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -54,6 +55,19 @@ def test_memory_is_that_of_the_samples():
     ):
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(problem.data))
         assert low * samples <= size < high * samples
+
+
+def test_samples_are_copied_once():
+    """The only copy is the memory of the problem's data."""
+    images = np.arange(20_000 * 300, dtype=np.float32).reshape(20_000, 300) % 7
+    parts = np.split(np.arange(20_000), [3, 9, 9000, 9003, 9010, 9020, 9030])
+    model = problems.Model(lambda key: jnp.zeros(300), lambda params, inputs: inputs @ params)
+    tracemalloc.start()
+    data = problems.finite_sum(model, optax.squared_error, (images, images[:, 0]), 8, parts).data
+    kept, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert isinstance(data, pooled.Pooled)
+    assert images.nbytes < kept <= most < 1.2 * images.nbytes
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
