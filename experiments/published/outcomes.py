@@ -17,7 +17,9 @@ from dsgd import plots
 from experiments.shared import figures, gallery, tables
 
 Values = float | Sequence[float] | np.ndarray
-Source = Literal["authors' code", "authors' outputs", "paper's text", "paper's figure", "theorem"]
+Source = Literal[
+    "authors' code", "authors' outputs", "paper's text", "paper's figure", "theorem", "from memory"
+]
 HEADINGS = ("what", "published", "ours", "ratio", "source", "verdict")
 
 
