@@ -7,6 +7,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+_END = 32  # elements; a problem has a number for each of its workers, of which there may be many
+
 
 def same(one: Any, other: Any) -> bool:
     """Whether two objects are equal.
@@ -35,10 +37,11 @@ def same(one: Any, other: Any) -> bool:
 
 def hash_value(value: Any) -> int:
     """Returns a hash that is equal for objects that are the `same`. For unhashable objects it is
-    the hash of the type.
+    the hash of the type; of long sequences, only both ends are read.
     """
     if isinstance(value, tuple | list):
-        return hash((type(value), *map(hash_value, value)))
+        ends = value if len(value) <= 2 * _END else (*value[:_END], *value[-_END:])
+        return hash((type(value), len(value), *map(hash_value, ends)))
     if isinstance(value, Mapping):
         return hash((type(value), len(value)))
     if isinstance(value, functools.partial):

@@ -87,3 +87,24 @@ def test_objects_that_can_be_compared_are_equal_if_their_values_and_types_are():
     assert sameness.Key(("a", 2)) == sameness.Key(("a", 2))
     assert not sameness.same(1, True)
     assert not sameness.same({"a": 1}, {"b": 1})
+
+
+def test_keys_of_long_sequences_are_compared_whole_and_hashed_in_part():
+    """A run hashes the problem a dozen times, which has numbers for each worker."""
+
+    class Counted(int):
+        hashed = 0
+
+        def __hash__(self):
+            Counted.hashed += 1
+            return int.__hash__(self)
+
+    sizes = list(map(Counted, range(5000)))
+    keys = {sameness.Key(tuple(sizes)): "same"}
+    assert 10 < Counted.hashed < 200
+    assert keys[sameness.Key(tuple(sizes))] == "same"
+    for at in (0, 2500, 4999):
+        other = [*sizes]
+        other[at] = Counted(7000)
+        assert sameness.Key(tuple(other)) not in keys
+    assert sameness.Key((*sizes, sizes[-1])) not in keys
