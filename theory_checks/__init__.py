@@ -10,11 +10,13 @@ Each family of methods has a module with the derivation of its bound and these f
   and the number of iterations to a given accuracy.
 - `check` measures the left-hand side and compares it with the bound.
 
+`steps` has the step sizes of the theorems from the constants of a problem.
+
 `worst_case` computes what a method reaches in the worst case of a class of functions, exactly and
 from its own code; `best_step` finds the step size with the smallest worst case.
 """
 
-from theory_checks import bounds
+from theory_checks import bounds, steps
 from theory_checks.machinery.rates import Rate
 from theory_checks.machinery.search import ReplayableDraws
 from theory_checks.machinery.stability import linear_rate, stable_step
@@ -58,5 +60,6 @@ __all__ = [
     "minibatch_sgd",
     "sgd",
     "stable_step",
+    "steps",
     "worst_case",
 ]

@@ -18,7 +18,7 @@ from dsgd.machines import agreement, arrays
 from dsgd.problems.curvature import LOSSES, Curvature, HessianCurvature, to_float64
 from dsgd.problems.examples import EPOCH, Keyed, Minibatch
 from dsgd.problems.finite_sum import MeanLoss
-from dsgd.problems.solutions import solved
+from dsgd.problems.solutions import solved, start_value
 
 _SAMPLES = 64  # samples of a worker whose gradients are computed at a time
 
@@ -26,15 +26,15 @@ _SAMPLES = 64  # samples of a worker whose gradients are computed at a time
 class ProblemConstants:
     r"""Constants of $f = \frac1N \sum_n w_n f_n$, each computed when it is first read, and kept.
 
-    Reading raises ValueError if a constant cannot be computed.
+    Reading raises ValueError if a constant cannot be computed. `problem` is the problem.
     """
 
     def __init__(self, problem: Problem, curvature: float | None = None) -> None:
-        self._problem: Problem = problem
+        self.problem: Problem = problem
         self._given: float | None = curvature
 
     def __repr__(self) -> str:
-        return f"ProblemConstants({self._problem.name})"
+        return f"ProblemConstants({self.problem.name})"
 
     @cached_property
     def smoothness(self) -> float:
@@ -51,7 +51,7 @@ class ProblemConstants:
     @cached_property
     def local_smoothness(self) -> np.ndarray:
         """L_n, a Lipschitz constant of each $w_n f_n'$, `[N]`."""
-        weights = self._problem.weights
+        weights = self.problem.weights
         return self._curvature.of_workers * (1.0 if weights is None else np.asarray(weights))
 
     @cached_property
@@ -67,7 +67,7 @@ class ProblemConstants:
         mu = self._convexity
         if mu is None:
             raise ValueError(
-                f"constants: {self._problem.name} is not known to be convex; if it is, set "
+                f"constants: {self.problem.name} is not known to be convex; if it is, set "
                 "problem.constants.strong_convexity (0.0 without strong convexity)"
             )
         return mu
@@ -85,6 +85,14 @@ class ProblemConstants:
         return self._with_solution.constants.minimizer
 
     @cached_property
+    def gap(self) -> float:
+        """f(x_0) - f* at the start for key 0, with r if there is one; an upper bound if
+        `problem.constants.minimum` is a lower bound of f.
+        """
+        known = self.problem.constants.minimum
+        return start_value(self.problem) - (self.minimum if known is None else known)
+
+    @cached_property
     def heterogeneity(self) -> float:
         r"""$\varsigma_\star = \sqrt{\frac1N \sum_n |w_n f_n'(x^\star) - f'(x^\star)|^2}$, where
         $f'(x^\star) = 0$ without a regularizer.
@@ -97,7 +105,7 @@ class ProblemConstants:
         r"""$\sigma_\star = \sqrt{\frac1N \sum_n E|g_n - w_n f_n'(x^\star)|^2}$ of the gradient
         $g_n$ of one batch of the problem at x*. For single samples use `batch_size=1`.
         """
-        problem, draw = self._problem, self._problem.sampler.draw
+        problem, draw = self.problem, self.problem.sampler.draw
         draw = draw.sample if isinstance(draw, Keyed) else draw
         if problem.local_samples is None or not isinstance(draw, Minibatch):
             if problem.constants.noise is not None:
@@ -118,14 +126,14 @@ class ProblemConstants:
 
     @cached_property
     def _curvature(self) -> Curvature:
-        known = self._problem.constants[0]  # not called, as by `.smoothness`
+        known = self.problem.constants[0]  # not called, as by `.smoothness`
         if isinstance(known, Curvature) and self._given is None:
             return known
-        return HessianCurvature(self._problem, self._given)
+        return HessianCurvature(self.problem, self._given)
 
     @cached_property
     def _convexity(self) -> float | None:
-        problem = self._problem
+        problem = self.problem
         if problem.constants.strong_convexity is not None:
             return problem.constants.strong_convexity
         if isinstance(problem.constants[0], Curvature) or self._given is not None:
@@ -142,22 +150,22 @@ class ProblemConstants:
 
     @cached_property
     def _with_solution(self) -> Problem:
-        known = self._problem.constants
+        known = self.problem.constants
         if known.minimum is not None and known.minimizer is not None:
-            return self._problem
+            return self.problem
         if self._convexity is None:
             raise ValueError(
-                f"constants: x* of {self._problem.name} is not known, and the problem is not known "
+                f"constants: x* of {self.problem.name} is not known, and the problem is not known "
                 "to be convex; if it is, pass problems.solved(problem)"
             )
-        return solved(self._problem)
+        return solved(self.problem)
 
     @cached_property
     def _at_solution(self) -> tuple[np.ndarray, np.ndarray]:
         """w_n f_n'(x*) `[N, d]`, and the mean over worker n's samples of the squared norms of their
         gradients, `[N]`; NaN without samples.
         """
-        problem, x = self._problem, self.minimizer
+        problem, x = self.problem, self.minimizer
         data = jax.tree.map(arrays.fetch, problem.data)
         data = pooled.flatten(data) if isinstance(data, pooled.Pooled) else data
         weights = np.ones(problem.workers) if problem.weights is None else problem.weights

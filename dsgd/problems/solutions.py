@@ -68,10 +68,8 @@ def solved(problem: Problem, tolerance: float = 1e-12) -> Problem:
             f"solved: parameters of {problem.name} include leaves that are not trained; expected a "
             "problem without `trainable`, with floating-point parameters only"
         )
-    data = jax.tree.map(arrays.fetch, problem.data)
     with jax.enable_x64(True):
-        data, params = to_float64((data, problem.init(jax.random.key(0))))
-        start, unravel = ravel_pytree(params)
+        data, start, unravel = _start(problem)
         smooth, prox, r = _composite(drop_arrays(problem), unravel)
         x = _stationary(problem.name, smooth, prox, data, start, tolerance)
         minimum = float(smooth(x, data)[0] + r(x))
@@ -79,6 +77,23 @@ def solved(problem: Problem, tolerance: float = 1e-12) -> Problem:
     return problem._replace(
         constants=problem.constants._replace(minimum=minimum, minimizer=minimizer)
     )
+
+
+def start_value(problem: Problem) -> float:
+    """Returns the objective at the problem's start for key 0, with its regularizer, in float64."""
+    with jax.enable_x64(True):
+        data, start, unravel = _start(problem)
+        smooth, _, r = _composite(drop_arrays(problem), unravel)
+        return float(smooth(start, data)[0] + r(start))
+
+
+def _start(problem: Problem) -> tuple[Any, jax.Array, Callable[[jax.Array], Params]]:
+    """Returns the data of all workers and the start in float64, as a vector, with the function that
+    makes the parameters of a vector.
+    """
+    data = jax.tree.map(arrays.fetch, problem.data)
+    data, params = to_float64((data, problem.init(jax.random.key(0))))
+    return data, *ravel_pytree(params)
 
 
 def _composite(

@@ -56,7 +56,7 @@ RANGES = {
             "gap",
             "distance",
             "smoothness",
-            "mean_smoothness",
+            "rms_smoothness",
             "strong_convexity",
             "total",
             "learning_rate",

@@ -181,25 +181,25 @@ def ef_bv_residuals(
 
 @ranges.validate("bounds.ef_bv_step")
 def ef_bv_step(
-    *, smoothness: float, mean_smoothness: float, residual: float, mean_residual: float
+    *, smoothness: float, rms_smoothness: float, residual: float, mean_residual: float
 ) -> float:
     r"""Returns the largest step size of EF-BV: $1 / (L + \tilde L \sqrt{r_{av} / r} / s)$.
 
     Args:
         smoothness: L of f.
-        mean_smoothness: $\tilde L$.
+        rms_smoothness: $\tilde L$.
         residual, mean_residual: r and $r_{av}$, from `ef_bv_residuals`. For EF21 with a
             contraction, both are $1 - \delta$.
     """
     larger = math.sqrt((1 + residual) / 2) - math.sqrt(residual)  # s sqrt(r)
-    return 1 / (smoothness + mean_smoothness * math.sqrt(mean_residual) / larger)
+    return 1 / (smoothness + rms_smoothness * math.sqrt(mean_residual) / larger)
 
 
 @ranges.validate("bounds.ef_bv")
 def ef_bv(
     *,
     smoothness: float,
-    mean_smoothness: float,
+    rms_smoothness: float,
     strong_convexity: float,
     residual: float,
     mean_residual: float,
@@ -209,13 +209,13 @@ def ef_bv(
     f^\star + b \frac1N \sum |f_n'(x) - h_n|^2$: $\max(1 - \gamma\mu, (1 + r) / 2)$.
 
     Args:
-        smoothness, mean_smoothness, residual, mean_residual: as in `ef_bv_step`.
+        smoothness, rms_smoothness, residual, mean_residual: as in `ef_bv_step`.
         strong_convexity: mu of f.
         learning_rate: gamma, at most `ef_bv_step`.
     """
     limit = ef_bv_step(
         smoothness=smoothness,
-        mean_smoothness=mean_smoothness,
+        rms_smoothness=rms_smoothness,
         residual=residual,
         mean_residual=mean_residual,
     )
@@ -236,7 +236,7 @@ def weight(gamma: float, of: Residuals) -> float:
 def marina_step(
     *,
     smoothness: float,
-    mean_smoothness: float,
+    rms_smoothness: float,
     strong_convexity: float,
     omega: float,
     workers: int,
@@ -247,7 +247,7 @@ def marina_step(
 
     Args:
         smoothness: L of f.
-        mean_smoothness: $\tilde L$.
+        rms_smoothness: $\tilde L$.
         strong_convexity: mu of f.
         omega: of the workers' compressor.
         workers: N.
@@ -255,7 +255,7 @@ def marina_step(
     """
     noise = 2 * (1 - probability) * omega / (probability * workers)
     return min(
-        1 / (smoothness + mean_smoothness * math.sqrt(noise)), probability / (2 * strong_convexity)
+        1 / (smoothness + rms_smoothness * math.sqrt(noise)), probability / (2 * strong_convexity)
     )
 
 
@@ -263,7 +263,7 @@ def marina_step(
 def marina(
     *,
     smoothness: float,
-    mean_smoothness: float,
+    rms_smoothness: float,
     strong_convexity: float,
     omega: float,
     workers: int,
@@ -274,13 +274,13 @@ def marina(
     \frac\gamma p |g - f'(x)|^2$: $1 - \gamma\mu$.
 
     Args:
-        smoothness, mean_smoothness, strong_convexity, omega, workers, probability: as in
+        smoothness, rms_smoothness, strong_convexity, omega, workers, probability: as in
             `marina_step`.
         learning_rate: gamma, at most `marina_step`.
     """
     limit = marina_step(
         smoothness=smoothness,
-        mean_smoothness=mean_smoothness,
+        rms_smoothness=rms_smoothness,
         strong_convexity=strong_convexity,
         omega=omega,
         workers=workers,
@@ -316,7 +316,7 @@ class Constants(NamedTuple):
 
     each: float
     smoothness: float
-    mean_smoothness: float
+    rms_smoothness: float
     strong_convexity: float
 
 
@@ -397,7 +397,7 @@ def _residual_theorem(
     of_A = constants(A)
     given = {
         "smoothness": of_A.smoothness,
-        "mean_smoothness": of_A.mean_smoothness,
+        "rms_smoothness": of_A.rms_smoothness,
         "residual": of.each,
         "mean_residual": of.mean,
     }

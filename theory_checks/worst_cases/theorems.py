@@ -168,7 +168,7 @@ def _ef21_linear() -> Comparison:
     steps, delta = 10, 0.9
     given = {
         "smoothness": _L,
-        "mean_smoothness": _L,
+        "rms_smoothness": _L,
         "residual": 1 - delta,
         "mean_residual": 1 - delta,
     }

@@ -83,6 +83,7 @@ def test_constants_of_weighted_logistic_regression_with_unequal_workers():
     value = np.mean([w * losses[p].mean() for w, p in zip(WEIGHTS, parts(), strict=True)])
     norm = L2 / 2 * np.sum(found.minimizer**2)
     assert found.minimum == pytest.approx(value + norm, rel=1e-12)
+    assert found.gap == pytest.approx(np.log(2) - value - norm, rel=1e-9)  # from x = 0
 
 
 def test_ready_and_custom_problems_have_equal_constants():
