@@ -19,6 +19,7 @@ from dsgd.problems.fairness import (
 )
 from dsgd.problems.finite_sum import finite_sum
 from dsgd.problems.language_model import language_model
+from dsgd.problems.linear_regression import random_linear_regression
 from dsgd.problems.logistic_regression import (
     binary_logistic_regression,
     logistic_regression,
@@ -80,6 +81,7 @@ __all__ = [
     "nonnegative",
     "per_sample",
     "quadratic",
+    "random_linear_regression",
     "random_quadratic",
     "read_clients",
     "regularized",

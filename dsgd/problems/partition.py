@@ -19,16 +19,38 @@ from dsgd.problems.examples import Examples
 Parts = list[np.ndarray]  # the indices of each worker's samples
 
 
-def _iid(labels: np.ndarray, workers: int, rng: np.random.Generator) -> Parts:
-    return np.array_split(rng.permutation(len(labels)), workers)
+REMAINDERS = ("spread", "last", "drop")
 
 
-def _blocks(labels: np.ndarray, workers: int, rng: np.random.Generator) -> Parts:
-    return np.array_split(np.arange(len(labels)), workers)
+def _iid(
+    labels: np.ndarray, workers: int, rng: np.random.Generator, *, remainder: str = "spread"
+) -> Parts:
+    return _cut(rng.permutation(len(labels)), workers, remainder)
 
 
-def _label_blocks(labels: np.ndarray, workers: int, rng: np.random.Generator) -> Parts:
-    return np.array_split(_sort(labels, rng.permutation(len(labels))), workers)
+def _blocks(
+    labels: np.ndarray, workers: int, rng: np.random.Generator, *, remainder: str = "spread"
+) -> Parts:
+    return _cut(np.arange(len(labels)), workers, remainder)
+
+
+def _label_blocks(
+    labels: np.ndarray, workers: int, rng: np.random.Generator, *, remainder: str = "spread"
+) -> Parts:
+    return _cut(_sort(labels, rng.permutation(len(labels))), workers, remainder)
+
+
+def _cut(samples: np.ndarray, workers: int, remainder: str) -> Parts:
+    """Returns contiguous parts of equal size, and the samples beyond a multiple of N as stated."""
+    if remainder not in REMAINDERS:
+        raise ValueError(
+            f"split: remainder = {remainder!r}; expected one of {', '.join(REMAINDERS)}"
+        )
+    if remainder == "spread":
+        return np.array_split(samples, workers)
+    size = len(samples) // workers
+    parts = np.split(samples, size * np.arange(1, workers))
+    return parts if remainder == "last" else [part[:size] for part in parts]
 
 
 def _sort(labels: np.ndarray, samples: np.ndarray) -> np.ndarray:
@@ -256,6 +278,7 @@ def split(
     classes: int | None = None,
     shards: int | None = None,
     similarity: float | None = None,
+    remainder: str | None = None,
     seed: int = 0,
     min_samples: int = 1,
 ) -> list[np.ndarray]:
@@ -284,13 +307,17 @@ def split(
         classes: k of "classes"; None: 2.
         shards: s of "shards"; None: 2.
         similarity: the fraction of "similarity", from 0 to 1; None: 0.1.
+        remainder: which workers of "iid", "blocks" and "by-label" have the samples beyond a
+            multiple of N: "spread": one for each of the first workers; "last": all for the last
+            worker; "drop": none. None: "spread".
         seed: seed of the draw.
         min_samples: smallest number of samples of a worker, at least 1. The proportions of
             "dirichlet" are drawn up to 10,000 times until all workers have this many; the result is
             a function of the seed.
 
     Returns:
-        N arrays of indices; each sample is in exactly one of them.
+        N arrays of indices; each sample is in exactly one of them, or in at most one if
+        `remainder` is "drop".
 
     Raises:
         ValueError: if the partition is unknown or does not use an option that is given, an option
@@ -307,7 +334,13 @@ def split(
     if of_samples.ndim != 1 or not of_samples.size:
         raise ValueError(f"split: labels have shape {of_samples.shape}; expected [M] with M >= 1")
     rule = PARTITIONS[partition]
-    given = {"alpha": alpha, "classes": classes, "shards": shards, "similarity": similarity}
+    given = {
+        "alpha": alpha,
+        "classes": classes,
+        "shards": shards,
+        "similarity": similarity,
+        "remainder": remainder,
+    }
     options = partition_options(partition, given)
     if "min_samples" in _options(rule):
         options["min_samples"] = least

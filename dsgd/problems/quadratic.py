@@ -178,11 +178,17 @@ def random_quadratic(
     strong_convexity: float = 0.1,
     heterogeneity: float = 1.0,
     noise: float = 0.0,
+    spectrum: ArrayLike | None = None,
+    distance: float | None = None,
     equal_hessians: bool = False,
     diagonal: bool = False,
     seed: int = 0,
 ) -> Problem:
-    """Returns a random quadratic problem with the given constants.
+    r"""Returns a random quadratic problem with the given constants.
+
+    Those of RelaySGD, $\frac{1}{2 N} \sum_n |A_n x - b_n|^2$ with the singular values s of each
+    $A_n$, have `spectrum=s**2`, `heterogeneity=zeta` and `distance=r_0`; its figures show twice the
+    gap, without the 1/2.
 
     Args:
         workers: N.
@@ -192,6 +198,10 @@ def random_quadratic(
             mu; `constants` has its exact value.
         heterogeneity: varsigma at the minimiser.
         noise: sigma.
+        spectrum: the eigenvalues of each Hessian, `[d]`, or `[N, d]` if they differ, in place of
+            uniform ones between strong_convexity and smoothness; None: those.
+        distance: $|x^\star|$, the distance of the minimizer from the start; None: x* is drawn from
+            N(0, I / d).
         equal_hessians: whether all workers have the same Hessian, so that the heterogeneity is the
             same at all x.
         diagonal: whether the Hessians are diagonal, stored as `[N, d]`.
@@ -199,7 +209,11 @@ def random_quadratic(
 
     Raises:
         ValueError: if N or d < 1; unless 0 < strong_convexity <= smoothness (equal if d = 1); if
-            heterogeneity < 0, or > 0 with one worker; and as for `quadratic`.
+            heterogeneity < 0, or > 0 with one worker; if the spectrum is not positive, or given
+            with smoothness or strong_convexity; if distance < 0; and as for `quadratic`.
+
+    Source: Vogels et al., "RelaySum for decentralized deep learning on heterogeneous data", 2021
+    (spectrum and distance).
     """
     if workers < 1 or dimension < 1:
         raise ValueError(
@@ -213,7 +227,7 @@ def random_quadratic(
             f"random_quadratic: {given}; expected 0 < strong_convexity <= smoothness <= "
             f"{_LARGEST:.3g}"
         )
-    if dimension == 1 and strong_convexity < smoothness:
+    if spectrum is None and dimension == 1 and strong_convexity < smoothness:
         given = f"strong_convexity = {strong_convexity}, smoothness = {smoothness}"
         raise ValueError(
             f"random_quadratic: {given} in dimension 1; expected equal numbers, since there is "
@@ -229,6 +243,19 @@ def random_quadratic(
     eigenvalues = rng.uniform(strong_convexity, smoothness, (different, dimension))
     eigenvalues[:, 0] = strong_convexity
     eigenvalues[:, -1] = smoothness
+    if spectrum is not None:
+        if (smoothness, strong_convexity) != (1.0, 0.1):
+            given = f"smoothness = {smoothness}, strong_convexity = {strong_convexity}"
+            raise ValueError(
+                f"random_quadratic: spectrum with {given}; expected only the spectrum, which has "
+                "both"
+            )
+        eigenvalues = spectra("random_quadratic", spectrum, different)
+        if eigenvalues.shape[1] != dimension:
+            raise ValueError(
+                f"random_quadratic: spectrum of {eigenvalues.shape[1]} eigenvalues in dimension "
+                f"{dimension}; expected {dimension}"
+            )
     if diagonal:
         A = np.stack([rng.permutation(row) for row in eigenvalues])
     else:
@@ -239,12 +266,29 @@ def random_quadratic(
     # b_n = A_n x* - r_n with sum r_n = 0, so that f_n'(x*) = r_n. The r_n are scaled to the given
     # heterogeneity.
     minimizer = rng.normal(size=dimension) / np.sqrt(dimension)
+    if distance is not None:
+        checks.number("random_quadratic: distance", distance, f"[0, {_LARGEST:.3g}]")
+        minimizer *= distance / np.linalg.norm(minimizer)
     residual = rng.normal(size=(workers, dimension))
     residual -= residual.mean(axis=0)
     size = np.sqrt(np.mean(np.sum(residual**2, axis=1)))
     residual *= heterogeneity / size if heterogeneity > 0 else 0
     b = (A * minimizer if diagonal else A @ minimizer) - residual
     return quadratic(A, b, noise=noise)
+
+
+def spectra(where: str, given: ArrayLike, N: int) -> np.ndarray:
+    """Returns given eigenvalues, `[d]` or `[N, d]`, as `[N, d]`."""
+    eigenvalues = array_likes.numbers(f"{where}: spectrum", given).astype(float)
+    if eigenvalues.ndim not in (1, 2) or eigenvalues.shape[:-1] not in ((), (N,)):
+        raise ValueError(
+            f"{where}: spectrum has shape {eigenvalues.shape}; expected [d] or [{N}, d]"
+        )
+    if not eigenvalues.size or not ((eigenvalues > 0) & (eigenvalues <= _LARGEST)).all():
+        raise ValueError(
+            f"{where}: spectrum = {checks.show(given)}; expected numbers in (0, {_LARGEST:.3g}]"
+        )
+    return np.broadcast_to(eigenvalues, (N, eigenvalues.shape[-1]))
 
 
 def _real(name: str, values: ArrayLike) -> np.ndarray:

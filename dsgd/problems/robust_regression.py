@@ -79,7 +79,7 @@ def robust_regression(
     lengths = np.linalg.norm(a, axis=2)
     fewer = 1.0 if replacement or samples == 1 else max(samples - batch_size, 0) / (samples - 1)
     problem = finite_sum(
-        Model(FromZero(dimension), _predict),
+        Model(FromZero(dimension), predict),
         _geman_mcclure,
         (a.reshape(-1, dimension), y.ravel()),
         workers,
@@ -99,7 +99,8 @@ def robust_regression(
     )
 
 
-def _predict(x: jax.Array, inputs: jax.Array) -> jax.Array:
+def predict(x: jax.Array, inputs: jax.Array) -> jax.Array:
+    """Returns the products of samples `[m, d]` with x `[d]`."""
     return jnp.matmul(inputs, x, precision=jax.lax.Precision.HIGHEST)
 
 

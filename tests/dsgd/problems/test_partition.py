@@ -60,6 +60,14 @@ def test_equal_parts_are_those_of_one_order(case):
     for partition, order in orders.items():
         parts = split(labels, workers, partition, seed=seed)
         assert [part.tolist() for part in parts] == equal_parts(order, workers)
+        size = len(order) // workers
+        ends = [*range(size, size * workers, size), len(order)]
+        for remainder in ("last", "drop"):
+            parts = split(labels, workers, partition, seed=seed, remainder=remainder)
+            expected = [order[begin:end] for begin, end in pairwise((0, *ends))]
+            if remainder == "drop":
+                expected[-1] = expected[-1][:size]
+            assert [part.tolist() for part in parts] == expected
 
 
 @given(case=cases(), alpha=st.floats(1e-3, 1e6))
@@ -158,7 +166,7 @@ def test_each_worker_has_k_classes_which_are_divided_equally(workers, C, data):
 def test_a_partition_refuses_options_that_it_does_not_use():
     """Also in problems, whose message begins with their name, and for given indices."""
     labels = np.arange(90) % 3
-    options = {"alpha": 0.3, "classes": 3, "shards": 4, "similarity": 0.35}
+    options = {"alpha": 0.3, "classes": 3, "shards": 4, "similarity": 0.35, "remainder": "last"}
     used = {
         "dirichlet": "alpha",
         "dirichlet-sizes": "alpha",
@@ -168,10 +176,13 @@ def test_a_partition_refuses_options_that_it_does_not_use():
     }
     for partition, (option, value) in product(problems.PARTITIONS, options.items()):
         given: Any = {option: value}
-        if used.get(partition) == option:
+        cuts = option == "remainder" and partition in ("iid", "blocks", "by-label")
+        if used.get(partition) == option or cuts:
             assert len(split(labels, 4, partition, **given)) == 4
             continue
         words = rf"split: {option} = .* partition '{partition}', .*'{option}"
+        if option == "remainder":
+            words = r"split: remainder = .* expected it for 'iid' or 'blocks' or 'by-label' only"
         if option == "alpha":
             words = r"split: alpha = .* expected it for 'dirichlet' or 'dirichlet-sizes' only"
         with pytest.raises(ValueError, match=words):

@@ -148,3 +148,27 @@ def test_random_quadratic_has_the_constants_asked_for(request, equal_hessians):
         extremes = linalg.eigvalsh(a)[[0, -1]]
         asked = request["strong_convexity"], request["smoothness"]
         np.testing.assert_allclose(extremes, asked, rtol=0, atol=1e-5 * request["smoothness"])
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_spectrum_and_distance_are_those_given(diagonal):
+    """The problems of RelaySGD: f has the factor 1/2, and the gradients of the workers at x* have
+    the mean square zeta^2.
+    """
+    singular, zeta, distance = np.linspace(0.5, 1, 5), 0.3, 7.0
+    problem = problems.random_quadratic(
+        3, 5, spectrum=singular**2, heterogeneity=zeta, distance=distance, diagonal=diagonal
+    )
+    A, b = (np.asarray(leaf, float) for leaf in (problem.data.A, problem.data.b))
+    np.testing.assert_allclose(np.sort(linalg.eigvalsh(dense(A)[1])), singular**2, rtol=1e-5)
+    assert np.abs(A[0] - A[1]).max() > 0.01
+    x = np.linalg.solve(dense(A).mean(axis=0), b.mean(axis=0))
+    assert np.linalg.norm(x) == pytest.approx(distance, rel=1e-5)
+    slopes = dense(A) @ x - b
+    assert np.mean(np.sum(slopes**2, axis=1)) == pytest.approx(zeta**2, rel=1e-4)
+    different = singular * np.array([[2.0], [3.0], [4.0]])
+    of_each = problems.random_quadratic(3, 5, spectrum=different)
+    np.testing.assert_allclose(
+        linalg.eigvalsh(np.asarray(of_each.data.A, float)[2]), different[2], rtol=1e-5
+    )
+    assert of_each.constants.smoothness == pytest.approx(4.0, rel=1e-6)
