@@ -43,11 +43,13 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0,
 """Line styles, used together with the colours."""
 MARKERS = ("", "o", "s", "D", "^", "v", "P", "X", "<", ">", "p", "h", "*", "d", "8")
 """Markers of the first eight lines, which have none, of the next eight, and so on."""
+_MARKS = MARKERS[1:]  # of all lines, if they have markers
 
 _AXES = {  # name in the history: (unit of the axis in units of the history, label of the axis)
     "step": (1, "rounds"),
     "communications": (1, "communications"),
     "gradients": (1, "sample gradients per worker"),
+    "epochs": (1, "epochs"),
     "bits": (1e6, "megabits sent and received per worker"),
     "bits_up": (1e6, "megabits sent per worker"),
     "bits_down": (1e6, "megabits received per worker"),
@@ -81,8 +83,10 @@ def curves(
     logx: bool = False,
     logy: bool = False,
     band: _Bands = "error",
+    markers: int = 0,
+    floor: float | None = None,
     labels: Mapping[str, str] | None = None,
-    save: str | Path | None = None,
+    save: str | Path | Sequence[str | Path] | None = None,
 ) -> Figure:
     """Plots runs as lines: the mean over seeds, in a band of one standard error.
 
@@ -94,20 +98,26 @@ def curves(
             method communicates in some rounds only, the label of "step" is "rounds (local steps)".
         y: a name in the history, or a list of names, each of which becomes a row of panels.
         logx, logy: whether the axes of all panels are logarithmic. Numbers that are not positive
-            are omitted on these.
+            are omitted on these, except with `floor`.
         band: "error", or "quartiles": the median over seeds, in a band from the first to the third
             quartile.
+        markers: number of records from one marker of a line to the next, of which each line has its
+            own kind; 0: without markers, up to eight lines.
+        floor: least number on logarithmic y axes: smaller ones, also zeros, are drawn there. None:
+            there is none.
         labels: labels of axes by name in the history, with units, such as those of a problem's own
             metrics: {"test_rmse": "test error, °C"}; None: the name in words.
-        save: file to which the figure is written, as by `save`; None: none.
+        save: file, or files, such as a PDF and a PNG, to which the figure is written, as by `save`;
+            None: none.
 
     Returns:
         The figure. Its `axes` are the panels, row by row.
 
     Raises:
         ValueError: if a name is not in a history or has one number per worker, there are no names,
-            `labels` has a name that is not on an axis, `band` is unknown, `runs` is not as in
-            `dsgd.frame`, or the suffix of `save` is none of those of `save`.
+            `labels` has a name that is not on an axis, `band` is unknown, `markers` is negative,
+            `floor` is not positive, `runs` is not as in `dsgd.frame`, or the suffix of `save` is
+            none of those of `save`.
     """
     xs, ys = ([name] if isinstance(name, str) else list(name) for name in (x, y))
     for what, names in (("x", xs), ("y", ys)):
@@ -118,8 +128,9 @@ def curves(
             f"curves: labels of {', '.join(unused)}; expected names of x or y: "
             f"{', '.join((*xs, *ys))}"
         )
-    if save is not None:
-        save = _figure_path("curves: save", save)
+    _require_marks("curves", markers, floor)
+    given = () if save is None else (save,) if isinstance(save, str | Path) else save
+    paths = [_figure_path("curves: save", path) for path in given]
     histories = {line_label(labels): history for labels, history in single_points("curves", runs)}
     across = [
         {
@@ -135,16 +146,23 @@ def curves(
     sheet, axes = figure(len(xs), len(ys), sharey="row")
     for panel, (rows, columns) in zip(axes, itertools.product(up, across), strict=True):
         log_scale(panel, "x" * logx + "y" * logy)
-        draw_lines(panel, {label: (columns[label], rows[label]) for label in histories}, band)
+        lines = {label: (columns[label], rows[label]) for label in histories}
+        draw_lines(panel, lines, band, markers=markers, floor=floor)
     words = axis_labels(histories.values()) | dict(labels or {})
     for panel, name in zip(axes[-len(xs) :], xs, strict=True):
         panel.set_xlabel(words[name])
     for panel, name in zip(axes[:: len(xs)], ys, strict=True):
         panel.set_ylabel(words[name])
     _legend(sheet, axes[0], max(len(history["loss"]) for history in histories.values()), band)
-    if save is not None:
-        _write(sheet, save)
+    for path in paths:
+        _write(sheet, path)
     return sheet
+
+
+def _require_marks(where: str, markers: int, floor: float | None) -> None:
+    checks.natural(f"{where}: markers", markers)
+    if floor is not None and not 0 < floor < np.inf:
+        raise ValueError(f"{where}: floor = {floor}; expected a positive, finite number")
 
 
 def axis_labels(histories: Iterable[History]) -> dict[str, str]:
@@ -220,7 +238,12 @@ def _legend(sheet: Figure, panel: Axes, seeds: int, band: Band) -> None:
 
 @checks.arguments
 def draw_lines(
-    axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], band: _Bands = "error"
+    axes: Axes,
+    lines: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    band: _Bands = "error",
+    *,
+    markers: int = 0,
+    floor: float | None = None,
 ) -> None:
     """Draws one line per method, with a band over seeds.
 
@@ -230,10 +253,12 @@ def draw_lines(
             colour and style, and from the ninth on a marker. Numbers that are not positive are
             omitted on logarithmic axes.
         band: "error": the mean and one standard error; "quartiles": the median and the quartiles.
+        markers, floor: as in `curves`.
 
     Raises:
-        ValueError: if a line has other shapes, or `band` is unknown.
+        ValueError: if a line has other shapes, `band` is unknown, or as for `curves`.
     """
+    _require_marks("draw_lines", markers, floor)
     if band not in ("error", "quartiles"):
         raise ValueError(f"draw_lines: band = {band!r}; expected 'error' or 'quartiles'")
     least = [0 if scale == "log" else -np.inf for scale in (axes.get_xscale(), axes.get_yscale())]
@@ -247,6 +272,8 @@ def draw_lines(
         if not on_axis.any():
             continue
         x, shown = cost[on_axis], y[:, on_axis]
+        if floor is not None and axes.get_yscale() == "log":
+            shown = np.maximum(shown, floor)
         if band == "error":
             middle, error = mean_and_error(shown)
             low, high = middle - error, middle + error
@@ -255,7 +282,11 @@ def draw_lines(
         middle = np.where(middle > least[1], middle, np.nan)
         colour, style = COLOURS[i % len(COLOURS)], STYLES[(i + i // len(COLOURS)) % len(STYLES)]
         (line,) = axes.plot(x, middle, color=colour, linestyle=style, linewidth=1.8, label=label)
-        if i >= len(COLOURS):
+        if markers:
+            # The first markers of the lines are apart, so that markers of equal lines are visible.
+            first = i * max(1, markers // len(lines)) % markers
+            line.set(marker=_MARKS[i % len(_MARKS)], markevery=(first, markers), markersize=5)
+        elif i >= len(COLOURS):
             line.set(marker=MARKERS[i // len(COLOURS) % len(MARKERS)], markevery=0.2)
         axes.fill_between(
             x, low, high, where=np.isfinite(middle), color=colour, alpha=0.2, linewidth=0

@@ -16,10 +16,12 @@ TOTALS = "totals of rounds"
 OF_TOTALS = ("bits_up", "bits_down", "communications", "gradients")
 COUNTED = (TOTALS, ARRIVED)
 """Counts, which are summed over all rounds of a record."""
+EPOCHS = "epochs"
 OF_ROUNDS = frozenset(
     {
         *(BITS, CLOCK, TRAIN_LOSS, EVALUATED, SAMPLES, PRESENT, ARRIVED, GAP, DISTANCE),
         *OF_TOTALS,
+        EPOCHS,
     }
 )
 """Names that a method cannot log."""

@@ -67,6 +67,7 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
         record_every=job.plan.record_every,
         first=job.before,
         minimum=job.problem.constants.minimum,
+        samples=sum(job.problem.local_samples or ()),
     )
     queue = _Queue(
         job,

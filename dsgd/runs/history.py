@@ -146,6 +146,7 @@ class Log:
         record_every: number of rounds between records.
         first: number of rounds completed before the first record.
         minimum: `Constants.minimum` of the problem.
+        samples: number of samples of all workers; 0 if data do not consist of samples.
     """
 
     def __init__(
@@ -156,12 +157,14 @@ class Log:
         record_every: int,
         first: int = 0,
         minimum: float | None = None,
+        samples: int = 0,
     ) -> None:
         self.axis = runs
         self.N = N
         self.record_every = record_every
         self.first = first
         self.minimum = minimum
+        self.samples = samples
         self.steps: list[int] = []  # number of completed rounds at each record
         self.pieces: list[dict[str, np.ndarray]] = []
 
@@ -241,13 +244,15 @@ class Log:
         up, down, exchanges, samples = np.moveaxis(
             np.cumsum(each, axis=self.axis, dtype=np.uint64), -1, 0
         )
-        totals = dict(
+        totals: dict[str, np.ndarray] = dict(
             zip(
                 columns.OF_TOTALS,
                 (up / self.N, down / self.N, exchanges.astype(np.int64), samples / self.N),
                 strict=True,
             )
         )
+        if self.samples:
+            totals[columns.EPOCHS] = samples / self.samples
         if _ARRIVED in records:
             sent, came = np.moveaxis(counts.to_int(records[_ARRIVED]), -1, 0)
             records[_ARRIVED] = np.divide(

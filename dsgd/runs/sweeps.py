@@ -220,6 +220,7 @@ _SMALLEST = {
     "bits_down",
     "communications",
     "gradients",
+    "epochs",
     "clock",
 }
 _LARGEST = {"accuracy", "test_accuracy"}

@@ -162,7 +162,9 @@ OTHERS = (
 def results(history: Mapping[str, Any], params: Any) -> dict[str, np.ndarray]:
     """Without columns that `tests/dsgd/runs/test_history_columns.py` compares with exact counts."""
     parameters = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
-    kept = sorted(history.keys() - {*columns.OF_TOTALS, columns.GAP, columns.DISTANCE})
+    kept = sorted(
+        history.keys() - {*columns.OF_TOTALS, columns.EPOCHS, columns.GAP, columns.DISTANCE}
+    )
     return {**{name: np.asarray(history[name]) for name in kept}, "params": parameters}
 
 

@@ -115,6 +115,26 @@ def test_zeros_are_omitted_on_logarithmic_axes():
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [1, 2, 3, 4])
 
 
+def test_zeros_are_drawn_at_the_floor_of_logarithmic_axes():
+    each = history()
+    each["consensus"][:, 3:] = [[0.0, 1e-9], [0.0, -2.0], [0.0, 0.5]]
+    (axes,) = plots.curves(
+        {"one": each}, y="consensus", logy=True, band="quartiles", floor=1e-6
+    ).axes
+    shown = np.maximum(each["consensus"], 1e-6)
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), np.median(shown, axis=0))
+    np.testing.assert_allclose(band(axes)[:, 3], 1e-6)
+    (linear,) = plots.curves({"one": each}, y="consensus", floor=1e-6).axes
+    assert linear.lines[0].get_ydata()[4] == pytest.approx(each["consensus"][:, 4].mean())
+
+
+def test_lines_have_markers_every_few_records():
+    runs = {str(i): history(records=21) for i in range(3)}
+    (axes,) = plots.curves(runs, markers=6).axes
+    assert [line.get_markevery() for line in axes.lines] == [(0, 6), (2, 6), (4, 6)]
+    assert len({line.get_marker() for line in axes.lines} - {"", "None"}) == 3
+
+
 def test_bands_can_be_quartiles():
     each = history(seeds=5)
     sheet = plots.curves({"one": each}, band="quartiles")
@@ -133,6 +153,12 @@ def test_figures_are_saved_in_the_format_of_the_suffix(tmp_path):
     with pytest.raises(ValueError, match=r"save: path = 'one'; expected a file"):
         plots.save(sheet, "one")
     assert len(list((tmp_path / "new").iterdir())) == 3
+
+
+def test_a_figure_is_saved_in_several_formats(tmp_path):
+    paths = [tmp_path / "a.pdf", tmp_path / "b.png"]
+    plots.curves({"one": history()}, save=[paths[0], str(paths[1])])
+    assert [path.read_bytes()[:4] for path in paths] == [b"%PDF", b"\x89PNG"]
 
 
 def test_areas_of_a_partition_are_numbers_of_samples():
@@ -183,6 +209,8 @@ def test_invalid_arguments_are_refused():
         (history(), {"y": []}, r"y = \[\]"),
         (history(), {"labels": {"clock": "s"}}, "labels of clock; expected names of x or y: step"),
         ({"one": history(), "two": short}, {"x": "clock"}, "two, x = 'clock' is not"),
+        (history(), {"floor": 0.0}, "floor = 0.0; expected a positive"),
+        (history(), {"markers": -1}, "markers = -1"),
     ):
         with pytest.raises(ValueError, match=f"curves: {words}"):
             plots.curves(runs, **arguments)

@@ -83,6 +83,7 @@ def test_exchanges_and_gradients_are_those_of_the_rounds(mesh):
     for name, expected in (
         ("communications", exchanges),
         ("gradients", samples),
+        ("epochs", samples * N / sum(SIZES)),
         ("bits_up", up),
         ("bits_down", down),
         ("bits", up + down),
