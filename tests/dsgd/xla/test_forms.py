@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import dsgd
 from dsgd import xla
@@ -112,6 +113,29 @@ def test_both_forms_are_bit_identical_and_only_cpus_use_theirs(name, monkeypatch
     ):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_convolutions_in_sweeps(enabled, monkeypatch):
+    """Mapped over workers and seeds, which have their own images and kernels, and over a grid of
+    kernels; the gradients are those of each run and worker.
+    """
+    monkeypatch.setattr(forms, "ENABLED", enabled)
+    x, kernels = whole(3, 2, 2, 6, 5, 3), whole(4, 3, 2, 3, 3, 3, 5)
+    one = jax.grad(lambda kernel, x: jnp.sum(xla.convolve(x, kernel, 2) ** 2) / 2, (0, 1))
+    mapped = jax.vmap(jax.vmap(jax.vmap(one)), (0, None))
+    in_run = jax.shard_map(
+        mapped,
+        mesh=dsgd.workers.mesh(1),
+        in_specs=(P(None, None, "workers"), P(None, "workers")),
+        out_specs=P(None, None, "workers"),
+        check_vma=False,
+    )
+    found = jax.jit(in_run)(kernels, x)
+    for at in np.ndindex(4, 3, 2):
+        expected = one(kernels[at], x[at[1:]])
+        for each, by_run in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(by_run[at], each)
 
 
 def test_few_elements_use_the_plain_form():
