@@ -58,6 +58,36 @@ SYNONYMS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("beta", "concentration"), ("alpha",)),
     **dict.fromkeys(("classes_per_client", "num_classes_per_client"), ("classes",)),
     **dict.fromkeys(("num_shards", "shards_per_client"), ("shards",)),
+    **dict.fromkeys(("qffl", "q_ffl", "qfedsgd"), ("q_fed_avg",)),
+    **dict.fromkeys(("mu", "lambda_", "proximal_mu"), ("penalty",)),
+    **dict.fromkeys(("base_layers", "head", "personal_layers"), ("local",)),
+    **dict.fromkeys(("head_epochs", "num_head_epochs", "plocal_epochs"), ("head_steps",)),
+    **dict.fromkeys(("mixing_parameter", "mixing_weight"), ("mixture",)),
+    **dict.fromkeys(("powd", "pow_d", "highest_loss", "loss_based"), ("power_of_choice",)),
+    **dict.fromkeys(
+        ("clients_per_round", "cohort_size", "num_sampled", "sample_size", "sampled_clients"),
+        ("k", "m"),
+    ),
+    **dict.fromkeys(
+        (
+            "choice",
+            "random_selection",
+            "uniform_sampler",
+            "uniform_sampling",
+            "without_replacement",
+        ),
+        ("sampled",),
+    ),
+    **dict.fromkeys(("by_size", "proportional", "pps"), ("systematic",)),
+    **dict.fromkeys(("poisson", "poisson_sampling"), ("bernoulli", "poisson_intervals")),
+    **dict.fromkeys(("fixed_order", "sequential", "turns"), ("round_robin",)),
+    **dict.fromkeys(("availability", "two_state"), ("markov",)),
+    **dict.fromkeys(("daily", "diurnal", "time_of_day"), ("square_wave",)),
+    "periodic": ("cyclic",),
+    **dict.fromkeys(("natural", "by-user", "user"), ("by_user",)),
+    **dict.fromkeys(("leaf", "load_leaf", "femnist"), ("read_clients",)),
+    **dict.fromkeys(("fairness", "per_client_metrics"), ("client_metrics", "with_client_metrics")),
+    **dict.fromkeys(("train_test_split", "split_clients"), ("hold_out",)),
 }
 """Terms of papers and other libraries, with the names that this project has for them. A message
 about an unknown name suggests those that exist in its place."""
