@@ -461,7 +461,7 @@ def arrays(what: str, pair: Any) -> tuple[PyTree, PyTree]:
         what: name of the data in messages.
         pair: (inputs, targets), pytrees of arrays `[M, ...]`, see `array_likes.tree`; targets may
             be (). Inputs may be scipy.sparse matrices, which become `SparseRows`, or dense arrays
-            if these take less memory.
+            if these take little memory.
 
     Raises:
         ValueError: if it is not a pair, there are no samples, leaves differ in length, samples have

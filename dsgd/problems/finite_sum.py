@@ -305,7 +305,7 @@ def finite_sum(
         data: (inputs, targets), each a pytree of arrays `[M, ...]`; targets are () if the loss
             needs none. Real numbers are converted to JAX's default float type, integers are not
             converted. Inputs that are scipy.sparse matrices are passed to the model as
-            `problems.SparseRows`, or as dense arrays if these take less memory; `inputs @ kernel`
+            `problems.SparseRows`, or as dense arrays if these take little memory; `inputs @ kernel`
             works for both. Or `problems.ByWorker(load)`: a function loads the data of each worker,
             on the processes that need them only; `partition` is then ignored.
         workers: N.

@@ -24,7 +24,7 @@ from sklearn.model_selection import train_test_split
 
 from dsgd import problems
 
-SPARSE = sp.random_array((40, 30), density=0.1, rng=np.random.default_rng(1), format="csr")
+SPARSE = sp.random_array((40, 90), density=0.03, rng=np.random.default_rng(1), format="csr")
 CLASSES = np.arange(40) % 3
 TRAIN, TEST = 10, 3
 PARTS = ("train", "test")
@@ -218,7 +218,7 @@ def svmlight(matrix: Any, labels: Any, first: int = 1) -> bytes:
 
 @pytest.mark.parametrize(("labels", "kept"), [(["-1", "+1"], [-1, 1]), (["3.0", "7"], [3, 7])])
 def test_libsvm_files_are_read_with_the_test_file_of_fewer_features(tmp_path, labels, kept):
-    classes, narrow = np.arange(40) % 2, SPARSE[:10, :20]
+    classes, narrow = np.arange(40) % 2, SPARSE[:10, :70]
     given = [labels[c] for c in classes]
     write(tmp_path / "a9a", svmlight(SPARSE, given))
     write(tmp_path / "a9a.t", svmlight(narrow, given[:10]))
@@ -226,7 +226,7 @@ def test_libsvm_files_are_read_with_the_test_file_of_fewer_features(tmp_path, la
     np.testing.assert_array_equal(found.labels, kept)
     np.testing.assert_array_equal(found.train_targets, classes)
     np.testing.assert_allclose(found.train_inputs.toarray(), SPARSE.toarray(), rtol=1e-6)
-    wide = np.pad(narrow.toarray(), ((0, 0), (0, 10)))
+    wide = np.pad(narrow.toarray(), ((0, 0), (0, 20)))
     np.testing.assert_allclose(found.test_inputs.toarray(), wide, rtol=1e-6)
     made = problems.logistic_regression("a9a", 2, data_dir=tmp_path)
     assert made.name == "logistic_regression(a9a, iid)"

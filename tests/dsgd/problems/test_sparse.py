@@ -12,7 +12,7 @@ import dsgd
 from dsgd import problems
 
 KEY = jax.random.key(0)
-SPARSE = sp.random_array((40, 30), density=0.1, rng=np.random.default_rng(1), format="csr")
+SPARSE = sp.random_array((40, 90), density=0.03, rng=np.random.default_rng(1), format="csr")
 CLASSES = np.arange(40) % 3
 
 
@@ -63,3 +63,18 @@ def test_sparse_entries_that_do_not_fit_are_refused(entry, words):
     inputs = sp.csr_array(([entry], ([0], [0])), (40, 30))
     with pytest.raises(ValueError, match=f"data: inputs.*{words}"):
         problems.logistic_regression((inputs, CLASSES), 2)
+
+
+@pytest.mark.parametrize(
+    ("features", "limit", "stored"),
+    [(79, 10_000, False), (81, 10_000, True), (79, 3_000, True), (19, 100, False)],
+)
+def test_small_matrices_are_stored_as_dense_arrays(features, limit, stored, monkeypatch):
+    """40 rows with up to 10 entries take the memory of 20 features, and a quarter of that of 80."""
+    monkeypatch.setattr(problems.sparse, "_SMALL", limit)
+    matrix = np.zeros((40, features))
+    matrix[:, :10] = np.arange(1, 11)
+    data = problems.load((sp.csr_array(matrix), CLASSES), hold_out=False)
+    assert isinstance(data.train_inputs, problems.SparseRows) == stored
+    found = data.train_inputs.toarray() if stored else data.train_inputs
+    np.testing.assert_array_equal(found, matrix)
