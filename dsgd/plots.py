@@ -463,12 +463,17 @@ def _figure_path(where: str, path: str | Path) -> Path:
     return found
 
 
+_BARS = 100  # workers that can be distinguished in a figure
+
+
 @checks.arguments
 def partition(data: Problem | Sequence[Any]) -> Figure:
     """Draws how the samples of each class are distributed over the workers: one row for each class,
     in which the area above a worker is proportional to its number of samples.
 
-    The title has the mean total variation distance of `dsgd.problems.class_counts`.
+    Of more than 100 workers, 100 are drawn in the order of their numbers of samples, evenly spaced
+    in this order from the smallest to the largest. The title is about all of them: it has the mean
+    total variation distance of `dsgd.problems.class_counts`.
 
     Args:
         data: as in `dsgd.problems.class_counts`.
@@ -480,18 +485,30 @@ def partition(data: Problem | Sequence[Any]) -> Figure:
         ValueError: as for `dsgd.problems.class_counts`.
     """
     counted = count_classes("partition", data)
-    N, classes = counted.counts.shape
+    counts, xlabel = counted.counts, "worker"
+    N, classes = counts.shape
+    drawn = min(N, _BARS)
+    if drawn < N:
+        ordered = np.argsort(counted.samples, kind="stable")
+        counts = counts[ordered[np.linspace(0, N - 1, drawn).round().astype(int)]]
+        xlabel = f"worker in the order of numbers of samples ({drawn} of {N:,} are drawn)"
+    width = (N - 1) / (drawn - 1) if drawn > 1 else 1.0
     sheet, (axes,) = figure(1, width=7.0, height=1.2 + 0.25 * min(classes, 20))
-    edges = (np.arange(N)[:, None] + [-0.42, 0.42]).ravel()
-    tops = np.zeros((2 * N - 1, classes))  # every second one is the gap between two workers
-    tops[::2] = 0.9 * counted.counts / counted.counts.max()
+    edges = width * (np.arange(drawn)[:, None] + [-0.42, 0.42]).ravel()
+    tops = np.zeros((2 * drawn - 1, classes))  # every second one is the gap between two workers
+    tops[::2] = 0.9 * counts / counts.max()
     for row, colour in enumerate(class_colours(classes)):
         base = row - 0.45
         axes.stairs(base + tops[:, row], edges, baseline=base, fill=True, fc=colour, lw=0)
     axes.grid(visible=False)
     shown = range(0, classes, math.ceil(classes / 20))
     axes.set_yticks(shown, [str(counted.classes[row]) for row in shown])
-    axes.set(xlabel="worker", ylabel="class", xlim=(-0.5, N - 0.5), ylim=(-0.55, classes - 0.45))
+    axes.set(
+        xlabel=xlabel,
+        ylabel="class",
+        xlim=(-0.5 * width, N - 1 + 0.5 * width),
+        ylim=(-0.55, classes - 0.45),
+    )
     axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     few, most = counted.samples.min(), counted.samples.max()
     axes.set_title(
@@ -544,6 +561,8 @@ def clients(
         shares.plot(count / len(values), np.sort(values), **style)
         lowest = by_label[label].statistics[metric]["lowest_decile"]
         shares.plot(0.1, lowest, "o", color=style["color"])
+    shares.plot([], [], "o", color="0.4", label="mean of the lowest tenth")
+    shares.legend(frameon=False, loc="lower right")
     words = metric.replace("_", " ")
     histogram.set(xlabel=words, ylabel="clients")
     shares.set(xlabel="share of the clients", ylabel=words, xlim=(0, 1))

@@ -175,9 +175,24 @@ def test_areas_of_a_partition_are_numbers_of_samples():
     assert (
         axes.get_title() == f"2 to 4 samples per worker; mean total variation distance {mean:.2f}"
     )
-    many = plots.partition([RNG.integers(0, 12, 5) for _ in range(1000)])
+
+
+def test_of_many_workers_some_are_drawn_from_the_smallest_to_the_largest():
+    sizes = RNG.permutation(991) + 5
+    labels = [RNG.permutation(np.arange(size) % 12) for size in sizes]
+    many = plots.partition(labels)
     assert not scripts.overlapping_labels(many)
-    assert len({tuple(patch.get_facecolor()) for patch in many.axes[0].patches}) == 12
+    (axes,) = many.axes
+    assert len({tuple(patch.get_facecolor()) for patch in axes.patches}) == 12
+    assert axes.get_xlabel().endswith("(100 of 991 are drawn)")
+    heights = 0
+    for patch in axes.patches:
+        tops, edges, base = patch.get_data()
+        heights = heights + (tops - base)[::2]
+    np.testing.assert_allclose((edges[::2] + edges[1::2]) / 2, 10 * np.arange(100), atol=1e-9)
+    largest = np.ceil(995 / 12)
+    np.testing.assert_allclose(heights * largest / 0.9, 5 + 10 * np.arange(100))
+    assert axes.get_title().startswith("5 to 995 samples per worker; mean total variation distance")
 
 
 def test_each_point_of_a_sweep_is_a_line():

@@ -168,6 +168,8 @@ def test_the_table_and_the_figure_have_the_distribution():
     assert histogram.patches[0].get_data().values.sum() == 3
     np.testing.assert_allclose(shares.lines[0].get_ydata(), [0.5, 2, 3])
     np.testing.assert_allclose(shares.lines[0].get_xdata(), [1 / 3, 2 / 3, 1])
+    words = [text.get_text() for text in shares.get_legend().get_texts()]
+    assert words == ["mean of the lowest tenth"]
     for given, words in (({}, "measured = {}"), (measured, "metric = 'accuracy'; expected one of")):
         with pytest.raises(ValueError, match=f"clients: {words}"):
             plots.clients(given)
