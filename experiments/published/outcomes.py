@@ -18,7 +18,13 @@ from experiments.shared import figures, gallery, tables
 
 Values = float | Sequence[float] | np.ndarray
 Source = Literal[
-    "authors' code", "authors' outputs", "paper's text", "paper's figure", "theorem", "from memory"
+    "authors' code",
+    "authors' outputs",
+    "others' outputs",
+    "paper's text",
+    "paper's figure",
+    "theorem",
+    "from memory",
 ]
 HEADINGS = ("what", "published", "ours", "ratio", "source", "verdict")
 
