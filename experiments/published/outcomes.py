@@ -38,6 +38,7 @@ class Number:
         published: the published number.
         ours: our numbers, one for each seed, or a single one; infinite if it was not reached.
         source: where the published number was read; the module's docstring names the file or page.
+            "from memory": it is known, but could not be looked up.
         over: smallest and largest published number over seeds; None: only one was published.
         tolerance: relative difference of the ranges that still counts as reproduced, such as that
             of the published number's rounding.
@@ -147,8 +148,8 @@ class Outcome:
 
     Args:
         rows: published values next to ours.
-        panels: panels of the figure, which has at most two columns. All have the lines of the
-            first.
+        panels: panels of the figure, in rows of two, or three panels in one row. All have the lines
+            of the first.
         differences: a sentence on where and why ours differ, and what was tried.
     """
 
@@ -171,7 +172,8 @@ class Outcome:
         circles = "; circles: published" * any(panel.published for panel in self.panels)
         heading = f"{title}\nmedians and quartiles over seeds{circles}"
         draw = [panel.draw for panel in self.panels]
-        return figures.sheet(draw, min(2, len(draw)), heading, height=3.4, sharey=False)
+        columns = 3 if len(draw) == 3 else min(2, len(draw))
+        return figures.sheet(draw, columns, heading, height=3.2, sharey=False)
 
 
 def _range(middle: float, *ends: float) -> str:

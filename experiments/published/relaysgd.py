@@ -69,15 +69,16 @@ STEPS_8 = {  # by zeta^2 = 0, 0.01, 0.1
 
 def quadratics(n: int, zeta2: float, r0: float, seed: int, noise: float = 0.0) -> dsgd.Problem:
     """Returns random quadratics of n workers."""
-    rng = np.random.default_rng(seed)
-    Q, _ = np.linalg.qr(rng.normal(size=(n, 10, 10)))
-    H = np.einsum("nij,j,nkj->nik", Q, np.linspace(0.5, 1, 10) ** 2, Q)
-    optima = rng.normal(size=(n, 10))
-    x = np.linalg.solve(H.sum(axis=0), np.einsum("nij,nj->i", H, optima))
-    gradients = np.einsum("nij,nj->ni", H, x - optima)
-    gradients *= np.sqrt(zeta2 / np.mean(np.sum(gradients**2, axis=1)))
-    x = rng.normal(size=10)
-    return problems.quadratic(H, H @ (r0 * x / np.linalg.norm(x)) - gradients, noise=noise)
+    spectrum = np.linspace(0.5, 1, 10) ** 2
+    return problems.random_quadratic(
+        n,
+        10,
+        spectrum=spectrum,
+        heterogeneity=float(np.sqrt(zeta2)),
+        distance=float(r0),
+        noise=noise,
+        seed=seed,
+    )
 
 
 def cases(n: int) -> dict:

@@ -26,11 +26,11 @@ HEAD = """# Published figures
 Figures and tables of other papers, each reproduced by one command:
 
 ```sh
-python -m experiments.published                      # the list
-python -m experiments.published {first} --quick  # one of them
+python -m experiments.published
+python -m experiments.published {first} --quick
 ```
 
-Each table has a row for each number or claim: the published value, ours (the median, and the range
+The first command lists them. Each table has a row for each number or claim: the published value, ours (the median, and the range
 over seeds), their ratio, where the published value was read, and a verdict. A number is reproduced
 if the ranges overlap, or differ by at most the tolerance in its row; a claim is reproduced if every
 seed satisfies its bound. No setting was tuned to obtain a published number.
@@ -110,7 +110,7 @@ def page(docs: Path) -> str:
     with a table in `docs`.
     """
     known = [one for one in reproductions().values() if cost(one, docs) != "-"]
-    parts = [HEAD.format(first=known[0].name if known else "NAME")]
+    parts = [HEAD.format(first=known[0].name if known else "relaysgd-8")]
     parts += ["| command | what | rows reproduced | CPU minutes |\n|---|---|--:|--:|"]
     for one in known:
         found = verdicts(one, docs)
