@@ -83,7 +83,7 @@ def powersgd_ranks(quick: bool) -> Outcome:
             problem,
             steps=STEPS,
             key=jax.random.key(0),
-            seeds=2 if quick else 10,
+            seeds=2 if quick else 5,
             record_every=10,
             learning_rate=RATES,
         )

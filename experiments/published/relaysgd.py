@@ -225,7 +225,13 @@ def relaysgd_7(quick: bool) -> Outcome:
         Panel("steps", GAP_LABEL, {case: (at, gaps[case, z]) for case in GAPS_7}, title=f"ζ² = {z}")
         for z in zetas
     ]
-    return Outcome(rows, panels, "One problem and one draw of the noise are published.")
+    return Outcome(
+        rows,
+        panels,
+        "One problem is published, on which W's slow modes are weak: in the outputs of figure 2, "
+        "gossip takes 1,834 to 9,049 steps for 32 workers and ζ² = 0.1. Last gaps are those of one "
+        "draw of the noise.",
+    )
 
 
 @jax.enable_x64(True)

@@ -30,10 +30,12 @@ python -m experiments.published
 python -m experiments.published {first} --quick
 ```
 
-The first command lists them. Each table has a row for each number or claim: the published value, ours (the median, and the range
-over seeds), their ratio, where the published value was read, and a verdict. A number is reproduced
-if the ranges overlap, or differ by at most the tolerance in its row; a claim is reproduced if every
-seed satisfies its bound. No setting was tuned to obtain a published number.
+The first command lists them. Each table has a row for each number or claim: the published value,
+ours (the median, and the range over seeds), their ratio, where the published value was read, and a
+verdict. A number is reproduced if the ranges overlap, or differ by at most the tolerance in its
+row; a claim is reproduced if every seed satisfies its bound. No setting was tuned to obtain a
+published number.
+
 `python -m experiments.all --docs` runs all of them and writes this page."""
 
 
