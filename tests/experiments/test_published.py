@@ -31,8 +31,9 @@ def test_each_names_its_paper_and_what_it_reproduces_and_is_a_run_of_docs():
         assert one.title.endswith("."), one.name
         assert one.load().__name__ == one.function
         assert catalogue.DOCUMENTED[one.run] == f"published {one.name}"
-        text = (gallery.FOLDER / f"{one.module}.py").read_text()
-        assert len(text.partition('"""\n\nfrom')[2].splitlines()) <= 120, one.module
+        lines = (gallery.FOLDER / f"{one.module}.py").read_text().splitlines()
+        together = sum(each.module == one.module for each in KNOWN.values())
+        assert len(lines) <= 130 * together, one.module
 
 
 def test_private_functions_and_other_annotations_are_no_reproductions(tmp_path, monkeypatch):
