@@ -19,6 +19,8 @@ from jax import lax
 
 from dsgd import workers
 from dsgd.base import PyTree
+from dsgd.engine import stores
+from dsgd.machines import host_calls
 
 
 class Layout(NamedTuple):
@@ -34,6 +36,7 @@ class Layout(NamedTuple):
             otherwise the leaf is common.
         common_models: whether the local models that the history measures depend on common leaves
             only.
+        hosted: the leaves that workers keep in a `Store` of the host; the devices have the others.
     """
 
     rows: int
@@ -42,6 +45,7 @@ class Layout(NamedTuple):
     synchronized: int
     kept: tuple[bool, ...]
     common_models: bool
+    hosted: tuple[int, ...] = ()
 
 
 class Clients(NamedTuple):
@@ -52,10 +56,12 @@ class Clients(NamedTuple):
         ids: numbers of the cohort's workers, int32 `[c]`; those that participate come first.
         present: participation, bool `[N]`.
         store: for each leaf of the rows, what all workers keep, `[N', ...]`, where N' >= N is
-            divisible by D; None for common leaves. The rows of the cohort are written back at the
-            end of its period.
+            divisible by D; None for common leaves and those in `host`. The rows of the cohort are
+            written back at the end of its period.
         common: for each leaf of the rows, its value after the last synchronization, `[...]`; None
             for leaves that workers keep.
+        host: the `Store` of leaves that the host keeps; during a run its number, int32; (): there
+            is none.
     """
 
     rows: PyTree
@@ -63,28 +69,34 @@ class Clients(NamedTuple):
     present: Any
     store: list[Any]
     common: list[Any]
+    host: Any = ()
 
 
 def first(rows: PyTree, layout: Layout, N: int, devices: int) -> Clients:
     """Returns the state before the first cohort is drawn, from the rows of all N workers."""
-    padding, store, common = -N % devices, [], []
-    for leaf, keeps in zip(jax.tree.leaves(rows), layout.kept, strict=True):
+    padding, store, common, mine = -N % devices, [], [], []
+    for i, (leaf, keeps) in enumerate(zip(jax.tree.leaves(rows), layout.kept, strict=True)):
         widths = [(0, padding), *[(0, 0)] * (leaf.ndim - 1)]
-        store.append(jnp.pad(leaf, widths) if keeps else None)
+        store.append(jnp.pad(leaf, widths) if keeps and i not in layout.hosted else None)
         # One of equal rows, so that the rows of all workers need not be in memory.
         common.append(None if keeps else leaf[0])
+        mine.append(leaf[: layout.rows] if keeps else None)
     ids = jnp.arange(layout.rows, dtype=jnp.int32)
-    mine = [None if leaf is None else leaf[: layout.rows] for leaf in store]
-    clients = Clients(rows, ids, jnp.zeros(N, bool), store, common)
+    host = jnp.int32(0) if layout.hosted else ()
+    clients = Clients(rows, ids, jnp.zeros(N, bool), store, common, host)
     return clients._replace(rows=_join(clients, mine, layout.rows))
 
 
-def exchange(clients: Clients, present: jax.Array) -> Clients:
+def exchange(
+    layout: Layout, clients: Clients, present: jax.Array, then: jax.Array | None
+) -> Clients:
     """Writes back what the cohort's workers keep and gathers the rows of the next cohort.
 
     Args:
+        layout: static.
         clients: the present cohort; leaves of its rows and its store are blocks.
         present: participation in the next period, bool `[N]`.
+        then: participation in the period after it, as far as it is known, if leaves are hosted.
     """
     rows, count = jax.tree.leaves(clients.rows), len(clients.ids)
     store = [
@@ -93,8 +105,30 @@ def exchange(clients: Clients, present: jax.Array) -> Clients:
     ]
     ids = order(present, count)
     kept = [None if leaf is None else _read(leaf, ids) for leaf in store]
-    clients = Clients(clients.rows, ids, present, store, clients.common)
+    if layout.hosted:
+        assert then is not None
+        hosted = [rows[i] for i in layout.hosted]
+        hosted = _exchange_with_host(clients, hosted, ids, order(then, count))
+        for i, leaf in zip(layout.hosted, hosted, strict=True):
+            kept[i] = leaf
+    clients = clients._replace(ids=ids, present=present, store=store)
     return clients._replace(rows=_join(clients, kept, count // workers.devices()))
+
+
+def _exchange_with_host(
+    clients: Clients, rows: list[jax.Array], ids: jax.Array, then: jax.Array
+) -> list[jax.Array]:
+    """Writes rows `[n, ...]` of the cohort to the store of the host and returns those of the next
+    cohort; `then` are the numbers of the cohort after it.
+    """
+    before, ids, then = (workers.local_block(each, len(ids)) for each in (clients.ids, ids, then))
+    shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in rows]
+    done = jax.ShapeDtypeStruct((), jnp.int32)
+    written = host_calls.call(stores.write, done, clients.host, before, rows)
+    # A worker may have been in a row of another device.
+    written = workers.sum_over_devices(written)
+    place = workers.ids(len(clients.ids))[0]
+    return host_calls.call(stores.read, shapes, clients.host, ids, then, place, written)
 
 
 def end_round(layout: Layout, clients: Clients, step: Any) -> tuple[Clients, jax.Array]:
@@ -184,7 +218,9 @@ def common_rows(clients: Clients) -> PyTree:
 
 
 def all_rows(clients: Clients) -> PyTree:
-    """Returns `State.workers` of all workers on every device, leaves `[N, ...]`."""
+    """Returns `State.workers` of all workers on every device, leaves `[N, ...]`, if the
+    devices store all of them.
+    """
     N, ids = len(clients.present), clients.ids
     rows, store = workers.all_gather((jax.tree.leaves(clients.rows), clients.store))
     everyone = [

@@ -108,7 +108,7 @@ class Plan(NamedTuple):
         rows: Any = P(*[None] * self.runs, workers.AXIS)
         return State(
             server=replicated,
-            workers=Clients(rows, replicated, replicated, rows, replicated)
+            workers=Clients(rows, replicated, replicated, rows, replicated, replicated)
             if self.cohort
             else rows,
             step=replicated,

@@ -65,7 +65,9 @@ def run_round(
     def draw(clients):
         present = make_round(plan, key, carry.clock, step).present
         assert present is not None
-        return cohorts.exchange(clients, present)
+        following = step - step % layout.period + layout.period
+        then = make_round(plan, key, carry.clock, following).present if layout.hosted else None
+        return cohorts.exchange(layout, clients, present, then)
 
     clients = lax.cond(
         (step % layout.period == 0) | begins, draw, lambda clients: clients, state.workers

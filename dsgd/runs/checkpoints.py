@@ -5,12 +5,13 @@ resumes.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,7 +29,7 @@ from dsgd.runs.starts import FROM_MODEL
 
 _SECONDS = 30.0  # between two checkpoints: the most that a crash can lose
 _FILE, _LOCK = "dsgd-run.npz", "dsgd-run.lock"
-_RECORDS = "records/"  # prefix of the names of records in the file
+_RECORDS, _STORE = "records/", "store/"  # prefixes of names in the file
 _DIGEST = hashlib.sha256().digest_size  # bytes at the end of the file, which .npz readers ignore
 
 
@@ -98,12 +99,26 @@ class Checkpoint:
         ]
         return jax.tree.unflatten(structure, leaves), records
 
+    def pieces(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the contents of stores, as they were passed to `save`."""
+        with zipfile.ZipFile(self._path) as archive:
+            for member in archive.infolist():
+                if member.filename.startswith(_STORE):
+                    name = member.filename.removeprefix(_STORE).removesuffix(".npy")
+                    yield name, _array(archive, member, self._path.stat().st_size)
+
     def due(self) -> bool:
         """Whether the last checkpoint was written more than 30 seconds ago."""
         return time.monotonic() - self._written > _SECONDS
 
-    def save(self, carry: Carry, records: dict[str, np.ndarray]) -> None:
-        """Writes the state and the records, and replaces the previous checkpoint.
+    def save(
+        self,
+        carry: Carry,
+        records: dict[str, np.ndarray],
+        store: Iterable[tuple[str, np.ndarray]] = (),
+    ) -> None:
+        """Writes the state, the records and the contents of stores, named arrays that need not fit
+        in memory, and replaces the previous checkpoint.
 
         Raises:
             OSError: if the file cannot be written, for example on a full disk. The previous
@@ -119,7 +134,8 @@ class Checkpoint:
         def write() -> str:
             try:
                 with replacing(self._path) as temporary, temporary.open("r+b") as file:
-                    _write(file, self._about, kept)
+                    more = ((f"{_STORE}{name}", array) for name, array in store)
+                    _write(file, self._about, itertools.chain(kept.items(), more))
             except OSError as error:
                 reason = error.strerror or error
                 before = (
@@ -236,9 +252,13 @@ def _name(path: PyTree) -> str:
     return f"carry{jax.tree_util.keystr(path)}"
 
 
-def _write(file: BinaryIO, about: dict[str, str], kept: dict[str, np.ndarray]) -> None:
-    """Writes arrays by name as an .npz, followed by the SHA-256 digest of all its bytes."""
-    np.savez(file, about=np.array(json.dumps(about)), allow_pickle=False, **kept)
+def _write(file: BinaryIO, about: dict[str, str], kept: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Writes named arrays as an .npz, followed by the SHA-256 digest of all its bytes."""
+    first = ("about", np.array(json.dumps(about)))
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in itertools.chain([first], kept):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
     digest = _digest(file, file.seek(0, os.SEEK_END))
     file.write(digest)
     file.flush()
@@ -259,6 +279,7 @@ def _contents(file: BinaryIO) -> tuple[dict[str, str], dict[str, np.ndarray]]:
         kept = {
             member.filename.removesuffix(".npy"): _array(archive, member, size)
             for member in archive.infolist()
+            if not member.filename.startswith(_STORE)
         }
     about = json.loads(str(kept.pop("about")))
     if not isinstance(about, dict) or not all(isinstance(text, str) for text in about.values()):

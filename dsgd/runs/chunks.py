@@ -24,9 +24,10 @@ from dsgd.engine import indices, loop, pooled, programs, protocol
 from dsgd.engine.plan import Carry, Chunk, Records
 from dsgd.engine.probe import probe
 from dsgd.machines import agreement, arrays
-from dsgd.runs import fingerprint, nonfinite, plans, starts
+from dsgd.runs import fingerprint, hosting, nonfinite, plans, starts
 from dsgd.runs.checkpoints import Checkpoint
 from dsgd.runs.history import Log
+from dsgd.runs.hosting import Stores
 from dsgd.runs.interrupts import Interrupted, Stop
 from dsgd.runs.progress import Progress
 from dsgd.runs.results import Result
@@ -69,12 +70,8 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
         minimum=job.problem.constants.minimum,
         samples=sum(job.problem.local_samples or ()),
     )
-    queue = _Queue(
-        job,
-        inputs,
-        _first_carry(job, inputs, checkpoint, log),
-        log.steps[-1] if log.steps else job.before,
-    )
+    carry, stores = _first_carry(job, inputs, checkpoint, log)
+    queue = _Queue(job, inputs, carry, log.steps[-1] if log.steps else job.before)
     if job.feed:
         with stop.users_code():
             job.feed.skip(queue.sent - job.before)
@@ -112,20 +109,20 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
                 if _is_enough(job, log, stop, bar):
                     last = queue.sent
                 if checkpoint and log.steps and (turn.due or queue.sent >= last):
-                    checkpoint.save(queue.carry, log.records())
+                    checkpoint.save(queue.carry, log.records(), hosting.pieces(stores))
             turn = agree()
     result = (
         None
         if turn.stop
         else Result(
-            queue.carry.state,
+            hosting.with_stores(queue.carry.state, stores),
             log.history(),
             _models(job, queue.carry.state, inputs),
             _tape(job, log),
         )
     )
     if result is None or agree().stop:
-        raise _interruption(job, queue, log, checkpoint)
+        raise _interruption(job, queue, log, checkpoint, stores)
     return result
 
 
@@ -150,13 +147,17 @@ def _place_inputs(job: RunSpec) -> _Inputs:
     return _Inputs(points, keys, data, shared)
 
 
-def _first_carry(job: RunSpec, inputs: _Inputs, checkpoint: Checkpoint | None, log: Log) -> Carry:
-    """Returns the initial carry of the loop.
+def _first_carry(
+    job: RunSpec, inputs: _Inputs, checkpoint: Checkpoint | None, log: Log
+) -> tuple[Carry, Stores]:
+    """Returns the initial carry of the loop, and the stores of the host; () if there are none.
 
     It is the checkpoint's state, whose records are added to the log; otherwise the given start;
     otherwise the method's initial state.
     """
     plan, points, keys = job.plan, inputs.points, inputs.keys
+    hosted = bool(plan.cohort and plan.cohort.hosted)
+    stores: Stores = ()
     if checkpoint and (found := checkpoint.restore(loop.shapes(plan, points, keys))):
         carry, records = found
         log.resume(records)
@@ -167,13 +168,22 @@ def _first_carry(job: RunSpec, inputs: _Inputs, checkpoint: Checkpoint | None, l
                 f">= {done}"
             )
         _check(job, log)
-        return carry
-    if not job.start:
-        return programs.call(loop.first_carry, plan, points, keys)
-    # Numbered draws continue as if all micro-batches of the previous rounds had been drawn.
-    drawn = job.before * probe(plan, job.methods[0]).draws if plan.problem.sampler.numbered else 0
-    start = starts.with_rows(job.start, plan)
-    return starts.restore(start, loop.shapes(plan, points, keys), drawn)
+        if hosted:
+            stores = hosting.from_pieces(checkpoint.pieces(), carry.state, plan, job.folder)
+    elif not job.start:
+        carry = programs.call(loop.first_carry, plan, points, keys)
+        if hosted:
+            stores = hosting.from_carry(carry, plan, job.folder)
+    else:
+        # Numbered draws continue as if all micro-batches of the previous rounds had been drawn.
+        numbered = plan.problem.sampler.numbered
+        drawn = job.before * probe(plan, job.methods[0]).draws if numbered else 0
+        start = starts.with_rows(job.start, plan)
+        carry = starts.restore(start, loop.shapes(plan, points, keys), drawn)
+        if hosted:
+            given = job.start if starts.has_stores(job.start) else starts.all_rows(job.start)
+            stores = hosting.from_state(given, plan, job.folder)
+    return hosting.with_numbers(carry, stores), stores
 
 
 class _Queue:
@@ -340,7 +350,7 @@ def _models(job: RunSpec, state: State, inputs: _Inputs) -> PyTree:
 
 
 def _interruption(
-    job: RunSpec, queue: _Queue, log: Log, checkpoint: Checkpoint | None
+    job: RunSpec, queue: _Queue, log: Log, checkpoint: Checkpoint | None, stores: Stores
 ) -> Interrupted:
     """Saves a checkpoint and returns the exception to raise.
 
@@ -352,7 +362,7 @@ def _interruption(
     )
     try:
         if checkpoint and log.steps:
-            checkpoint.save(queue.carry, log.records())
+            checkpoint.save(queue.carry, log.records(), hosting.pieces(stores))
     except OSError as error:
         message += f"; its checkpoint could not be written: {error}"
     return Interrupted(message, log.history())

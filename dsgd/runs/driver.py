@@ -16,7 +16,7 @@ from dsgd.base import Algorithm, Key, Pattern, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, pooled, programs, protocol
 from dsgd.engine.probe import probe
-from dsgd.runs import chunks, plans, starts
+from dsgd.runs import chunks, hosting, plans, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
 from dsgd.runs.observers import Observers, OnRecord
@@ -40,6 +40,7 @@ def run(
     evaluate_every: int = 1,
     mesh: Mesh | int | None = None,
     checkpoint: str | Path | None = None,
+    store: str | Path | None = None,
     start: Result | State | dict[str, Any] | None = None,
     until: Annotated[Callable[[History], bool], "(history)"] | None = None,
     on_record: OnRecord = (),
@@ -92,6 +93,10 @@ def run(
             hash of the lowered program) on the same data, keys and hyperparameters. Streamed
             batches that were already used are skipped, and need an attribute `fingerprint`
             (`dsgd.Batches`).
+        store: a folder for files that hold what workers keep while they do not participate (control
+            variates, error memories), if only some of them have rows in a round. The rows of the
+            next round are read while the devices compute. The files have no names and disappear
+            with the result. None: the memory of the devices if it fits, else that of the host.
         start: result or final state of an earlier run, from which this run continues with its own
             hyperparameters, batches or topology; or a state that orbax restored, with dictionaries
             in place of named tuples; None: the method's initial state. The round number continues
@@ -173,6 +178,7 @@ def run(
         plans.check_steps(steps, before),
         1 if seeds is None else checks.positive_int("seeds", seeds),
     )
+    folder = None if store is None else hosting.folder_of(store)
     options: dict[str, Any] = {
         "record_every": record_every,
         "cluster": cluster,
@@ -190,6 +196,7 @@ def run(
         methods=(algorithm,),
         start=state,
         streamed=batches is not None,
+        folder=folder,
         **options,
     )
     keys = checks.typed_key(key) if seeds is None else jax.random.split(key, size)
@@ -198,7 +205,7 @@ def run(
         plan, (algorithm,), problem, {}, keys, steps, feed, state, before, progress, until
     )
     settings = job.settings(key)
-    job = job._replace(observers=Observers(job.name, on_record, settings))
+    job = job._replace(observers=Observers(job.name, on_record, settings), folder=folder)
     plans.warn_if_drawn_again(job)
     result = chunks.execute(job, checkpoint)
     plans.warn_if_silent(job, result.history["bits"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,39 +59,69 @@ def choose(
     return first
 
 
-def describe(plan: Plan, method: Algorithm, layout: Layout, size: int) -> str:
-    """Returns how many rows a round has, and how much is stored for all workers.
+def place_store(
+    plan: Plan, method: Algorithm, layout: Layout, size: int, folder: Path | None
+) -> tuple[Layout, str]:
+    """Returns the layout with the leaves that the host stores, and how many rows a round has and
+    how much is stored for all workers.
 
     Args:
         plan: plan of the run.
         method: the method.
         layout: the layout of the run.
         size: number of independent runs.
+        folder: folder for files of what workers keep; None: the memory of the devices if it fits,
+            else that of the host.
 
     Raises:
-        ValueError: if what the workers keep does not fit into the memory of the devices.
+        ValueError: if what the workers keep does not fit, or cannot be in files.
     """
-    rows = jax.tree.leaves(_state(plan, method).workers)
-    each = sum(
-        leaf.dtype.itemsize * math.prod(leaf.shape[1:])
-        for leaf, keeps in zip(rows, layout.kept, strict=True)
-        if keeps
-    )
-    total, N = size * plan.N * each, plan.N
-    runs = f" in {size} runs" if size > 1 else ""
+    state, N = _state(plan, method), plan.N
+    rows = jax.tree.leaves(state.workers)
+    each = [leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in rows]
+    kept = sum(size for size, keeps in zip(each, layout.kept, strict=True) if keeps)
+    total, host = size * N * kept, sizes.machine_memory()
     device = plan.mesh.local_devices[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
-    memory = sizes.machine_memory() if limit is None else limit * plan.mesh.size
-    if total > memory:
+    memory = host if limit is None else limit * plan.mesh.size
+    runs = f" in {size} runs" if size > 1 else ""
+    beginning = f"{layout.rows} of {N:,} workers have rows; all of them keep {kept:,} bytes each"
+    if folder is None and total <= memory:
+        return layout, f"{beginning} on the device, {total / 1e6:,.1f} MB{runs}"
+    needed = (
+        f"{method.name}: what {N:,} workers keep while they do not participate, {kept:,} bytes "
+        f"each{runs}, needs {total / 1e9:,.1f} GB"
+    )
+    smaller = (
+        "fewer workers, a smaller model, or a method whose workers keep nothing, such as "
+        "algorithms.fed_avg"
+    )
+    why = (
+        "runs of a sweep are on the devices"
+        if plan.runs > 1
+        else None
+        if layout.common_models
+        else "the history reads all of it"
+    )
+    hosted = _hosted(plan, method, layout) if why is None else ()
+    size_hosted = size * N * sum(each[i] for i in hosted)
+    if total - size_hosted > memory:
+        why = why or "workers begin with different rows"
         raise ValueError(
-            f"{method.name}: what {N:,} workers keep while they do not participate, {each:,} bytes "
-            f"each{runs}, needs {total / 1e9:,.1f} GB; expected at most the memory of the "
-            f"devices, {memory / 1e9:,.1f} GB; pass fewer workers, a smaller model, or a method "
-            "whose workers keep nothing, such as algorithms.fed_avg"
+            f"{needed}; expected at most the memory of the devices, {memory / 1e9:,.1f} GB, since "
+            f"{why}; pass {smaller}"
         )
+    if why is not None:
+        raise ValueError(f"run: store = {str(folder)!r}, but {why}; expected no store")
+    if folder is None and size_hosted > host:
+        raise ValueError(
+            f"{needed}; expected at most the memory of this machine, {host / 1e9:,.1f} GB; pass "
+            f"store=FOLDER, which keeps it in files, or {smaller}"
+        )
+    where = "the memory of the host" if folder is None else f"files in {folder}"
     return (
-        f"{layout.rows} of {N:,} workers have rows; all of them keep {each:,} bytes each on the "
-        f"device, {total / 1e6:,.1f} MB{runs}"
+        layout._replace(hosted=hosted),
+        f"{beginning} in {where}, {total / 1e6:,.1f} MB{runs}",
     )
 
 
@@ -127,14 +159,16 @@ def _of_method(
     return Layout(rows, most, period, synchronized, kept, common)
 
 
+def _init(plan: Plan, method: Algorithm) -> Callable[[jax.Array], State]:
+    """Returns the function key -> the first state of all workers."""
+    return lambda key: (
+        plan._replace(build=lambda point: method).method({}).init(plan.problem.init(key))
+    )
+
+
 def _state(plan: Plan, method: Algorithm) -> State:
     """Returns the shapes of the first state of all workers."""
-    return jax.eval_shape(
-        lambda key: (
-            plan._replace(build=lambda point: method).method({}).init(plan.problem.init(key))
-        ),
-        jax.eval_shape(lambda: jax.random.key(0)),
-    )
+    return jax.eval_shape(_init(plan, method), jax.eval_shape(lambda: jax.random.key(0)))
 
 
 def _kept(method: Algorithm, rows: PyTree) -> tuple[bool, ...] | None:
@@ -161,6 +195,33 @@ def _kept(method: Algorithm, rows: PyTree) -> tuple[bool, ...] | None:
         else:
             return None
     return tuple(kept)
+
+
+def _hosted(plan: Plan, method: Algorithm, layout: Layout) -> tuple[int, ...]:
+    """Returns the leaves that workers keep and that are the same for all of them in the first
+    state, so that the rows of all workers need never be in memory.
+    """
+    init = _init(plan, method)
+    jaxpr = jax.make_jaxpr(lambda key: init(key).workers)(jax.random.key(0)).jaxpr
+    kept = zip(layout.kept, jaxpr.outvars, strict=True)
+    return tuple(i for i, (keeps, each) in enumerate(kept) if keeps and _is_one_row(jaxpr, each))
+
+
+def _is_one_row(jaxpr: Any, result: Any) -> bool:
+    """Whether a result of the traced function is one row that is broadcast along axis 0."""
+    if isinstance(result, Literal) or jnp.issubdtype(result.aval.dtype, jax.dtypes.prng_key):
+        return False
+    for equation in jaxpr.eqns:
+        if result not in equation.outvars:
+            continue
+        if inner := equation.params.get("jaxpr"):
+            inner = getattr(inner, "jaxpr", inner)
+            return _is_one_row(inner, inner.outvars[equation.outvars.index(result)])
+        if equation.primitive.name != "broadcast_in_dim":
+            return False
+        (operand, *_), axes = equation.invars, equation.params["broadcast_dimensions"]
+        return 0 not in axes or operand.aval.shape[axes.index(0)] == 1
+    return False
 
 
 def _is_common(start: State, like: PyTree, kept: tuple[bool, ...], N: int) -> bool:

@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -61,6 +62,7 @@ def make_plan(
     methods: Sequence[Algorithm] = (),
     start: State | None = None,
     streamed: bool = False,
+    folder: Path | None = None,
 ) -> Plan:
     """Returns the static description of a run of `size` independent runs.
 
@@ -74,6 +76,7 @@ def make_plan(
             the rows of all workers are computed.
         start: the state from which the run continues, or None.
         streamed: whether the user supplies the batches.
+        folder: folder for what workers keep while they do not participate; None: memory.
 
     Raises:
         ValueError: as in `dsgd.run`. On a cluster, or with weights or a regularizer, one update is
@@ -107,7 +110,12 @@ def make_plan(
         taped=bool(taped),
     )
     if sampled:
-        plan = _with_layout(plan, methods, mesh, size, start, streamed)
+        plan = _with_layout(plan, methods, mesh, size, start, streamed, folder)
+    elif folder is not None:
+        raise ValueError(
+            f"run: store = {str(folder)!r}, but all workers participate in every round; expected a "
+            "cluster with a selection of workers, such as present=clusters.sampled(10, of=1000)"
+        )
     if taped:
         _require_replayable(plan, example)
     if cluster is None and problem.weights is None and problem.regularizer is None:
@@ -155,6 +163,7 @@ def _with_layout(
     size: int,
     start: State | None,
     streamed: bool,
+    folder: Path | None,
 ) -> Plan:
     """Returns the plan with the devices and the rows of its rounds; arguments as in `make_plan`."""
 
@@ -164,11 +173,17 @@ def _with_layout(
     name = methods[0].name
     layout = layouts.choose(plan, methods, lambda most: devices(most).size, start, streamed)
     if isinstance(layout, str):
+        if folder is not None:
+            raise ValueError(
+                f"run: store = {str(folder)!r}, but the rows of all workers are computed: "
+                f"{layout}; expected no store"
+            )
         _log.info("%s: the rows of all %d workers are computed: %s", name, plan.N, layout)
         return plan._replace(mesh=_mesh(mesh, plan.N))
     plan = plan._replace(mesh=devices(layout.most), cohort=layout)
-    _log.info("%s: %s", name, layouts.describe(plan, methods[0], layout, size))
-    return plan
+    layout, words = layouts.place_store(plan, methods[0], layout, size, folder)
+    _log.info("%s: %s", name, words)
+    return plan._replace(cohort=layout)
 
 
 def _mesh(given: Mesh | int | None, rows: int, *, divides: bool = True) -> Mesh:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +39,7 @@ class RunSpec(NamedTuple):
         progress: whether to show a progress bar; None: as in `Progress`.
         until: (history so far) -> whether to stop; None: the run ends after `steps` rounds.
         observers: receive the records; None: nothing does.
+        folder: folder for files of what workers keep; None: memory.
     """
 
     plan: Plan
@@ -52,6 +54,7 @@ class RunSpec(NamedTuple):
     progress: bool | None = None
     until: Callable[[History], bool] | None = None
     observers: Observers | None = None
+    folder: Path | None = None
 
     @property
     def name(self) -> str:

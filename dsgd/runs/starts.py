@@ -16,6 +16,7 @@ from dsgd.engine.clock import Clock
 from dsgd.engine.cohorts import Clients
 from dsgd.engine.plan import Carry, Plan
 from dsgd.machines import arrays
+from dsgd.runs import hosting
 
 FROM_MODEL = (
     "to continue from its model only, pass problem._replace(init=dsgd.Parameters("
@@ -94,11 +95,14 @@ def with_rows(state: State, plan: Plan) -> State:
     given, layout, D = state.workers, plan.cohort, plan.mesh.size
     if layout is None:
         return all_rows(state)
-    if isinstance(given, Clients):
+    if isinstance(given, Clients) and has_stores(state) == bool(layout.hosted):
         stored, rows = jax.tree.leaves(given.store), given.ids.shape[-1]
         sizes = {leaf.shape[np.ndim(state.step)] for leaf in stored}
         if rows == layout.rows and sizes <= {plan.N + -plan.N % D}:
-            return state
+            if not layout.hosted:
+                return state
+            none = np.zeros(np.shape(state.step), np.int32)
+            return state._replace(workers=given._replace(host=none))
     convert = partial(cohorts.first, layout=layout, N=plan.N, devices=D)
     return _map_workers(convert, all_rows(state))
 
@@ -114,7 +118,14 @@ def all_rows(state: State) -> State:
     Args:
         state: the state of a result.
     """
-    return _map_workers(cohorts.all_rows, state) if isinstance(state.workers, Clients) else state
+    if not isinstance(state.workers, Clients):
+        return state
+    return _map_workers(cohorts.all_rows, hosting.on_device(state) if has_stores(state) else state)
+
+
+def has_stores(state: State) -> bool:
+    """Whether the host stores what workers keep."""
+    return isinstance(state.workers, Clients) and bool(state.workers.host)
 
 
 def _map_workers(convert: Callable[[Any], Any], state: State) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ import topologies
 from dsgd import clusters, network, problems, work
 from dsgd.compressors import random_k, random_quantization, top_k
 from dsgd.engine.cohorts import order
+from dsgd.engine.stores import Store
 
 N, M, H, STEPS = 10, 3, 3, 14
 SGD, ADAM = optax.sgd(0.07), optax.adam(0.02)
@@ -311,6 +312,91 @@ def test_a_run_says_what_it_stores_and_refuses_what_does_not_fit(caplog, monkeyp
     monkeypatch.setattr("dsgd.graphs.sizes.machine_memory", lambda: 10 * 496 - 1)
     with pytest.raises(ValueError, match=r"10 workers keep .* 496 bytes each, needs.*fed_avg"):
         run(METHODS["scaffold"](), False, steps=6)
+
+
+@pytest.mark.filterwarnings("ignore:.*sends messages every")
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("scaffold", 1),
+        ("ef21", 1),
+        pytest.param("scaffold", 4, marks=pytest.mark.long),
+        pytest.param("ditto", 1, marks=pytest.mark.long),
+    ],
+)
+def test_what_workers_keep_can_be_in_files(name, devices, tmp_path):
+    """The files have no names; the result has their contents, also as the start of another run."""
+    options = {"seeds": 2, "selection": "by size", "mesh": devices}
+    method, stages = METHODS[name](), {**options, "steps": 2 * H}
+    found = run(method, False, store=tmp_path, **options)
+    expected = run(method, False, **options)
+    compare(found, expected)
+    assert [store.folder for store in found.state.workers.host] == [tmp_path] * 2
+    assert not list(tmp_path.iterdir())
+    with jax.enable_x64(True):
+        rows = [dsgd.all_rows(each.state).workers for each in (found, expected)]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), *rows)
+    first = run(method, False, store=tmp_path, **stages)
+    before = [np.copy(store.written) for store in first.state.workers.host]
+    compare(
+        run(method, False, start=first, store=tmp_path, **options),
+        run(method, False, start=run(method, False, **stages), **options),
+    )
+    compare(  # to and from the memory of the device
+        run(method, False, start=first, **options),
+        run(method, False, start=run(method, False, **stages), store=tmp_path, **options),
+    )
+    for written, store in zip(before, first.state.workers.host, strict=True):
+        np.testing.assert_array_equal(store.written, written)
+
+
+@pytest.mark.filterwarnings("ignore:.*sends messages every")
+def test_runs_with_files_continue_from_a_checkpoint(tmp_path):
+    method, options = METHODS["scaffold"](), {"store": tmp_path / "files", "seeds": 2}
+    run(method, False, steps=8, checkpoint=tmp_path, **options)
+    found = run(method, False, checkpoint=tmp_path, **options)
+    compare(found, run(method, False, seeds=2))
+    with jax.enable_x64(True):
+        rows = [dsgd.all_rows(each.state).workers for each in (found, run(method, False, seeds=2))]
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12), *rows)
+
+
+@pytest.mark.filterwarnings("ignore:.*sends messages every")
+def test_files_that_nothing_can_be_in_are_refused(tmp_path, monkeypatch):
+    method = METHODS["scaffold"]()
+    with pytest.raises(ValueError, match=r"run: store = .* all workers participate in every round"):
+        dsgd.run(method, problem(), steps=1, key=0, store=tmp_path)
+    with pytest.raises(
+        ValueError, match="the rows of all workers are computed: participation_peri"
+    ):
+        run(method, False, period=2, store=tmp_path)
+    with pytest.raises(ValueError, match="the history reads all of it; expected no store"):
+        run(METHODS["easgd"](), False, store=tmp_path)
+    monkeypatch.setattr(
+        "os.posix_fallocate", partial(_fail, OSError(28, "No space left on device"))
+    )
+    with pytest.raises(ValueError, match=r"run: store = .*No space left on device.*4,960 bytes"):
+        run(method, False, store=tmp_path)
+
+
+def _fail(error: Exception, *arguments: Any) -> None:
+    raise error
+
+
+def test_the_store_reads_rows_in_advance():
+    """Rows that change after they were read in advance, and predictions that are wrong."""
+    start, ids = [np.full((2, 3), 0.5, np.float32)], np.arange(4)
+    store = Store(start, 7)
+    store.expect(np.array([5, 2, 4]))
+    store.write(np.array([2, 6]), [np.full((2, 2, 3), 3.0, np.float32)])
+    (rows,) = store.read(np.array([5, 2, 4]))
+    np.testing.assert_array_equal(rows[:, 1, 2], [0.5, 3.0, 0.5])
+    store.expect(np.array([6, 0]))
+    np.testing.assert_array_equal(store.read(ids)[0][:, 0, 0], [0.5, 0.5, 3.0, 0.5])
+    copy = store.copy(None)
+    copy.write(np.array([6]), [np.zeros((1, 2, 3), np.float32)])
+    np.testing.assert_array_equal(store.read(np.array([6, 0]))[0][:, 1, 1], [3.0, 0.5])
+    assert [part.tolist() for part, _ in copy.pieces()] == [[2, 6]]
 
 
 def test_the_cohort_begins_with_those_that_participate():
