@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,14 @@ class Pooled:
     piece: int = 1
     devices: int = 1
 
+    # Fields with one number for each worker, and whether the rows are arrays of the program.
+    by_worker: ClassVar[tuple[str, ...]] = ("offset", "size")
+    has_rows: ClassVar[bool] = True
+
+    def samples(self, n: int) -> tuple[PyTree, PyTree]:
+        """Returns the samples of worker n, if the pool has no rows."""
+        raise NotImplementedError
+
     def batch(self, rows: jax.Array, weights: jax.Array) -> PyTree:
         """Returns a batch of the given rows of a flat pool."""
         inputs, targets = jax.tree.map(lambda leaf: leaf[rows], (self.inputs, self.targets))
@@ -91,6 +99,8 @@ def lay_out(data: PyTree, devices: int) -> PyTree:
     """
     if not isinstance(data, Pooled) or data.devices == devices:
         return data
+    if not data.has_rows:
+        return replace(data, devices=devices)
     if data.devices != 1:
         raise ValueError(
             f"data laid out for {data.devices} devices, on {devices}; expected the data of the "
@@ -143,7 +153,7 @@ def row_data(data: PyTree, at: jax.Array | None) -> PyTree:
     if at is None:
         return data
     if isinstance(data, Pooled):
-        return replace(data, offset=data.offset[at], size=data.size[at])
+        return replace(data, **{name: getattr(data, name)[at] for name in data.by_worker})
     return jax.tree.map(lambda leaf: leaf[at], data)
 
 
@@ -154,7 +164,7 @@ def axes(data: PyTree) -> Any:
     if not isinstance(data, Pooled):
         return 0
     inputs, targets = jax.tree.map(lambda leaf: None, (data.inputs, data.targets))
-    return replace(data, inputs=inputs, targets=targets, offset=0, size=0)
+    return replace(data, inputs=inputs, targets=targets, **dict.fromkeys(data.by_worker, 0))
 
 
 def owners(data: Pooled) -> tuple[jax.Array, jax.Array]:
@@ -188,11 +198,12 @@ def worker_data(data: PyTree, n: int) -> PyTree:
     if not isinstance(data, Pooled):
         return jax.tree.map(lambda leaf: np.asarray(leaf[n]), data)
     begin, size = int(data.offset[n]), int(data.size[n])
+    ones = np.ones(size, jnp.result_type(float))
+    if not data.has_rows:
+        return data.make(*data.samples(n), ones)
 
     def rows(leaf: jax.Array | np.ndarray) -> np.ndarray:
         host = np.asarray(leaf)
         return host.reshape(-1, *host.shape[2:])[begin : begin + size]
 
-    return data.make(
-        *jax.tree.map(rows, (data.inputs, data.targets)), np.ones(size, jnp.result_type(float))
-    )
+    return data.make(*jax.tree.map(rows, (data.inputs, data.targets)), ones)

@@ -69,6 +69,7 @@ class Store:
 
     def expect(self, ids: np.ndarray, place: int = 0) -> None:
         """Begins to read rows that will probably be asked for next, while the devices compute."""
+        ids = np.array(ids)  # a copy, since the program may reuse its memory
         rows = self._thread.submit(self._read, ids)
         self._expected[place] = _Expected(ids, rows, np.zeros(len(ids), bool))
 

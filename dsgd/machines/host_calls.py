@@ -8,7 +8,9 @@ and the call looks the object up.
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +25,18 @@ from dsgd.base import PyTree
 
 _objects = WeakValueDictionary[int, Any]()
 _numbers = itertools.count(1)
+# The functions are called in this thread, since the threads of XLA's callbacks crash if they call
+# JAX, as users' functions may: objects of JAX in their thread-local storage outlive their state.
+_thread = ThreadPoolExecutor(1, "dsgd-host")
+errors = list[Exception]()  # of functions that programs called; the programs went on with zeros
+
+
+def raise_error() -> None:
+    """Raises the first error of a function since the last call."""
+    if errors:
+        first, *_ = errors
+        errors.clear()
+        raise first
 
 
 def number(thing: Any) -> int:
@@ -83,16 +97,27 @@ class _EachRun:
     def __call__(self, of: Any, *args: Any) -> PyTree:
         of = np.asarray(of)
         given = jax.tree.map(self._from_halves, args, self.args[1:])
-        results = [self._one(of, given, run) for run in np.ndindex(of.shape)]
+        results = _thread.submit(self._all, of, given).result()
         if not of.ndim:
             return results[0]
         return jax.tree.map(
             lambda *rows: np.stack(rows).reshape(*of.shape, *rows[0].shape), *results
         )
 
+    def _all(self, of: np.ndarray, args: PyTree) -> list[PyTree]:
+        return [self._one(of, args, run) for run in np.ndindex(of.shape)]
+
     def _one(self, of: np.ndarray, args: PyTree, run: tuple[int, ...]) -> PyTree:
         mine = jax.tree.map(lambda leaf: leaf[run], args)
-        return jax.tree.map(_to_halves, self.function(_objects[int(of[run])], *mine), self.shapes)
+        try:
+            result = self.function(_objects[int(of[run])], *mine)
+        except Exception as error:  # it may be of any kind, since users' functions are called
+            if not isinstance(error, ValueError):  # these say themselves where they are from
+                error.add_note(traceback.format_tb(error.__traceback__)[-1])
+            # Its frames would keep arrays of the program after their memory was released.
+            errors.append(error.with_traceback(None))
+            result = jax.tree.map(lambda like: np.zeros(like.shape, like.dtype), self.shapes)
+        return jax.tree.map(_to_halves, result, self.shapes)
 
     @staticmethod
     def _from_halves(leaf: Any, like: jax.ShapeDtypeStruct) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsgd import signatures, spelling
 from dsgd.problems.adapters import Model
-from dsgd.problems.blocks import ByWorker
+from dsgd.problems.blocks import ByWorker, clients
 from dsgd.problems.client_files import ClientData, read_clients
 from dsgd.problems.constants import ProblemConstants, constants
 from dsgd.problems.data import Dataset, load
@@ -66,6 +66,7 @@ __all__ = [
     "by_user",
     "class_counts",
     "client_metrics",
+    "clients",
     "clipped",
     "constants",
     "finite_sum",

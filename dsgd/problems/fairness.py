@@ -17,8 +17,9 @@ from jax import lax
 from dsgd import array_likes, checks, sameness, workers
 from dsgd.base import Constants, Params, Problem, PyTree
 from dsgd.engine import accumulate, leaves, pooled
+from dsgd.engine.client_pool import ClientPool
 from dsgd.engine.pooled import Pooled
-from dsgd.machines import agreement
+from dsgd.machines import agreement, host_calls
 from dsgd.problems.examples import Examples, one, stack
 from dsgd.problems.finite_sum import (
     LossAndMetrics,
@@ -102,13 +103,15 @@ class ByClient(sameness.Compared):
 
     def _group(self, models: PyTree, data: Pooled, at: jax.Array) -> _BY_METRIC:
         """Returns the values of the clients with these numbers, int32 `[c]`."""
-        offset, size = data.offset[at][:, None], data.size[at][:, None]
+        own, axes = pooled.row_data(data, at), pooled.axes(data)
+        size = own.size[:, None]
 
         def sums(i: Any) -> _BY_METRIC:
             places = i * self.rows + jnp.arange(self.rows, dtype=jnp.int32)[None]
             real = places < size
-            rows = offset + jnp.where(real, places, 0)
-            batch = data.batch(rows, real.astype(jnp.result_type(float)))
+            batch = jax.vmap(
+                lambda of, rows, weights: of.batch(of.offset + rows, weights), (axes, 0, 0)
+            )(own, jnp.where(real, places, 0), real.astype(jnp.result_type(float)))
             return jax.tree.map(
                 lambda values: jnp.sum(jnp.where(real, values, 0), axis=1),
                 self._samples(models, batch),
@@ -172,11 +175,11 @@ class Shared(NamedTuple):
     """What every device holds for an evaluation by client.
 
     Args:
-        test: samples on which the problem's metrics are measured, or ().
+        test: the last argument of the problem's own evaluation.
         held_out: held-out samples of the evaluated clients.
     """
 
-    test: Examples | tuple[()]
+    test: Any
     held_out: Pooled
 
     @property
@@ -208,7 +211,7 @@ class WithClientMetrics(sameness.Compared):
     sampled: bool
 
     def __call__(
-        self, params: Params, data: Examples | Pooled, shared: Examples | Shared | tuple[()]
+        self, params: Params, data: Examples | Pooled, shared: Any
     ) -> tuple[_BY_METRIC, PyTree]:
         test, held_out = shared if isinstance(shared, Shared) else (shared, None)
         chosen = np.arange(self.workers) if self.chosen is None else np.array(self.chosen)
@@ -421,7 +424,9 @@ def client_metrics(
     values: dict[str, np.ndarray] = {}
     for at in blocks:
         models = of._map_stacked(lambda leaf, at=at: leaf[at], params)
-        for name, each in jax.device_get(_evaluate(of, models, data, at)).items():
+        evaluated = jax.device_get(_evaluate(of, models, data, at))
+        host_calls.raise_error()
+        for name, each in evaluated.items():
             values.setdefault(name, np.empty(N, each.dtype))[at] = each
     weights = np.ones(N) if problem.weights is None else np.array(problem.weights, float)
     # JAX sorts the names of a dictionary.
@@ -491,11 +496,16 @@ def hold_out(problem: Problem, share: float = 0.2, *, seed: int = 0) -> tuple[Pr
     return select(1, "training"), select(0, "held out")
 
 
-def _whole(where: str, problem: Problem) -> tuple[LossAndMetrics, Examples | tuple[()]]:
-    """Returns the evaluation of a finite sum at all workers, and its test samples."""
+def _whole(where: str, problem: Problem) -> tuple[LossAndMetrics, Any]:
+    """Returns the evaluation of a finite sum at all workers, and its last argument."""
     function, shared = problem.evaluation.function, problem.evaluation.replicated
     if isinstance(function, WithClientMetrics):
         function = function.whole
+    if isinstance(problem.data, ClientPool) and where == "hold_out":
+        raise ValueError(
+            f"{where}: the clients of {problem.name} are loaded when they are drawn; expected "
+            "samples in memory; pass other samples of a client in a second problems.clients"
+        )
     if not isinstance(function, LossAndMetrics):
         raise ValueError(
             f"{where}: problem = {problem.name}, which has no samples with a loss each; expected a "

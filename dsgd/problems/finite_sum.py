@@ -15,6 +15,7 @@ import optax
 from dsgd import causes, checks, modes, sameness, workers
 from dsgd.base import Evaluation, Problem, PyTree, Regularizer, Sampler
 from dsgd.engine import accumulate, columns, leaves, pooled
+from dsgd.engine.client_pool import ClientPool
 from dsgd.engine.pooled import Pooled
 from dsgd.machines import agreement
 from dsgd.machines.arrays import own
@@ -171,20 +172,27 @@ class LossAndMetrics(sameness.Compared):
         metrics: names and functions, (outputs, targets) -> `[m, ...]`.
         chunk_size: number of samples in a piece.
         of_worker: number of samples of each worker that are evaluated; None: all.
+        given: whether the test set is a pair (samples that are evaluated in place of the data, test
+            set).
     """
 
     loss: MeanLoss
     metrics: Metrics
     chunk_size: int
     of_worker: int | None = None
+    given: bool = False
 
     def __call__(
-        self, params: PyTree, data: Examples | Pooled, test: Examples | tuple[()]
+        self, params: PyTree, data: Examples | Pooled, test: Any
     ) -> tuple[dict[str, jax.Array], PyTree]:
-        block = pooled.block_data(data)
-        rows = _rows(
-            block if self.of_worker is None else _space_evenly(block, self.of_worker), _shares
-        )
+        if self.given:
+            workers.weights()  # the samples have them
+            rows, _ = test
+        else:
+            block = pooled.block_data(data)
+            rows = _rows(
+                block if self.of_worker is None else _space_evenly(block, self.of_worker), _shares
+            )
         of_piece = self.loss.total_and_slope
         if 0 in (workers.weights() or ()):
             of_piece = accumulate.skip_zero_weights(of_piece, lambda piece: piece.weights)
@@ -195,8 +203,10 @@ class LossAndMetrics(sameness.Compared):
             value, slope = jax.tree.map(jnp.add, (value, slope), penalty)
         return {"loss": value, **self.test_means(params, test)}, slope
 
-    def test_means(self, params: PyTree, test: Examples | tuple[()]) -> dict[str, jax.Array]:
+    def test_means(self, params: PyTree, test: Any) -> dict[str, jax.Array]:
         """Returns the means of the metrics over the test set; nothing if there is none."""
+        if self.given:
+            _, test = test
         if not isinstance(test, Examples):
             return {}
 
@@ -366,10 +376,11 @@ def finite_sum(
     if not 0 <= l2 < np.inf:
         raise ValueError(f"{name}: l2 = {l2}; expected a finite number >= 0")
     if isinstance(data, ByWorker):
-        examples, sizes, some = data.load_workers(workers)
+        loaded = data.load_workers(workers)
     else:
         options = {"alpha": alpha, "classes": classes, "shards": shards, "similarity": similarity}
-        examples, sizes, some = _load(data, workers, partition, options, seed, min_samples)
+        loaded = _load(data, workers, partition, options, seed, min_samples)
+    examples, sizes, some, evaluated = loaded
     _require_samples(name, sizes, min_samples)
     if batch_size is None:
         batch_size, replacement = max(sizes), False
@@ -380,8 +391,13 @@ def finite_sum(
         )
     of_worker = _evaluated_of_worker(name, evaluation_size, workers, max(sizes))
     shared = _held_out(test, metrics, some, evaluation_size)
-    rows = jax.eval_shape(
-        lambda data: _rows(pooled.flatten(data) if isinstance(data, Pooled) else data), examples
+    weights_of_workers = _weights(name, weights, sizes)
+    rows = (
+        jax.eval_shape(
+            lambda data: _rows(pooled.flatten(data) if isinstance(data, Pooled) else data), examples
+        )
+        if evaluated is None
+        else evaluated.rows(weights_of_workers)
     )
     functions, measured = adapt(model, rows.inputs), tuple((metrics or {}).items())
     params, trained = _parameters(name, functions, trainable)
@@ -398,7 +414,9 @@ def finite_sum(
     outputs = jax.eval_shape(
         partial(functions.apply), params, accumulate.row_shapes(rows.inputs, 1)
     )
-    _require_meaning(name, loss, measured, outputs, examples, shared)
+    _require_meaning(name, loss, measured, outputs, rows if evaluated else examples, shared)
+    if isinstance(examples, ClientPool) and examples.source:
+        examples.source.refusal = partial(meaning.refusal_of_loss, loss, outputs)
     chunk_size = chunk or accumulate.chunk_size(mean.total_and_slope, params, rows)
     piece = max(batch_size, chunk_size // workers)
     mean = replace(mean, chunk_size=piece)
@@ -415,11 +433,11 @@ def finite_sum(
         data=with_pieces(examples, sizes, piece),
         sample=with_keys(sampler) if functions.training else sampler,
         evaluate=Evaluation(
-            LossAndMetrics(mean, measured, chunk_size, of_worker),
-            shared,
+            LossAndMetrics(mean, measured, chunk_size, of_worker, evaluated is not None),
+            shared if evaluated is None else (rows, shared),
             _statistics(functions.training, batch_size, replacement),
         ),
-        weights=_weights(name, weights, sizes),
+        weights=weights_of_workers,
         name=name if smooth is None else f"{name} + {smooth.name}",
     )
     if smooth is not None:

@@ -23,7 +23,7 @@ from dsgd.base import PyTree, State
 from dsgd.engine import indices, loop, pooled, programs, protocol
 from dsgd.engine.plan import Carry, Chunk, Records
 from dsgd.engine.probe import probe
-from dsgd.machines import agreement, arrays
+from dsgd.machines import agreement, arrays, host_calls
 from dsgd.runs import fingerprint, hosting, nonfinite, plans, starts
 from dsgd.runs.checkpoints import Checkpoint
 from dsgd.runs.history import Log
@@ -61,6 +61,7 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
     """Prepares the devices, runs chunks until the last round or until the run is stopped, and
     collects the result.
     """
+    host_calls.errors.clear()
     inputs, last = _place_inputs(job), job.last
     log = Log(
         runs=job.plan.runs,
@@ -76,7 +77,7 @@ def _run(job: RunSpec, checkpoint: Checkpoint | None, stop: Stop) -> Result:
         with stop.users_code():
             job.feed.skip(queue.sent - job.before)
     shown = job.progress if agreement.process_index() == 0 else False
-    with Progress(job.name, queue.sent, last, shown) as bar:
+    with queue, Progress(job.name, queue.sent, last, shown) as bar:
         _pass_on(job, log, bar)
         if _is_enough(job, log, stop, bar):
             last = queue.sent
@@ -204,6 +205,13 @@ class _Queue:
         self._batches: PyTree = None
         self._begun = 0.0
 
+    def __enter__(self) -> _Queue:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Waits for chunks that an error left, since they may call functions of this process."""
+        jax.block_until_ready([records for records, *_ in self.waiting])
+
     def seconds(self) -> float:
         """Returns the time since the last chunk was queued."""
         return time.perf_counter() - self._begun
@@ -292,9 +300,10 @@ def _next_chunk(job: RunSpec, sent: int, last: int, most: int) -> tuple[int, int
 
 
 def _check(job: RunSpec, log: Log) -> None:
-    """Raises `Diverged` if a run diverged (except in a sweep), and ValueError if the method reports
-    that it cannot continue.
+    """Raises `Diverged` if a run diverged (except in a sweep), ValueError if the method reports
+    that it cannot continue, and errors of functions that the program called.
     """
+    host_calls.raise_error()
     if wrong := indices.first_message(log.pieces[-1], indices.REFUSED):
         raise ValueError(f"{job.name}: by round {log.steps[-1]}, {wrong}")
     if doubtful := indices.first_message(log.pieces[-1], indices.WARNED):

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from dsgd import workers
 from dsgd.base import Problem, PyTree
 from dsgd.engine import loop, programs
+from dsgd.engine.client_pool import ClientPool
 from dsgd.machines import agreement, arrays
 from dsgd.runs.run_spec import RunSpec
 
@@ -70,7 +71,7 @@ def make(job: RunSpec, has_checkpoint: bool) -> dict[str, str]:
         "batch_size": str(job.problem.batch_size),
         "data": digest(
             job.shared,
-            _rows_digest(job.problem.data) + weights_text(job.problem),
+            _data_digest(job.problem.data, has_checkpoint) + weights_text(job.problem),
         ),
         **_batches(job, has_checkpoint),
         "seeds": str(job.keys.shape[0] if plan.runs else None),
@@ -171,6 +172,21 @@ def _program(job: RunSpec) -> str:
 def weights_text(problem: Problem) -> str:
     """Returns the workers' weights as text, for `digest`; "" if all are equal."""
     return "" if problem.weights is None else f" weights {list(map(float, problem.weights))}"
+
+
+def _data_digest(data: PyTree, has_checkpoint: bool) -> str:
+    """Returns the digests of the workers' data; of clients that are loaded when they are drawn,
+    their fingerprint, which a run with a checkpoint requires.
+    """
+    if not isinstance(data, ClientPool):
+        return _rows_digest(data)
+    assert data.source is not None
+    if has_checkpoint and data.source.fingerprint is None:
+        raise ValueError(
+            "run: checkpoint is given, but the clients have no fingerprint, so a resumed run might "
+            "get other data; pass problems.clients(sizes, load, fingerprint='FEMNIST, by writer')"
+        )
+    return f"{data.source.fingerprint} {_rows_digest(data.size)}"
 
 
 def _rows_digest(data: PyTree) -> str:
