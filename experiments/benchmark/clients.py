@@ -6,8 +6,9 @@ number of clients N, in dsgd and in other libraries for federated learning.
 In each communication round 10 of N clients make 20 local steps on batches of 20 generated images,
 with the convolutional network for EMNIST (1.2 million parameters), or 100 of N clients make 5 local
 steps of logistic regression (7,850 parameters). FedAvg keeps nothing for clients that do not
-participate; SCAFFOLD keeps a vector for each client, and EF21, which has no local steps, too. The
-numbers of samples of the clients differ. Sizes that need more memory than --memory are left out.
+participate; SCAFFOLD keeps a vector for each client, and EF21, which has no local steps, too, in
+files of the folder for temporary files. The numbers of samples of the clients differ. Sizes whose
+samples need more memory than --memory, or files more than the disk has, are left out.
 
 Every case runs in a separate process on the CPU; versions take turns, and medians are reported.
 Seconds are means over the communication rounds after the first. Memory is the peak during the
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -296,11 +298,12 @@ def compare(
     sizes = LEAST + rng.exponential(LEAST, N).astype(int)
     data = int(sizes.sum()) * (SIDE * SIDE + 4)
     elements = sum(leaf.size for leaf in start(rng, model, each.classes))
+    free = shutil.disk_usage(folder).free
     cases = [
         (name, method)
         for name in programs
         for method in (args.methods if name == "dsgd" else ("fed_avg",))
-        if data + METHODS[method] * 4 * elements * N <= args.memory * 1e9
+        if data <= args.memory * 1e9 and METHODS[method] * 4 * elements * N <= free
     ]
     if not cases:
         return []

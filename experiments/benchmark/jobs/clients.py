@@ -217,6 +217,7 @@ def dsgd_run(job: Job) -> Run:
                 cluster=cluster,
                 record_every=RARELY,
                 mesh=mesh,
+                store=None if job.method == "fed_avg" else job.data,
             ).params
         )
 
