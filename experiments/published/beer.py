@@ -56,7 +56,8 @@ FIGURE_2 = {
 DIFFERENCES_1 = """The curve of BEER is under that of D2 in the figure, and has its values.
 Gradients below 0.01 are smaller than the figure resolves."""
 DIFFERENCES_2 = """Ring, star and grid have the published W. The random graphs are others: of 20,
-those with the spectral norm of W - J closest to the published one."""
+those with the spectral norm of W - J closest to the published one. One start was
+published, on which the curve of the ring depends."""
 
 
 def problem(n: int, batch_size: int) -> dsgd.Problem:
