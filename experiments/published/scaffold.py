@@ -74,7 +74,7 @@ def scaffold(quick: bool) -> Outcome:
         for each in SIMILARITIES
     ]
     note = (
-        "At 0 % more epochs hardly change the rounds here, with any of the 6 step sizes (published: "
+        "At 0 % more epochs hardly change the rounds here, with any of 6 step sizes (published: "
         "from 258 to over 1,000). 14 samples of one or two classes are fitted in few steps."
     )
     return Outcome(rows, panels, note)
