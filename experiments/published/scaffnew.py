@@ -1,10 +1,10 @@
 r"""Scaffnew: Mishchenko, Malinovsky, Stich and Richtarik, "ProxSkip: yes! Local gradient steps
 provably lead to communication acceleration! Finally!", 2022.
 
-Published numbers are stored outputs of the public reproduction Glebzok/ProxSkip, and readings of
-its figures; settings are those of its code. That Scaffnew is faster than SCAFFOLD, and this as fast
-as gradient descent, is the claim of the paper's figure 1, stated from memory. The data set w8a of
-LIBSVM is read from the folder `DSGD_DATA` of the environment.
+Published numbers are stored outputs of the public reproduction Glebzok/ProxSkip, and settings are
+those of its code. That Scaffnew is faster than SCAFFOLD, and this as fast as gradient descent, is
+the claim of the paper's figure 1, stated from memory. The data set w8a of LIBSVM is read from the
+folder `DSGD_DATA` of the environment.
 
 f is the logistic loss plus $10^{-4} \frac L2 |x|^2$ on the first 49,740 samples, which are sorted
 by label and divided equally, so that most workers have one label; x starts at 0 and gradients are
@@ -25,16 +25,10 @@ from experiments.published import libsvm
 from experiments.published.outcomes import Claim, Number, Outcome, Panel
 
 SAMPLES, LOCAL = 49_740, 100
-DIFFERENCES_1 = """Samples with the same label are divided in the order of the file, there in that
+DIFFERENCES = """Samples with the same label are divided in the order of the file, there in that
 of an unstable sort, which changes the mean of |f_n'(x*)|^2 in the third digit."""
-DIFFERENCES_2 = """One random draw of the rounds that communicate was published; the number of steps
-in r rounds has a standard deviation of r^0.5 / p."""
 ROUNDS, GAP = "rounds of communication", "$f(x) - f^\\star$"
 L, HETEROGENEITY = 0.661069029263127, 2.733343592131268e-3
-SWEPT = {  # 1 / p: rounds of communication, and the gaps after them
-    100: ((20, 50), (6.9e-3, 2.2e-3)),
-    500: ((10,), (7.7e-3,)),
-}
 
 
 def problem(workers: int, l2: float = 1e-4 * L) -> dsgd.Problem:
@@ -72,30 +66,4 @@ def scaffnew_1(quick: bool) -> Outcome:
             f"{what} SCAFFOLD / Scaffnew", "faster", last["SCAFFOLD"] / last["Scaffnew"], figure, 2
         ),
     ]
-    return Outcome(rows, [Panel(ROUNDS, GAP, found)], DIFFERENCES_1)
-
-
-def scaffnew_2(quick: bool) -> Outcome:
-    """Figure of p: Scaffnew with 5 workers and two probabilities of communication."""
-    found = dsgd.sweep(
-        lambda probability: algorithms.scaffnew(optax.sgd(1 / L), probability),
-        problems.solved(problem(5)),
-        steps=2_500 if quick else 6_000,
-        key=jax.random.key(0),
-        seeds=2,
-        record_every=50,
-        probability=[1 / local for local in SWEPT],
-    ).history
-    rows, lines, circles = [], {}, {}
-    for i, (local, (at, gaps)) in enumerate(SWEPT.items()):
-        rounds, gap = found["communications"][i], found["gap"][i]
-        label = f"1 / p = {local}"
-        lines[label], circles[label] = (rounds.mean(axis=0), gap), (at, gaps)
-        for count, published in zip(at, gaps, strict=True):
-            met = rounds >= count
-            ours = gap[np.arange(len(gap)), met.argmax(axis=1)]
-            if met[:, -1].all():
-                what = f"{label}: gap after {count} rounds"
-                rows.append(Number(what, published, ours, "others' outputs", tolerance=0.2))
-    panel = Panel(ROUNDS, GAP, lines, circles, log="xy")
-    return Outcome(rows, [panel], DIFFERENCES_2)
+    return Outcome(rows, [Panel(ROUNDS, GAP, found)], DIFFERENCES)
