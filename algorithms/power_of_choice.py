@@ -63,7 +63,8 @@ def power_of_choice(
     local steps before the reply, a candidate that is not chosen has computed one gradient in vain.
     It is then absent until the end of the period.
 
-    The history's `present` is the share of the candidates.
+    Losses are multiplied by the workers' weights if the method does not weight its means. The
+    history's `present` is the share of the candidates.
 
     Args:
         method: a method with a server, whose queries ask all workers; it synchronizes at the end of

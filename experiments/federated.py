@@ -86,10 +86,19 @@ def main(args: Args) -> None:
     )
     table = tables.table(
         f"{setting},\n{args.rounds} rounds of communication, {statistics.runs(args.seeds)}",
-        ("method", "parameters", f"rounds\nto {goal}", f"Mbit\nto {goal}", "loss", "accuracy"),
+        (
+            "method",
+            "parameters",
+            f"rounds\nto {goal}",
+            f"Mbit\nto {goal}",
+            "loss",
+            "accuracy",
+            "lowest\ntenth",
+        ),
         "Step size of the clients (*: at an edge of the grid), other parameter.\n"
         "Mbit: sent and received by all clients. -: not reached. Loss, accuracy\n"
-        "in %: means over the last tenth of the rounds"
+        "in %: means over the last tenth of the rounds. Lowest tenth: mean accuracy\n"
+        "of the clients with the lowest accuracy on their own samples"
         f"{'; ±: standard error' * (args.seeds > 1)}.",
         left=2,
     )
@@ -137,6 +146,7 @@ def make_clients(args: Args) -> Clients:
     )
     sizes = problems.class_counts(problem).samples
     steps = np.ceil(args.epochs * sizes / np.minimum(sizes, args.batch_size)).astype(int)
+    problem = problems.with_client_metrics(problem)
     return Clients(problem, steps, int(np.ceil(steps.mean())))
 
 
@@ -203,7 +213,7 @@ def make_cases(args: Args, clients: Clients) -> dict[tuple[str, str], Case]:
 
 
 def cells(target: float, one: Tuned) -> list[str]:
-    """Returns the cells of a method: its parameters, costs to the target, loss and accuracy."""
+    """Returns the cells of a method: its parameters, costs to the target, loss and accuracies."""
     history = one.history
     at = statistics.first_reaching(1 - history["test_accuracy"], 1 - target)
     others = [f"{SYMBOLS[name]} {x:g}" for name, x in one.values.items() if name in SYMBOLS]
@@ -211,7 +221,10 @@ def cells(target: float, one: Tuned) -> list[str]:
         ", ".join([one.cell(), *others]),
         *("-" if at is None else f"{history[cost][:, at].mean():,.3g}" for cost in COSTS),
         f"{one.loss:.3f}",
-        statistics.format_with_error(100 * dsgd.history.tail_mean(history["test_accuracy"])),
+        *(
+            statistics.format_with_error(100 * dsgd.history.tail_mean(history[accuracy]))
+            for accuracy in ("test_accuracy", "client_accuracy_lowest_decile")
+        ),
     ]
 
 
