@@ -40,6 +40,7 @@ SYNONYMS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("least_squares", "ridge"), ("random_linear_regression",)),
     "binary_classification": ("binary_logistic_regression",),
     "bits": ("levels",),
+    **dict.fromkeys(("grid_search", "search", "tuning"), ("tune", "sweep")),
     "dataset": ("data",),
     "eigenvalues": ("spectrum",),
     "xscale": ("logx",),

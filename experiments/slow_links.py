@@ -7,7 +7,8 @@ rates, against tokens, megabits and simulated seconds.
 Synchronous AdamW, DeMo and PowerSGD send messages in every step; local AdamW, DiLoCo, Streaming
 DiLoCo and SparseLoCo every H steps. All make one gradient per worker and step, on the same number
 of tokens, with the same schedule of the step size (linear warm-up, then a cosine to a tenth). The
-rates of each method are those of its grid with the smallest loss at the end. The iterates of these
+rates of each method are those with the smallest loss at the end; a grid is extended until the best
+rate is at no edge of it. The iterates of these
 methods do not depend on time, so that one run yields the seconds on all links: computation, plus
 the messages that the workers wait for on the survey's switch.
 """
@@ -80,14 +81,14 @@ class Args(commands.Common, commands.Tasks):
     """P of Streaming DiLoCo."""
     rank: commands.Count = 2
     """Rank of PowerSGD."""
-    learning_rates: commands.Positives = (1e-3, 3e-3, 1e-2)
-    """Candidate step sizes of AdamW."""
-    outer_rates: commands.Positives = (0.2, 0.4, 0.7, 1.0)
-    """Candidate outer step sizes of DiLoCo, Streaming DiLoCo and SparseLoCo."""
-    sign_rates: commands.Positives = (1e-3, 3e-3, 1e-2)
-    """Candidate step sizes of DeMo."""
-    powersgd_rates: commands.Positives = (0.03, 0.1, 0.3)
-    """Candidate step sizes of PowerSGD."""
+    learning_rates: commands.Positives = (3e-3, 1e-2)
+    """First step sizes of AdamW, at least two."""
+    outer_rates: commands.Positives = (0.35, 0.7)
+    """First outer step sizes of DiLoCo, Streaming DiLoCo and SparseLoCo, at least two."""
+    sign_rates: commands.Positives = (3e-3, 1e-2)
+    """First step sizes of DeMo, at least two."""
+    powersgd_rates: commands.Positives = (0.3, 1.0)
+    """First step sizes of PowerSGD, at least two."""
     compute: commands.Positive = 0.02
     """Seconds of a worker's gradient."""
     latency: commands.NotNegative = 1e-3
@@ -96,8 +97,8 @@ class Args(commands.Common, commands.Tasks):
     """Bits per second of the links."""
     target: commands.Positive | None = None
     """Target in bits per byte on held-out text; by default the highest last value of a method."""
-    seeds: commands.Count = 1
-    """Independent runs of each method."""
+    seeds: commands.Count = 3
+    """Independent runs of each method at its best rates, which are those of the first one."""
     out: Path = Path("results/slow_links")
     """Folder for config.json, history.csv and figure.png."""
 
@@ -240,6 +241,7 @@ def make_cases(args: Args, problem: dsgd.Problem) -> dict[str, Case]:
             records=args.steps // args.period,
             share=END,
             grid=grid,
+            over=tuple({RATE: ()} | grid),
             convert=partial(add_costs, args, problem, build, grid),
         )
         for name, (build, grid) in methods.items()

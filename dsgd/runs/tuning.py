@@ -6,7 +6,7 @@ import bisect
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,11 @@ from dsgd.runs.sweeps import (
 )
 
 Point = tuple[float, ...]  # one value for each grid
-Run = Callable[[dict[str, np.ndarray]], Sweep]
+Run = Callable[[dict[str, np.ndarray]], Iterable[Sweep]]
+
+
+class AllDiverged(ValueError):
+    """Every point of a search diverged."""
 
 
 class Tuned(NamedTuple):
@@ -129,9 +133,9 @@ def tune(
     metric = default_metric(problem.regularizer is not None) if metric is None else metric
     largest_is_best(metric, largest, "tune")
 
-    def run(points: dict[str, np.ndarray]) -> Sweep:
+    def run(points: dict[str, np.ndarray]) -> list[Sweep]:
         given: dict[str, Any] = rest | points
-        return sweep(factory, problem, steps=steps, key=key, **given)
+        return [sweep(factory, problem, steps=steps, key=key, **given)]
 
     def costs(found: Sweep) -> list[np.ndarray]:
         return costs_of(found, metric, share, largest, until, cost)
@@ -162,18 +166,21 @@ def search(
     grid: Mapping[str, np.ndarray],
     over: Sequence[str],
     costs: Callable[[Sweep], list[np.ndarray]],
-    refinements: int,
-    extensions: int,
+    refinements: int = 0,
+    extensions: int = 10,
+    pairs: bool = True,
 ) -> Tuned:
     """Returns the outcome of `tune`.
 
     Args:
-        run: grids by name -> their sweep.
+        run: grids by name -> sweeps of parts of all their points.
         grid: the first grids.
         over, refinements, extensions: as in `tune`.
         costs: as `costs_of`.
+        pairs: whether a sweep beyond the grid always has two points, so that all of them share one
+            program; False: only those that are needed.
     """
-    axes = _Axes(grid, over)
+    axes = _Axes(grid, over, pairs)
     axes.add(run(dict(grid)), costs)
     left = extensions
     while left and (more := axes.missing()):
@@ -193,9 +200,11 @@ class _Axes:
     Args:
         grid: the first values by name.
         over: names of the hyperparameters whose values can be extended.
+        pairs: as in `search`.
     """
 
-    def __init__(self, grid: Mapping[str, np.ndarray], over: Sequence[str]) -> None:
+    def __init__(self, grid: Mapping[str, np.ndarray], over: Sequence[str], pairs: bool) -> None:
+        self.pairs: bool = pairs
         self.names: list[str] = list(grid)
         self.over: Sequence[str] = over
         self.values: dict[str, list[float]] = {
@@ -214,18 +223,19 @@ class _Axes:
     def _last_ratio(self, name: str) -> float:
         return self.values[name][-1] / self.values[name][-2]
 
-    def add(self, found: Sweep, costs: Callable[[Sweep], list[np.ndarray]]) -> None:
-        """Records the points of a sweep."""
-        by_point = costs(found)
+    def add(self, sweeps: Iterable[Sweep], costs: Callable[[Sweep], list[np.ndarray]]) -> None:
+        """Records the points of sweeps."""
         before = self._first()
-        for at in np.ndindex(by_point[0].shape):
-            point = tuple(found.point(at)[name] for name in self.names)
-            for name, value in zip(self.names, point, strict=True):
-                if value not in self.values[name]:
-                    bisect.insort(self.values[name], value)
-            self.tried[point] = tuple(float(cost[at]) for cost in by_point)
-            if self._first() == point != before:
-                before, self.kept = point, (point, found, at)
+        for found in sweeps:
+            by_point = costs(found)
+            for at in np.ndindex(by_point[0].shape):
+                point = tuple(found.point(at)[name] for name in self.names)
+                for name, value in zip(self.names, point, strict=True):
+                    if value not in self.values[name]:
+                        bisect.insort(self.values[name], value)
+                self.tried[point] = tuple(float(cost[at]) for cost in by_point)
+                if self._first() == point != before:
+                    before, self.kept = point, (point, found, at)
 
     def _first(self) -> Point | None:
         """The best point; if all diverged, the one with the smallest values."""
@@ -251,7 +261,8 @@ class _Axes:
                 for side, value in sides.items()
                 if value is not None and self._at(point, i, value) not in self.tried
             }
-            if len(untried) == 1 and name in self.over:  # another step in the same direction
+            if self.pairs and len(untried) == 1 and name in self.over:
+                # another step in the same direction
                 ((side, value),) = untried.items()
                 more = self._beyond(name, value, side)
                 untried |= {2: more} if self._at(point, i, more) not in self.tried else {}
@@ -261,6 +272,9 @@ class _Axes:
 
     def warn_at_edges(self) -> None:
         """Warns if the best point has neighbours that have not been tried."""
+        first = self._first()
+        if first is None or not math.isfinite(self.tried[first][-1]):
+            return
         if more := self.missing():
             wanted = ", ".join(f"{name} = {values.tolist()}" for name, values in more.items())
             warnings.warn(
@@ -286,12 +300,12 @@ class _Axes:
         """Returns the best point.
 
         Raises:
-            ValueError: if all points diverged.
+            AllDiverged: if all points diverged.
         """
         point = self._first()
         if self.kept is None or point is None or not math.isfinite(self.tried[point][-1]):
             values = ", ".join(f"{name} = {self.values[name]}" for name in self.names)
-            raise ValueError(
+            raise AllDiverged(
                 f"tune: every point of {values} diverged; expected at least one finite result; try "
                 "smaller step sizes"
             )

@@ -147,7 +147,7 @@ COMMANDS = {
     "slow_links": Command(
         BEYOND,
         "-",
-        "--text grammar --batch-size 1 --steps 40 --period 10 --learning-rates 3e-3 "
+        "--text grammar --batch-size 1 --steps 40 --period 10 --seeds 1 --learning-rates 3e-3 "
         "--outer-rates 0.7 --sign-rates 1e-3 --powersgd-rates 0.03",
     ),
     "directed": Command(

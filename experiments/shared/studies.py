@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.table import Table
 
 import dsgd
 from dsgd import clusters, records
+from dsgd.runs import tuning as search
 from experiments.shared import commands, resuming, statistics, tuning
 
 K = TypeVar("K", bound=Hashable)
@@ -38,6 +40,9 @@ class Case(NamedTuple):
         share: the last part of the run, over which losses are averaged.
         grid: candidates of hyperparameters by name, of which all combinations are tried;
             `learning_rate` is by default that of the flags.
+        over: names in `grid` and `learning_rate` whose grids, of at least two numbers, are extended
+            until the best value is at no edge, as by `dsgd.tune`: with the first seed, before the
+            others run at the best values.
         cost: history -> what the best combination minimizes; None: the mean loss of the last part.
         convert: history -> the history that is kept.
     """
@@ -50,6 +55,7 @@ class Case(NamedTuple):
     records: int = 200
     share: float = SHARE
     grid: Mapping[str, Sequence[float]] = {}
+    over: Sequence[str] = ()
     cost: Callable[[History], Any] | None = None
     convert: Callable[[History], History] = dict
 
@@ -141,23 +147,61 @@ def tune(args: Any, case: Case) -> Tuned | None:
         case: the case.
     """
     steps, grid = args.steps if case.steps is None else case.steps, candidates(args, case)
-    sweep = resuming.sweep(
+    key, seeds = jax.random.key(args.seed), args.seeds if case.seeds is None else case.seeds
+    run = partial(
+        resuming.sweep,
         case.build,
         case.problem,
         steps=steps,
-        key=jax.random.key(args.seed),
-        seeds=args.seeds if case.seeds is None else case.seeds,
         cluster=case.cluster,
         record_every=max(1, steps // case.records),
         mesh=tuning.devices_for(case.problem.workers),
-        **grid,
     )
+    if case.over:
+        return _search(case, grid, run, jax.random.split(key, seeds))
+    sweep = run(key=key, seeds=seeds, **grid)
     losses = dsgd.history.tail_mean(sweep.history["loss"], case.share)
     points = np.argwhere(np.isfinite(losses).all(axis=-1))
     found = [(sweep.point(at), sweep.at(at)) for at in map(tuple, points.tolist())]
     cost = case.cost or (lambda history: dsgd.history.tail_mean(history["loss"], case.share).mean())
     values, history = min(found, key=lambda each: cost(each[1]), default=({}, None))
     return None if history is None else Tuned(values, case.convert(history), grid)
+
+
+def _search(
+    case: Case, grid: Mapping[str, Sequence[float]], run: Callable[..., dsgd.Sweep], keys: jax.Array
+) -> Tuned | None:
+    """Returns a case at the best hyperparameters of a search beyond its grid; None if all diverged.
+    Each run has one point and one seed, so that all of them share one program.
+
+    Args:
+        case: the case.
+        grid: its first candidates.
+        run: makes a sweep of the case.
+        keys: of the seeds.
+    """
+
+    def each(grids: dict[str, np.ndarray]) -> list[dsgd.Sweep]:
+        points = itertools.product(*grids.values())
+        return [
+            run(key=keys[0], **{name: [value] for name, value in zip(grids, point, strict=True)})
+            for point in points
+        ]
+
+    costs = partial(search.costs_of, metric="loss", share=case.share, cost=case.cost)
+    start = {name: np.array(values) for name, values in grid.items()}
+    try:
+        found = search.search(each, start, case.over, costs, pairs=False)
+    except search.AllDiverged:
+        return None
+    fixed = {name: [value] for name, value in found.values.items()}
+    histories = [found.history, *(run(key=key, **fixed).at((0,) * len(fixed)) for key in keys[1:])]
+    joined = {
+        column: values if column == "step" else np.concatenate([one[column] for one in histories])
+        for column, values in found.history.items()
+    }
+    tried = {name: found.tried[name].tolist() for name in grid}
+    return Tuned(found.values, case.convert(joined), tried)
 
 
 def name(key: Any) -> str:
