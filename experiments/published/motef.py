@@ -46,7 +46,9 @@ def motef_2(quick: bool) -> Outcome:
         right = (samples.inputs @ result.params > 0) == (samples.targets == 1)
         accuracies.append(100 * float(np.mean(right)))
     spread = max(accuracies) - min(accuracies)
-    rows = [Claim("spread of five accuracies, %", "coincide", spread, "authors' outputs", None, 1)]
+    rows: list[Claim | Number] = [
+        Claim("spread of five accuracies, %", "coincide", spread, "authors' outputs", None, 1)
+    ]
     if not quick:
         what = "accuracy after 6,000 rounds, %"
         rows.append(Number(what, PUBLISHED, accuracies, "authors' outputs", tolerance=0.01))
