@@ -5,6 +5,10 @@ from .asynchronous import on_ray
 from .asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from .asynchronous.asynchronous_server import asynchronous_server
 from .asynchronous.asynchronous_sgd import asynchronous_sgd
+from .asynchronous.malenia_sgd import malenia_sgd
+from .asynchronous.rennala_sgd import rennala_sgd
+from .asynchronous.ringleader_sgd import ringleader_sgd
+from .asynchronous.ringmaster_sgd import ringmaster_sgd
 from .candidates import CANDIDATES, SYNCHRONOUS
 from .compressed.compressed_sgd import compressed_sgd
 from .compressed.demo import demo
@@ -178,6 +182,7 @@ __all__ = [
     "lt_admm_vr",
     "majority_vote",
     "make",
+    "malenia_sgd",
     "marina",
     "memories",
     "mime",
@@ -209,6 +214,9 @@ __all__ = [
     "qsparse_local_sgd",
     "quasi_global_momentum",
     "relay_sgd",
+    "rennala_sgd",
+    "ringleader_sgd",
+    "ringmaster_sgd",
     "saga",
     "scaffnew",
     "scaffold",

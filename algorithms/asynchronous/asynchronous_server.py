@@ -29,10 +29,21 @@ class Arrival(NamedTuple):
         staleness: $t - D(t)$, number of updates since the model was read at which the gradient was
             computed. A tree like the parameters with int32 leaves: scalars with one server; with
             several servers, each element has the staleness of its server.
+        delay: number of steps that the server made since then, int32 scalar, if its state counts
+            them in `steps`; else ().
     """
 
     worker: jax.Array
     staleness: PyTree
+    delay: Any = ()
+
+
+class Counted(NamedTuple):
+    """A model and the number of steps that the server made."""
+
+    params: Params
+    optimizer: PyTree
+    steps: jax.Array
 
 
 class Server(NamedTuple):
@@ -42,11 +53,14 @@ class Server(NamedTuple):
         model: the current model, an `optimizers.Model` or what `start` returns.
         buffer: earlier models that are still in use, as the servers' shards, `[P, models, part]`.
         events: pending events; () if the staleness is given.
+        steps: number of the server's steps before each model of the buffer, int32 `[models]`; () if
+            the state does not count them.
     """
 
     model: Any
     buffer: jax.Array
     events: Any
+    steps: Any = ()
 
 
 @method(
@@ -67,7 +81,7 @@ def asynchronous_server(
     *,
     servers: int = 1,
     bound: int | None = None,
-    start: Annotated[Callable[[optimizers.Model], Any], "(model)"] | None = None,
+    start: Annotated[Callable[[optimizers.Model, int], Any], "(model, N)"] | None = None,
 ) -> Algorithm:
     r"""Returns the asynchronous method whose server makes a custom step with each gradient that
     arrives.
@@ -99,8 +113,9 @@ def asynchronous_server(
         servers: P, number of servers, each with one shard of the model and its own staleness.
         bound: tau of bounded staleness: the server delays a gradient if accepting it would make
             another one too stale; None: it accepts any.
-        start: model -> the server's initial state, a NamedTuple with `params` and everything else
-            that the step needs; None: the model.
+        start: (model, N) -> the server's initial state, a NamedTuple with `params` and everything
+            else that the step needs; with a field `steps` for a server that does not make a step
+            with every gradient, or that ignores old ones by their delay; None: the model.
 
     Raises:
         ValueError: see `asynchronous_sgd`.
@@ -120,7 +135,9 @@ def asynchronous_server(
         buffer = jnp.repeat(shard(params, servers)[:, None], models, axis=1)
         events = arrivals.first_events(N, servers) if delays is None else ()
         model = optimizers.init(optimizer, params)
-        return State(Server(model if start is None else start(model), buffer, events))
+        model = model if start is None else start(model, N)
+        counts = jnp.zeros(models, jnp.int32) if hasattr(model, "steps") else ()
+        return State(Server(model, buffer, events, counts))
 
     def next_arrival(state: State, round: Round) -> tuple[arrivals.Arrival, Params]:
         """Returns the next arrival and the parameters at which its gradient was computed."""
@@ -146,7 +163,9 @@ def asynchronous_server(
             )
             wrong = first_outside(now.staleness, jnp.minimum(round.step, delays.bound))
             round.refuse_if(~jnp.isnan(wrong), words, wrong)
-        arrival = Arrival(now.worker, _element_staleness(now.staleness, read))
+        before, counts = state.server.model, state.server.steps
+        delay = before.steps - counts[now.slots[0]] if hasattr(before, "steps") else ()
+        arrival = Arrival(now.worker, _element_staleness(now.staleness, read), delay)
         model = step(state.server.model, methods.first(gradients), arrival, read)
         checks.require_same(
             f"{method}: step gives the model", model, state.server.model, types=True
@@ -154,9 +173,12 @@ def asynchronous_server(
         buffer = state.server.buffer.at[jnp.arange(servers), now.write].set(
             shard(model.params, servers)
         )
+        if hasattr(model, "steps"):
+            counts = counts.at[now.write[0]].set(model.steps)
+            round.log(delay=delay, server_steps=model.steps)
         round.event(gradients, now.worker[None], now.elapsed, network.asynchronous_server)
         round.log(staleness=jnp.max(now.staleness), worker=now.worker)
-        return State(Server(model, buffer, now.events))
+        return State(Server(model, buffer, now.events, counts))
 
     how = [
         delays.name if delays else "",

@@ -26,7 +26,7 @@ class Compensated(NamedTuple):
 
 
 def method(given: Setting) -> Algorithm:
-    def start(model):
+    def start(model, N):
         zeros = optax.tree.zeros_like(model.params)
         return Compensated(model.params, model.optimizer, zeros)
 

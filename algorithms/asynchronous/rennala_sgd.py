@@ -1,0 +1,80 @@
+"""Rennala: mini-batches of the gradients that arrive first."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from algorithms import optimizers
+from algorithms.asynchronous.asynchronous_server import asynchronous_server
+from algorithms.facts import method
+from dsgd import Algorithm, checks
+from dsgd.extend import Params, PyTree
+
+
+class Collected(NamedTuple):
+    """The server's state: a model, the number of its steps, and the sum and the number of gradients
+    at this model.
+    """
+
+    params: Params
+    optimizer: PyTree
+    steps: jax.Array
+    total: Params
+    count: jax.Array
+
+
+@method(
+    sends="one gradient to the server, the model back",
+    needs=("all workers",),
+    paper="Tyurin and Richtárik, 2023, method 4",
+    page="how_to/clusters/asynchronous.md",
+    aliases=("rennala",),
+    settings={"batch": 3},
+)
+@checks.arguments
+def rennala_sgd(optimizer: optax.GradientTransformation, batch: int) -> Algorithm:
+    r"""Rennala: the server makes a step with the mean of the first B gradients that arrive and were
+    computed at the current model, whoever computed them; others are ignored.
+
+    $$ x_{k+1} = x_k - \frac{\gamma}{B} \sum_{b=1}^B g_b(x_k) $$
+
+    A worker receives the current model after each of its gradients, so that fast workers contribute
+    several. For workers with equal data, $B = \max(1, \lceil \sigma^2/\epsilon \rceil)$ and
+    $\gamma = 1/(2L)$ reach $E|f'|^2 \le \epsilon$ in optimal time. A round is one gradient; the
+    history has `server_steps`, and the `delay` of the last gradient.
+
+    Args:
+        optimizer: the server's step; `optax.sgd(gamma)` gives the equation.
+        batch: B, the number of gradients of a step.
+
+    Raises:
+        ValueError: if the batch is less than 1.
+
+    Source: Tyurin and Richtarik, "Optimal time complexities of parallel stochastic optimization
+    methods under a fixed computation model", 2023, method 4.
+    """
+    batch = checks.positive_int("rennala_sgd: batch", batch)
+
+    def start(model, N):
+        zeros = optax.tree.zeros_like(model.params)
+        return Collected(*model, jnp.int32(0), zeros, jnp.int32(0))
+
+    def step(model, gradient, arrival, read):
+        total, count = optax.tree.add(model.total, gradient), model.count + 1
+        mean = jax.tree.map(lambda leaf: leaf / batch, total)
+        stepped = optimizers.step(optimizer, optimizers.Model(*model[:2]), mean)
+        after = jax.tree.map(
+            partial(jnp.where, count == batch),
+            Collected(
+                *stepped, model.steps + 1, optax.tree.zeros_like(total), jnp.zeros_like(count)
+            ),
+            model._replace(total=total, count=count),
+        )
+        return jax.tree.map(partial(jnp.where, arrival.delay == 0), after, model)
+
+    return asynchronous_server(f"rennala_sgd({batch})", optimizer, step, start=start)

@@ -1,0 +1,39 @@
+"""Malenia: Tyurin and Richtárik, 2023, method 6."""
+
+import numpy as np
+
+from algorithms import malenia_sgd
+from tests.methods.asynchronous_sgd import Rule, bits, server_case
+from tests.methods.given import Given
+
+__all__ = ["bits"]
+
+
+def rule(given: Given, S: float) -> Rule:
+    step, collected = given.step(), [list[np.ndarray]() for _ in range(given.N)]
+
+    def arrive(g, n, delay):
+        if delay > 0:
+            return None
+        collected[n].append(g)
+        if not all(collected):
+            return None
+        B = np.array(list(map(len, collected)))
+        if 1 / np.mean(1 / B) < S / given.N:
+            return None
+        change = step(np.mean([np.mean(each, axis=0) for each in collected], axis=0))
+        for each in collected:
+            each.clear()
+        return change
+
+    return arrive
+
+
+CASES = {
+    title: server_case(
+        lambda given, S=S: malenia_sgd(given.optimizer, S),
+        lambda given, S=S: rule(given, S),
+        optimizer="momentum",
+    )
+    for title, S in (("", 9.5), ("one gradient of each worker", 0.5))
+}
