@@ -64,7 +64,9 @@ def malenia_sgd(optimizer: optax.GradientTransformation, batch: float) -> Algori
 
     def start(model, N):
         zeros = workers.replicate(optax.tree.zeros_like(model.params), N)
-        return Collected(*model, jnp.int32(0), zeros, jnp.zeros(N, jnp.int32))
+        return Collected(
+            model.params, model.optimizer, jnp.int32(0), zeros, jnp.zeros(N, jnp.int32)
+        )
 
     def step(model, gradient, arrival, read):
         n, N = arrival.worker, len(model.counts)
@@ -73,11 +75,11 @@ def malenia_sgd(optimizer: optax.GradientTransformation, batch: float) -> Algori
         # N^2 <= S sum_n 1 / B_n, which is not so while a worker has no gradient
         enough = jnp.sum(1 / counts) * batch <= N**2
         mean = mean_of_means(totals, counts)
-        stepped = optimizers.step(optimizer, optimizers.Model(*model[:2]), mean)
-        empty = optax.tree.zeros_like(totals), jnp.zeros_like(counts)
+        stepped = optimizers.step(optimizer, optimizers.Model(model.params, model.optimizer), mean)
+        no_totals, no_counts = optax.tree.zeros_like((totals, counts))
         after = jax.tree.map(
             partial(jnp.where, enough),
-            Collected(*stepped, model.steps + 1, *empty),
+            Collected(stepped.params, stepped.optimizer, model.steps + 1, no_totals, no_counts),
             model._replace(totals=totals, counts=counts),
         )
         return jax.tree.map(partial(jnp.where, arrival.delay == 0), after, model)

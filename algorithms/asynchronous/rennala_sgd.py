@@ -25,7 +25,7 @@ class Collected(NamedTuple):
     optimizer: PyTree
     steps: jax.Array
     total: Params
-    count: jax.Array
+    arrived: jax.Array
 
 
 @method(
@@ -62,18 +62,22 @@ def rennala_sgd(optimizer: optax.GradientTransformation, batch: int) -> Algorith
 
     def start(model, N):
         zeros = optax.tree.zeros_like(model.params)
-        return Collected(*model, jnp.int32(0), zeros, jnp.int32(0))
+        return Collected(model.params, model.optimizer, jnp.int32(0), zeros, jnp.int32(0))
 
     def step(model, gradient, arrival, read):
-        total, count = optax.tree.add(model.total, gradient), model.count + 1
+        total, count = optax.tree.add(model.total, gradient), model.arrived + 1
         mean = jax.tree.map(lambda leaf: leaf / batch, total)
-        stepped = optimizers.step(optimizer, optimizers.Model(*model[:2]), mean)
+        stepped = optimizers.step(optimizer, optimizers.Model(model.params, model.optimizer), mean)
         after = jax.tree.map(
             partial(jnp.where, count == batch),
             Collected(
-                *stepped, model.steps + 1, optax.tree.zeros_like(total), jnp.zeros_like(count)
+                stepped.params,
+                stepped.optimizer,
+                model.steps + 1,
+                optax.tree.zeros_like(total),
+                jnp.zeros_like(count),
             ),
-            model._replace(total=total, count=count),
+            model._replace(total=total, arrived=count),
         )
         return jax.tree.map(partial(jnp.where, arrival.delay == 0), after, model)
 

@@ -71,7 +71,16 @@ def ringleader_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
     def start(model, N):
         zeros = workers.replicate(optax.tree.zeros_like(model.params), N)
         none = jnp.zeros(N, jnp.int32)
-        return Tables(*model, jnp.int32(0), zeros, none, zeros, none, jnp.zeros(N, bool))
+        return Tables(
+            model.params,
+            model.optimizer,
+            jnp.int32(0),
+            zeros,
+            none,
+            zeros,
+            none,
+            jnp.zeros(N, bool),
+        )
 
     def step(model, gradient, arrival, read):
         n, second = arrival.worker, jnp.any(model.waiting)
@@ -91,9 +100,13 @@ def ringleader_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
         following = added(True, (model.next_totals, model.next_counts))
         steps = jnp.where(second, model.waiting[n], jnp.all(counts > 0))
         stepped = optimizers.step(
-            optimizer, optimizers.Model(*model[:2]), mean_of_means(totals, counts)
+            optimizer,
+            optimizers.Model(model.params, model.optimizer),
+            mean_of_means(totals, counts),
         )
-        params, memory = jax.tree.map(partial(jnp.where, steps), tuple(stepped), tuple(model[:2]))
+        params, memory = jax.tree.map(
+            partial(jnp.where, steps), tuple(stepped), (model.params, model.optimizer)
+        )
         waiting = jnp.where(second, model.waiting, steps).at[n].set(False)
         # After the last step of a round the gradients that were kept are those of the next one.
         ends = steps & ~jnp.any(waiting)
@@ -104,6 +117,16 @@ def ringleader_sgd(optimizer: optax.GradientTransformation) -> Algorithm:
                 (optax.tree.zeros_like(following), following),
             )
         )
-        return Tables(params, memory, model.steps + steps, *current, *following, waiting)
+        (totals, counts), (next_totals, next_counts) = current, following
+        return Tables(
+            params,
+            memory,
+            model.steps + steps,
+            totals,
+            counts,
+            next_totals,
+            next_counts,
+            waiting,
+        )
 
     return asynchronous_server("ringleader_sgd", optimizer, step, start=start)

@@ -47,11 +47,13 @@ def ringmaster_sgd(optimizer: optax.GradientTransformation, threshold: int) -> A
     threshold = checks.positive_int("ringmaster_sgd: threshold", threshold)
 
     def start(model, N):
-        return Counted(*model, jnp.int32(0))
+        return Counted(model.params, model.optimizer, jnp.int32(0))
 
     def step(model, gradient, arrival, read):
-        stepped = optimizers.step(optimizer, optimizers.Model(*model[:2]), gradient)
-        after = Counted(*stepped, model.steps + 1)
+        stepped = optimizers.step(
+            optimizer, optimizers.Model(model.params, model.optimizer), gradient
+        )
+        after = Counted(stepped.params, stepped.optimizer, model.steps + 1)
         return jax.tree.map(partial(jnp.where, arrival.delay < threshold), after, model)
 
     return asynchronous_server(f"ringmaster_sgd({threshold})", optimizer, step, start=start)

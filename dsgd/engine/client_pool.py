@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dsgd.base import PyTree
 from dsgd.engine.pooled import Pooled
 from dsgd.machines import host_calls
+from dsgd.machines.arrays import from_host
 
 
 class Source:
@@ -109,15 +109,18 @@ def client_pool(
 ) -> ClientPool:
     """Returns the pool; `some` are samples with leaves `[m, ...]`, as an example of their types."""
     N = len(sizes)
-    inputs, targets = jax.tree.map(lambda leaf: np.empty((N, 0, *leaf.shape[1:]), leaf.dtype), some)
-    ids = np.arange(N, dtype=np.int32)
-    of = np.full(N, source.number, np.int32)
+    inputs, targets = jax.tree.map(
+        lambda leaf: from_host(np.empty((N, 0, *leaf.shape[1:]), leaf.dtype)), some
+    )
     return ClientPool(
-        *jax.tree.map(jnp.asarray, (inputs, targets, np.zeros_like(ids), sizes.astype(np.int32))),
-        make,
-        int(sizes.max()),
-        of=jnp.asarray(of),
-        id=jnp.asarray(ids),
+        inputs,
+        targets,
+        offset=from_host(np.zeros(N, np.int32)),
+        size=from_host(sizes.astype(np.int32)),
+        make=make,
+        longest=int(sizes.max()),
+        of=from_host(np.full(N, source.number, np.int32)),
+        id=from_host(np.arange(N, dtype=np.int32)),
         source=source,
     )
 

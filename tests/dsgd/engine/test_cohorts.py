@@ -375,7 +375,7 @@ def test_files_that_nothing_can_be_in_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "os.posix_fallocate", partial(_fail, OSError(28, "No space left on device"))
     )
-    with pytest.raises(ValueError, match=r"run: store = .*No space left on device.*4,960 bytes"):
+    with pytest.raises(ValueError, match=r"run: store = .*No space left on device.*4,800 bytes"):
         run(method, False, store=tmp_path)
 
 

@@ -236,12 +236,12 @@ def test_a_run_killed_during_a_save_resumes_also_on_another_number_of_devices(pr
 def full_disk():
     """Returns a function after whose call the disk is full."""
 
-    def half_written(file, **arrays):
-        file.write(b"PK half of it")
+    def half_written(file, array, **options):
+        file.write(b"half of it")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
-        yield lambda: patch.setattr(checkpoints.np, "savez", half_written)
+        yield lambda: patch.setattr(checkpoints.np.lib.format, "write_array", half_written)
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(problem, tmp_path, full_disk):
