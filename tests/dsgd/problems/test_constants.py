@@ -87,15 +87,15 @@ def test_constants_of_weighted_logistic_regression_with_unequal_workers():
 
 
 def test_ready_and_custom_problems_have_equal_constants():
-    ready = problems.sparse_logistic_regression(samples(), 4, penalty=0.0, l2=L2, batch_size=2)
+    options = {"l2": L2, "batch_size": 2, "weights": WEIGHTS}
+    ready = problems.sparse_logistic_regression(samples(), 4, penalty=0.0, **options)
     dataset = problems.load(samples())
     custom = problems.finite_sum(
         problems.Model(FromZero(D), product),
         optax.sigmoid_binary_cross_entropy,
         (dataset.train_inputs, dataset.train_targets.astype(np.int32)),
         4,
-        l2=L2,
-        batch_size=2,
+        **options,
     )
     first, second = problems.constants(ready), problems.constants(custom)
     for name in ("smoothness", "mean_smoothness", "rms_smoothness", "strong_convexity"):
