@@ -10,7 +10,7 @@ step; the W of D2 has the eigenvalue -1/3.
 
 Published values are stored outputs of the notebooks in paper-figures of the authors' repository:
 for figure 2 medians and ranges over 10 seeds (gossip: 6 or 7), for the others one seed. Ours are
-over 10 other random problems, in figure 2 over 5.
+over 10 other random problems.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def steps_of_figure_2(case: str, build, n: int, zeta2: float, seeds: int) -> lis
 @jax.enable_x64(True)
 def relaysgd_2(quick: bool) -> Outcome:
     """Figure 2: steps to a gap of 1e-6 against the number of workers, r₀ = 100."""
-    sizes, seeds = (SIZES[:3], 2) if quick else (SIZES, 5)
+    sizes, seeds = (SIZES[:3], 2) if quick else (SIZES, 10)
     keys = dict.fromkeys([*FIGURE_2, *((case, 0.01) for case in UNAFFECTED)])
     published = {
         key: np.array(FIGURE_2.get(key, "").split(), float).reshape(-1, 3)[: len(sizes)]
@@ -156,7 +156,9 @@ def relaysgd_2(quick: bool) -> Outcome:
     return Outcome(
         rows,
         panels,
-        "The random problems are other draws.",
+        "The random problems are other draws. SGP's medians for ζ² = 0.01 are up to 1.6 times the "
+        "published ones, for which no reason was found; workers' minimizers drawn as in the "
+        "authors' code, tried for 24 workers, did not change it.",
     )
 
 
