@@ -43,6 +43,7 @@ class Store:
         ]
         self._thread = ThreadPoolExecutor(1, "dsgd-store")
         self._expected: dict[int, _Expected] = {}
+        self._buffers: dict[int, tuple[list[np.ndarray], list[np.ndarray]]] = {}
         weakref.finalize(self, self._thread.shutdown, wait=False)
 
     def write(self, ids: np.ndarray, rows: Sequence[np.ndarray]) -> None:
@@ -70,7 +71,7 @@ class Store:
     def expect(self, ids: np.ndarray, place: int = 0) -> None:
         """Begins to read rows that will probably be asked for next, while the devices compute."""
         ids = np.array(ids)  # a copy, since the program may reuse its memory
-        rows = self._thread.submit(self._read, ids)
+        rows = self._thread.submit(self._read, ids, self._turn(place, len(ids)))
         self._expected[place] = _Expected(ids, rows, np.zeros(len(ids), bool))
 
     def pieces(self) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
@@ -87,12 +88,24 @@ class Store:
             new.write(ids, rows)
         return new
 
-    def _read(self, ids: np.ndarray) -> list[np.ndarray]:
-        written, rows = self.written[ids], []
-        for leaf, start in zip(self._leaves, self.start, strict=True):
-            row = np.array(leaf[ids])
-            row[~written] = start
-            rows.append(row)
+    def _turn(self, place: int, count: int) -> list[np.ndarray]:
+        """Returns one of two buffers for rows, in turn: the other one may have the rows that were
+        read last. New memory for each would cost as much as the rows, in page faults.
+        """
+        one, two = self._buffers.get(place) or (self._empty(count), self._empty(count))
+        self._buffers[place] = two, one
+        return one
+
+    def _empty(self, count: int) -> list[np.ndarray]:
+        return [np.empty((count, *leaf.shape), leaf.dtype) for leaf in self.start]
+
+    def _read(self, ids: np.ndarray, into: list[np.ndarray] | None = None) -> list[np.ndarray]:
+        written, rows = self.written[ids], into or self._empty(len(ids))
+        for row, leaf, start in zip(rows, self._leaves, self.start, strict=True):
+            if not written.all():
+                row[:] = start
+            if written.any():
+                row[written] = leaf[ids[written]]
         return rows
 
 
@@ -114,8 +127,12 @@ def _allocate(shape: tuple[int, ...], dtype: Any, folder: Path | None) -> np.nda
     # The file has no name, so that it disappears with the last reference, also if the process dies.
     with tempfile.TemporaryFile(dir=folder) as file:
         # Without its blocks, a full disk would kill the process that writes to the mapped memory.
+        # macOS cannot reserve them.
         try:
-            os.posix_fallocate(file.fileno(), 0, size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
         except OSError as error:
             raise ValueError(
                 f"run: store = {str(folder)!r}: {error.strerror}; expected room for {size:,} bytes "

@@ -206,6 +206,7 @@ def dsgd_run(job: Job) -> Run:
         "ef21": lambda: algorithms.ef21(sgd, compressors.whole_model(hundredth)),
     }[job.method]()
     key, mesh = jax.random.key(0), dsgd.workers.mesh(1)
+    keeps = job.method != "fed_avg" and job.sampled < len(clients.sizes)
 
     def make_rounds(rounds: int) -> Any:
         return jax.block_until_ready(
@@ -217,7 +218,7 @@ def dsgd_run(job: Job) -> Run:
                 cluster=cluster,
                 record_every=RARELY,
                 mesh=mesh,
-                store=None if job.method == "fed_avg" else job.data,
+                store=job.data if keeps else None,
             ).params
         )
 
