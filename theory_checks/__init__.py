@@ -23,6 +23,7 @@ from theory_checks.machinery.stability import linear_rate, stable_step
 from theory_checks.machinery.statement import Condition, Outcome, Statement
 from theory_checks.statements import (
     asynchronous_sgd,
+    birch_sgd,
     compressed_sgd,
     decentralized_sgd,
     dropcompute,
@@ -47,6 +48,7 @@ __all__ = [
     "WorstCase",
     "asynchronous_sgd",
     "best_step",
+    "birch_sgd",
     "bounds",
     "compressed_sgd",
     "decentralized_sgd",

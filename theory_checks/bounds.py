@@ -3,12 +3,14 @@ methods.
 
     bounds.sgd(gap=1.0, smoothness=1.0, noise=0.5, steps=1_000, learning_rate=0.01)
 
-Those of linear rates return the factor per round; their largest step sizes are next to them. The
+Those of linear rates return the factor per round; their largest step sizes are next to them. Those
+named `seconds` return times on clusters. The
 module of each family contains the hypotheses, the recommended step size, and the rate at that
 step size.
 """
 
 from theory_checks.statements.asynchronous_sgd import bound as asynchronous_sgd
+from theory_checks.statements.birch_sgd import bound as birch_sgd
 from theory_checks.statements.compressed_linear import (
     diana,
     diana_step,
@@ -28,10 +30,23 @@ from theory_checks.statements.error_compensated_sgd import bound as error_compen
 from theory_checks.statements.gradient_descent import bound as gradient_descent
 from theory_checks.statements.local_sgd import bound as local_sgd
 from theory_checks.statements.minibatch_sgd import bound as minibatch_sgd
+from theory_checks.statements.seconds import (
+    asynchronous_seconds,
+    batch_seconds,
+    malenia_seconds,
+    minibatch_seconds,
+    optimal_seconds,
+    optimal_seconds_different_data,
+    rennala_seconds,
+    ringmaster_seconds,
+)
 from theory_checks.statements.sgd import bound as sgd
 
 __all__ = [
+    "asynchronous_seconds",
     "asynchronous_sgd",
+    "batch_seconds",
+    "birch_sgd",
     "compressed_sgd",
     "consensus",
     "decentralized_sgd",
@@ -46,8 +61,14 @@ __all__ = [
     "error_compensated_sgd",
     "gradient_descent",
     "local_sgd",
+    "malenia_seconds",
     "marina",
     "marina_step",
+    "minibatch_seconds",
     "minibatch_sgd",
+    "optimal_seconds",
+    "optimal_seconds_different_data",
+    "rennala_seconds",
+    "ringmaster_seconds",
     "sgd",
 ]

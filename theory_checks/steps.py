@@ -28,6 +28,7 @@ from theory_checks import bounds
 from theory_checks.machinery import instances
 from theory_checks.machinery.statement import need
 from theory_checks.statements import asynchronous_sgd as of_asynchronous_sgd
+from theory_checks.statements import birch_sgd as of_birch_sgd
 from theory_checks.statements import compressed_sgd as of_compressed_sgd
 from theory_checks.statements import decentralized_sgd as of_decentralized_sgd
 from theory_checks.statements import error_compensated_sgd as of_error_compensated_sgd
@@ -38,6 +39,7 @@ from theory_checks.statements import sgd as of_sgd
 
 __all__ = [
     "asynchronous_sgd",
+    "birch_sgd",
     "compressed_sgd",
     "d2",
     "decentralized_sgd",
@@ -384,6 +386,34 @@ def asynchronous_sgd(
         noise=noise,
         staleness=staleness,
         steps=steps,
+    )
+
+
+@checks.arguments
+def birch_sgd(
+    constants: ProblemConstants, *, tree_distance: int, epsilon: float, noise: float | None = None
+) -> float:
+    r"""Returns the step size of one gradient for an accuracy, $\gamma = \min\big(\frac1{2L},
+    \frac1{2RL}, \frac\epsilon{4\sigma^2L}\big)$. Rennala's step size is B times it, with R = B - 1.
+
+    Args:
+        constants: of the problem, whose workers have equal data.
+        tree_distance: R, one less than the threshold of Ringmaster.
+        epsilon: the accuracy $\epsilon$ of the mean of $|f'|^2$.
+        noise: as for `sgd`.
+
+    Raises:
+        ValueError: if a constant is not known or cannot be computed.
+
+    Source: Tyurin and Sivtsov, "Birch SGD", 2025, Theorem 2.4.
+    """
+    if noise is None:
+        noise = math.hypot(*_everywhere("birch_sgd", constants, ("noise", "heterogeneity")))
+    return of_birch_sgd.step_size(
+        smoothness=constants.mean_smoothness,
+        noise=noise,
+        tree_distance=tree_distance,
+        epsilon=epsilon,
     )
 
 

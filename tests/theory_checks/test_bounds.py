@@ -69,6 +69,9 @@ BASE: Numbers = {
     "residual": 1 / 49,
     "mean_residual": 16 / 49,
     "probability": 0.5,
+    "tree_distance": 3,
+    "epsilon": 0.5,
+    "times": [2.0, 1.0, 6.0],
 }
 SPREAD: Numbers = {"omega": 2.0}  # of the compressors of linear rates
 DELTAS: Numbers = {"smoothness": 1.0, "deltas": [2.0, 1.0]}
@@ -161,6 +164,24 @@ VALUES: list[tuple[str, Numbers, Any]] = [
     ("bounds.marina", SPREAD, 7 / 8),
     # 1.6 + 1/4 / (1/2)
     ("bounds.dropcompute_convex", {"learning_rate": 1 / 8, "stopping": True}, 2.1),
+    # 1 / (2 L max(1, R, 2 sigma^2 / eps)): 16, and 3 with sigma = 1/2
+    ("birch_sgd.step_size", {}, 1 / 64),
+    ("birch_sgd.step_size", {"noise": 0.5}, 1 / 12),
+    ("birch_sgd.step_size", {"noise": 0.5, "tree_distance": 0}, 1 / 4),
+    ("birch_sgd.iterations", {}, 48 * (4 + 16)),
+    ("bounds.birch_sgd", {"steps": 960}, 0.5),
+    # L D / eps = 12, sigma^2 / eps = 8; 1 / h = 1, 1/2, 1/6: 12 min(9, 10 / 1.5, 11 / (5/3))
+    ("bounds.optimal_seconds", {}, 79.2),
+    ("bounds.optimal_seconds", {"noise": 1.0}, 12 * 4 / 1.5),  # of the two fastest
+    ("bounds.asynchronous_seconds", {"noise": 1.0}, 36),  # 12 * 5 / (5/3)
+    ("bounds.minibatch_seconds", {}, 264),  # 6 * 12 * 11/3
+    ("bounds.optimal_seconds_different_data", {}, 168),  # 12 * (6 + 3 * 8/3)
+    ("bounds.batch_seconds", {}, 4),  # min(4, 6 / 1.5, 8 / (5/3))
+    ("bounds.batch_seconds", {"batch_size": 40}, 27.6),  # 46 / (5/3)
+    ("bounds.rennala_seconds", {}, 48 * 8),  # min(10, 12 / 1.5, 14 / (5/3))
+    ("bounds.ringmaster_seconds", {}, 144 * 8),  # 48 (8 + 16) / 8 times 8 steps
+    ("bounds.malenia_seconds", {}, 48 * 24),  # max(12, 9 * 8 / 3)
+    ("bounds.malenia_seconds", {"noise": 1.0}, 48 * 12),  # max(12, 9 * 2 / 3)
 ]
 STALE: Numbers = {
     "staleness": np.array([0, 1]),
@@ -316,6 +337,7 @@ OUTSIDE: Numbers = {
             "strong_convexity",
             "total",
             "learning_rate",
+            "epsilon",
         )
     },
     **{
@@ -327,7 +349,7 @@ OUTSIDE: Numbers = {
     **{
         name: [0, -1, 2.0, math.nan, True] for name in ("steps", "workers", "batch_size", "samples")
     },
-    "staleness": [-2, 0.5, math.nan, None],
+    **{name: [-2, 0.5, math.nan, None] for name in ("staleness", "tree_distance")},
     "rho": [-0.1, 1.0, 1, math.nan, math.inf],
     "memory": [local_sgd.Memory(np.full((1, 1), drift), np.ones(1)) for drift in (-1.0, math.nan)],
     "effect": [
@@ -340,6 +362,7 @@ OUTSIDE: Numbers = {
     "weights": [[], [-1.0, 1.0], [1.0, math.nan]],
     "deltas": [[], [0.0, 1.0], [1.0, -1.0], [1.0, math.nan]],
     "first": [[], [-1.0, 0.0], [0.0, math.inf]],
+    "times": [[], [0.0, 1.0], [1.0, -1.0], [1.0, math.inf], 2.0],
 }
 LINEAR = ("bounds.diana", "bounds.ef_bv", "bounds.marina")
 FUNCTIONS = [
@@ -348,6 +371,8 @@ FUNCTIONS = [
     "minibatch_sgd.variance",
     "compressed_sgd.effect",
     "asynchronous_sgd.largest_step",
+    "birch_sgd.step_size",
+    "birch_sgd.iterations",
     "local_sgd.consensus",
     "ef21.factors",
 ]

@@ -98,6 +98,8 @@ def test_recommended_steps_with_noise(constants, numbers):
         steps.sgd(constants, steps=T, noise=0.2): L + 0.2 * sqrt(L * T / (2 * gap)),
         steps.minibatch_sgd(constants, steps=T): L + sigma * sqrt(L * T / (2 * gap * N)),
         steps.asynchronous_sgd(constants, staleness=5, steps=T): 12 * L + both * sqrt(L * T / gap),
+        steps.birch_sgd(constants, tree_distance=5, epsilon=0.1): 4 * both**2 * L / 0.1,
+        steps.birch_sgd(constants, tree_distance=5, epsilon=0.1, noise=0.2): 10 * L,
         steps.error_compensated_sgd(constants, compression=0.3, steps=T): 2 * L
         + sigma * sqrt(L * T / (N * gap))
         + (4 * L**2 * 0.3**2 * T / gap) ** (1 / 3),

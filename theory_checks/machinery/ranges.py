@@ -48,8 +48,13 @@ _LISTS = {
     "layers": _each(_POSITIVE),
     "weights": _each(_POSITIVE),
     "deltas": _each(_POSITIVE),
+    "times": _each(_POSITIVE),
     "first": _each(_NOT_NEGATIVE),
 }
+_NATURAL = Range(
+    lambda x: checks.is_integer(x) and 0 <= x <= _MOST,
+    "an integer, at least 0 and at most 2^63 - 1",
+)
 RANGES = {
     **dict.fromkeys(
         (
@@ -60,6 +65,7 @@ RANGES = {
             "strong_convexity",
             "total",
             "learning_rate",
+            "epsilon",
         ),
         _POSITIVE,
     ),
@@ -71,10 +77,7 @@ RANGES = {
         ("noise", "heterogeneity", "compression", "omega", "mean_residual"), _NOT_NEGATIVE
     ),
     **dict.fromkeys(("steps", "workers", "batch_size", "samples"), _COUNT),
-    "staleness": Range(
-        lambda x: checks.is_integer(x) and 0 <= x <= _MOST,
-        "an integer, at least 0 and at most 2^63 - 1",
-    ),
+    **dict.fromkeys(("staleness", "tree_distance"), _NATURAL),
     "rho": _numbers(lambda x: 0 <= x < 1, "a number, at least 0, below 1"),
     "effect": Range(
         lambda effect: all(map(_NOT_NEGATIVE.holds, effect)), "finite numbers, at least 0"

@@ -22,6 +22,7 @@ from theory_checks.machinery.statement import Outcome, Statement
 from theory_checks.machinery.trajectories import OLDER_LOOPS
 from theory_checks.statements import (
     asynchronous_sgd,
+    birch_sgd,
     compressed_gossip,
     compressed_linear,
     compressed_sgd,
@@ -64,6 +65,7 @@ _MODULES = (
     compressed_linear,
     asynchronous_sgd,
     staleness_aware,
+    birch_sgd,
     decentralized_sgd,
     local_sgd,
     gradient_tracking,
