@@ -39,7 +39,7 @@ class Collected(NamedTuple):
 @checks.arguments
 def rennala_sgd(optimizer: optax.GradientTransformation, batch: int) -> Algorithm:
     r"""Rennala: the server makes a step with the mean of the first B gradients that arrive and were
-    computed at the current model, whoever computed them; others are ignored.
+    computed at the current model, by any workers; others are ignored.
 
     $$ x_{k+1} = x_k - \frac{\gamma}{B} \sum_{b=1}^B g_b(x_k) $$
 
