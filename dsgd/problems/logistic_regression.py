@@ -270,8 +270,7 @@ def sparse_logistic_regression(
 
     Args:
         penalty: $\lambda$, at least 0; without a regularizer if it is 0.
-        data, workers, partition, alpha, classes, shards, similarity, min_samples, weights,
-            batch_size, replacement, l2, seed, data_dir: as in `binary_logistic_regression`.
+        data: as in `binary_logistic_regression`, like all other arguments.
 
     Returns:
         A problem with the regularizer `l1(penalty)`, and known L and $\mu \ge l_2$ of f.
