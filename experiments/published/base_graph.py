@@ -59,5 +59,5 @@ def base_graph(quick: bool) -> Outcome:
             Claim("neighbours - k", "at most k", degree, "theorem", at_most=0),
         ],
         [Panel("rounds", r"$\frac{1}{n} \sum_i (x_i - \bar x)^2$", lines)],
-        "None.",
+        "As published.",
     )

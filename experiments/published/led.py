@@ -54,7 +54,7 @@ def led(quick: bool) -> Outcome:
             *rows,
         ],
         [Panel("communication rounds", r"$|\bar x - x^\star|^2$", lines)],
-        "None.",
+        "As published.",
     )
 
 
