@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,38 +109,38 @@ class Sweep(NamedTuple):
         return best
 
     @checks.arguments
-    def point(self, index: tuple[int, ...]) -> dict[str, float]:
+    def point(self, index: Sequence[int]) -> dict[str, float]:
         """Returns the hyperparameters of the grid point with this index.
 
         Raises:
             ValueError: if the index is not in the grid.
         """
-        self._check(index)
         return {
             name: values[i].item()
-            for (name, values), i in zip(self.grid.items(), index, strict=True)
+            for (name, values), i in zip(self.grid.items(), self._index(index), strict=True)
         }
 
     @checks.arguments
-    def at(self, index: tuple[int, ...]) -> History:
+    def at(self, index: Sequence[int]) -> History:
         """Returns the history of the grid point with this index, as in `Result`.
 
         Raises:
             ValueError: if the index is not in the grid.
         """
-        self._check(index)
+        index = self._index(index)
         return {
             name: np.array(values if name == "step" else values[index])
             for name, values in self.history.items()
         }
 
     @checks.arguments
-    def result(self, index: tuple[int, ...]) -> Result:
+    def result(self, index: Sequence[int]) -> Result:
         """Returns the result of the grid point with this index, with all seeds.
 
         Raises:
             ValueError: if the index is not in the grid.
         """
+        index = self._index(index)
         history = self.at(index)
         state, params = jax.tree.map(lambda leaf: leaf[index], (self.state, self.params))
         tape = self.tape and self.tape.grid_point(index)
@@ -170,7 +170,8 @@ class Sweep(NamedTuple):
 
         frames.report(self, path, title=title)
 
-    def _check(self, index: tuple[int, ...]) -> None:
+    def _index(self, index: Sequence[int]) -> tuple[int, ...]:
+        """Returns the index of a grid point as a tuple."""
         shape = tuple(map(len, self.grid.values()))
         fits = len(index) == len(shape) and all(
             checks.is_integer(i) and -n <= i < n for i, n in zip(index, shape, strict=True)
@@ -180,6 +181,7 @@ class Sweep(NamedTuple):
                 f"index = {checks.show(index)}; expected one integer per axis of the grid of "
                 f"shape {shape}"
             )
+        return tuple(index)  # numpy would select rows by a list
 
     def _warn_at_edges(self, metric: str, score: np.ndarray, best: tuple[int, ...]) -> None:
         for axis, ((name, values), i) in enumerate(zip(self.grid.items(), best, strict=True)):

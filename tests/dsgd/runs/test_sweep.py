@@ -48,6 +48,8 @@ def test_every_point_is_the_run_with_its_hyperparameters(swept, problem):
     for i, j in ((0, 1), (1, 0)):
         assert swept.point((i, j)) == {"learning_rate": RATES[i], "momentum": DECAYS[j]}
         alone = run(factory(**swept.point((i, j))), problem, STEPS, seeds=2, train_loss=True)
+        of_list = swept.at([i, j])  # as an index, a list would select rows
+        np.testing.assert_array_equal(of_list["loss"], swept.at((i, j))["loss"])
         found = swept.at((i, j)), swept.params[i, j], swept.state.workers.params[i, j]
         expected = alone.history, alone.params, alone.state.workers.params
         jax.tree.map(
