@@ -32,7 +32,9 @@ def exponential_gap(quick: bool) -> Outcome:
     published = {"exponential": (EVEN[:3], [stated[n] for n in EVEN[:3]])}
     ring = np.array([[topologies.ring(n).spectral_gap for n in sizes.tolist()]])
     lines = {"exponential": (sizes, curve), "ring": (sizes, ring)}
-    return Outcome(rows, [Panel("workers n", r"$1 - \rho$", lines, published, "xy")], "As published.")
+    return Outcome(
+        rows, [Panel("workers n", r"$1 - \rho$", lines, published, "xy")], "As published."
+    )
 
 
 def exponential_one_peer(quick: bool) -> Outcome:
