@@ -23,7 +23,7 @@ from dsgd import clusters, problems, work
 from dsgd.engine import programs
 from tests.methods.files import FILES
 
-N, D, STEPS, SEEDS = 8, 19, 12, 2
+N, D, SEEDS = 8, 19, 2
 NAMES = [*algorithms.ALGORITHMS, "kimad"]
 CONTRACT = {
     "parameters",
@@ -93,12 +93,18 @@ def unequal(name: str) -> dsgd.Algorithm:
     return algorithms.with_local_work(adam, some)
 
 
+def rounds(name: str) -> int:
+    """Returns the number of rounds of `result`."""
+    return getattr(file(name), "CONTRACT_ROUNDS", 12)
+
+
 @cache
-def result(algorithm: dsgd.Algorithm) -> dsgd.Result:
-    """Returns leaves `[seeds, ...]`, on one device; for an `unequal` method, from the program that
+def result(name: str) -> dsgd.Result:
+    """Returns leaves `[seeds, ...]` of the `unequal` method, on one device, from the program that
     the contract has compiled.
     """
-    return dsgd.run(algorithm, problem(), steps=STEPS, key=jax.random.key(1), seeds=SEEDS, mesh=1)
+    given = {"steps": rounds(name), "key": jax.random.key(1), "seeds": SEEDS, "mesh": 1}
+    return dsgd.run(unequal(name), problem(), **given)
 
 
 def test_it_satisfies_the_contract(name, monkeypatch):
@@ -114,7 +120,7 @@ def test_it_satisfies_the_contract(name, monkeypatch):
     uncounted = not exchanges or any(each.simulated for each in exchanges)
     assert looked_at == (CONTRACT - {"bits"} if uncounted else CONTRACT)
     compiled = programs.count_compiled()
-    result(unequal(name))
+    result(name)
     assert programs.count_compiled() == compiled, "for another number of steps"
     texts = [each.as_text() for each in lowered[:2]]  # programs of start and advance
     assert "stablehlo.while" in texts[1]
@@ -122,13 +128,13 @@ def test_it_satisfies_the_contract(name, monkeypatch):
 
 
 def test_it_makes_progress_and_counts_its_rounds(name):
-    history = result(unequal(name)).history
+    history = result(name).history
     assert (history["loss"][:, -1] < history["loss"][:, 0]).all()
     # the first round's own numbers
     records = [values[:, 1:] for key, values in history.items() if key != "step"]
     assert all(np.isfinite(values).all() for values in records)
-    np.testing.assert_array_equal(result(unequal(name)).state.step, STEPS)
-    np.testing.assert_array_equal(history["step"], np.arange(STEPS + 1))
+    np.testing.assert_array_equal(result(name).state.step, rounds(name))
+    np.testing.assert_array_equal(history["step"], np.arange(rounds(name) + 1))
 
 
 def test_two_seeds_draw_differently_unless_the_method_asks_for_exact_gradients(name):
@@ -148,7 +154,7 @@ def test_two_seeds_draw_differently_unless_the_method_asks_for_exact_gradients(n
         ),
         state,
     )
-    loss = result(unequal(name)).history["loss"]
+    loss = result(name).history["loss"]
     if all(query.exact for query in asked) and not getattr(file(name), "DRAWS", False):
         np.testing.assert_array_equal(loss[0], loss[1])
     elif getattr(file(name), "CANCELS", False):

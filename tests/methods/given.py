@@ -12,8 +12,9 @@ independently of the method's file:
   rounds, and messages that are lost; in all others all workers take part.
 - `bits(t, N, d)`: what each worker sends in round t of the registered instance.
 - `APART`: whether workers may start from different models (no if the file does not say).
-- `CANCELS`, `DRAWS`, `LEARNING_RATE`: for the contract, if gradients at two points have the same
-  noise, if a method of exact gradients draws otherwise, and if 0.05 is too large.
+- `CANCELS`, `DRAWS`, `LEARNING_RATE`, `CONTRACT_ROUNDS`: for the contract, if gradients at two
+  points have the same noise, if a method of exact gradients draws otherwise, if 0.05 is too large,
+  and if 12 rounds are too few.
 
 `files.py` collects these files for `test_methods.py` and the contract.
 """
