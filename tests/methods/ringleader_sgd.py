@@ -7,7 +7,7 @@ from tests.methods.asynchronous_sgd import Rule, bits, server_case
 from tests.methods.given import Given
 
 __all__ = ["bits"]
-CONTRACT_ROUNDS = 60  # the first step waits for all workers
+CONTRACT_ROUNDS = 30  # the first step waits for all workers
 
 
 def rule(given: Given) -> Rule:
