@@ -1,5 +1,5 @@
-"""Base-(k+1) graph: Takezawa, Sato, Bao, Niwa, Yamada, "Beyond exponential graph: communication-
-efficient topologies for decentralized learning via finite-time convergence", 2023.
+"""Base-(k+1) graph: Takezawa, Sato, Bao, Niwa, Yamada, "Beyond exponential graph:
+communication-efficient topologies for decentralized learning via finite-time convergence", 2023.
 
 Published: periods are counted in the pictures of the authors' notebook visualization.ipynb (5 and 6
 workers), and are lengths of the lists that their code makes (25 workers). Their test checks the

@@ -87,6 +87,7 @@ def _in_file(path: Path) -> Iterator[Reproduction]:
             and not node.name.startswith("_")
             and isinstance(node.returns, ast.Name)
             and node.returns.id == "Outcome"
+            and [argument.arg for argument in node.args.args] == ["quick"]
         ):
             title = (ast.get_docstring(node) or "").partition("\n\n")[0]
             name = node.name.replace("_", "-")

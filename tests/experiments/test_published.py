@@ -45,6 +45,7 @@ def test_private_functions_and_other_annotations_are_no_reproductions(tmp_path, 
         '    """Figure 3: a title\n    in two lines.\n\n    More.\n    """\n'
         "def _some_4(quick: bool) -> Outcome: ...\n"
         "def some_5(quick: bool) -> int: ...\n"
+        "def compare(found: dict) -> Outcome: ...\n"
     )
     monkeypatch.setattr(gallery, "FOLDER", tmp_path)
     (one,) = gallery.reproductions().values()
