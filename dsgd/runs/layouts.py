@@ -76,10 +76,9 @@ def place_store(
     Raises:
         ValueError: if what the workers keep does not fit, or cannot be in files.
     """
-    state, N = _state(plan, method), plan.N
-    rows = jax.tree.leaves(state.workers)
+    N, rows = plan.N, jax.tree.leaves(_state(plan, method).workers)
     each = [leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in rows]
-    kept = sum(size for size, keeps in zip(each, layout.kept, strict=True) if keeps)
+    kept = sum(width for width, keeps in zip(each, layout.kept, strict=True) if keeps)
     total, host = size * N * kept, sizes.machine_memory()
     device = plan.mesh.local_devices[0]
     limit = (device.memory_stats() or {}).get("bytes_limit")
@@ -104,8 +103,8 @@ def place_store(
         else "the history reads all of it"
     )
     hosted = _hosted(plan, method, layout) if why is None else ()
-    size_hosted = size * N * sum(each[i] for i in hosted)
-    if total - size_hosted > memory:
+    in_host = size * N * sum(each[i] for i in hosted)
+    if total - in_host > memory:
         why = why or "workers begin with different rows"
         raise ValueError(
             f"{needed}; expected at most the memory of the devices, {memory / 1e9:,.1f} GB, since "
@@ -113,7 +112,7 @@ def place_store(
         )
     if why is not None:
         raise ValueError(f"run: store = {str(folder)!r}, but {why}; expected no store")
-    if folder is None and size_hosted > host:
+    if folder is None and in_host > host:
         raise ValueError(
             f"{needed}; expected at most the memory of this machine, {host / 1e9:,.1f} GB; pass "
             f"store=FOLDER, which keeps it in files, or {smaller}"
