@@ -112,7 +112,8 @@ def main(args: Args) -> None:
     }
     for group, heading in groups.items():
         table.add_section()
-        table.add_row(heading)
+        # The whole heading would make the table wider than 80 columns.
+        table.add_row(heading.removeprefix(f"{group}: "))
         studies.fill(table, by_group[group], partial(cells, args.target))
     panels = [
         partial(draw, args.target, cost, groups[group], outcomes)
@@ -221,10 +222,8 @@ def cells(target: float, one: Tuned) -> list[str]:
         ", ".join([one.cell(), *others]),
         *("-" if at is None else f"{history[cost][:, at].mean():,.3g}" for cost in COSTS),
         f"{one.loss:.3f}",
-        *(
-            statistics.format_with_error(100 * dsgd.history.tail_mean(history[accuracy]))
-            for accuracy in ("test_accuracy", "client_accuracy_lowest_decile")
-        ),
+        statistics.format_with_error(100 * dsgd.history.tail_mean(history["test_accuracy"])),
+        f"{100 * dsgd.history.tail_mean(history['client_accuracy_lowest_decile']).mean():.1f}",
     ]
 
 

@@ -7,7 +7,8 @@ from tests.methods.asynchronous_sgd import Rule, bits, server_case
 from tests.methods.given import Given
 
 __all__ = ["bits"]
-CONTRACT_ROUNDS = 60  # the first step waits for all workers
+# The server waits for all workers.
+CONTRACT_ROUNDS, EXACT_RATE = 60, 0.2
 
 
 def rule(given: Given, S: float) -> Rule:

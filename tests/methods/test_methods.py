@@ -148,7 +148,8 @@ def test_exact_methods_reach_the_optimum_of_different_data_and_others_do_not(nam
     cluster = clusters.Cluster(clusters.constant(1.0), up=clusters.constant(1e6), latency=1e-3)
     options = {"cluster": cluster} if own.family == "asynchronous" else {}
     with jax.enable_x64(True):
-        method = algorithms.make(name, optax.sgd(0.02), N)
+        rate = getattr(FILES[own.name], "EXACT_RATE", 0.02)
+        method = algorithms.make(name, optax.sgd(rate), N)
         if getattr(FILES[own.name], "APART", False):
             method = algorithms.with_starts(method, starts)
         problem = problems.quadratic(slopes, targets, start=starts[0])
