@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 # The functions are called in this thread, since the threads of XLA's callbacks crash if they call
 # JAX, as users' functions may: objects of JAX in their thread-local storage outlive their state.
 _thread = ThreadPoolExecutor(1, "dsgd-host")
-errors = list[Exception]()  # of functions that programs called; the programs went on with zeros
+errors: list[Exception] = []  # of functions that programs called; the programs went on with zeros
 
 
 def raise_error() -> None:
