@@ -186,7 +186,7 @@ def check(problem: Problem, distances: np.ndarray, *, tree_distance: int, steps:
 # --- Instances.
 
 _WORKERS = 6
-PROFILES = {
+PROFILES: dict[str, np.ndarray] = {
     "i": np.arange(1.0, _WORKERS + 1),
     "sqrt(i)": np.sqrt(np.arange(1.0, _WORKERS + 1)),
     "one slow": np.array([1.0, 1.1, 1.2, 1.3, 1.4, 30.0]),
