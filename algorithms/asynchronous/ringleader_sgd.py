@@ -26,8 +26,8 @@ class Tables(NamedTuple):
         totals, counts: for each worker the sum, leaves `[N, ...]`, and the number of its gradients
             in this round.
         next_totals, next_counts: of its gradients for the next round.
-        waiting: workers whose next gradient makes a step, bool `[N]`; none: the round collects one
-            gradient of each worker.
+        waiting: workers that make a step with their next gradient, bool `[N]`; if there are none,
+            the round collects one gradient of each worker.
     """
 
     params: Params

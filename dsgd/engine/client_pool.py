@@ -23,7 +23,7 @@ class Source:
 
     Args:
         load: worker -> (inputs, targets), numpy arrays `[m, ...]` as the program reads them.
-        size: number of workers whose samples are kept.
+        size: number of workers with samples that are kept.
         fingerprint: a text that distinguishes the data from all others, or None.
 
     Attributes:

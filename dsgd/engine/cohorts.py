@@ -60,8 +60,8 @@ class Clients(NamedTuple):
             written back at the end of its period.
         common: for each leaf of the rows, its value after the last synchronization, `[...]`; None
             for leaves that workers keep.
-        host: the `Store` of leaves that the host keeps; during a run its number, int32; (): there
-            is none.
+        host: the `Store`s of leaves that the host keeps, one for each seed; during a run their
+            numbers, int32; (): there are none.
     """
 
     rows: PyTree

@@ -60,8 +60,14 @@ class Pooled:
     has_rows: ClassVar[bool] = True
 
     def samples(self, n: int) -> tuple[PyTree, PyTree]:
-        """Returns the samples of worker n, if the pool has no rows."""
-        raise NotImplementedError
+        """Returns the (inputs, targets) of worker n on the host, leaves `[m, ...]`."""
+        begin, size = int(self.offset[n]), int(self.size[n])
+
+        def rows(leaf: jax.Array | np.ndarray) -> np.ndarray:
+            host = np.asarray(leaf)
+            return host.reshape(-1, *host.shape[2:])[begin : begin + size]
+
+        return jax.tree.map(rows, (self.inputs, self.targets))
 
     def batch(self, rows: jax.Array, weights: jax.Array) -> PyTree:
         """Returns a batch of the given rows of a flat pool."""
@@ -197,13 +203,4 @@ def worker_data(data: PyTree, n: int) -> PyTree:
     """
     if not isinstance(data, Pooled):
         return jax.tree.map(lambda leaf: np.asarray(leaf[n]), data)
-    begin, size = int(data.offset[n]), int(data.size[n])
-    ones = np.ones(size, jnp.result_type(float))
-    if not data.has_rows:
-        return data.make(*data.samples(n), ones)
-
-    def rows(leaf: jax.Array | np.ndarray) -> np.ndarray:
-        host = np.asarray(leaf)
-        return host.reshape(-1, *host.shape[2:])[begin : begin + size]
-
-    return data.make(*jax.tree.map(rows, (data.inputs, data.targets)), ones)
+    return data.make(*data.samples(n), np.ones(int(data.size[n]), jnp.result_type(float)))

@@ -164,7 +164,7 @@ def clients(
         load: client -> its (inputs, targets), pytrees of arrays `[m, ...]`, with the same
             structure, shapes and types of a sample for all clients. It is called in another thread
             while the run waits for the samples.
-        cache: number of clients whose samples are kept in memory, those that were drawn last.
+        cache: number of clients that are kept in memory: those that were drawn last.
         evaluated: number of clients on which the history's loss and `grad_sqnorm` are evaluated,
             evenly spaced and the same in all records; all their samples are in memory.
         fingerprint: a text that distinguishes these data from all others, which a run with a

@@ -145,7 +145,7 @@ class QuadraticCurvature(Curvature):
 
 
 class HessianCurvature(Curvature):
-    r"""Curvature of objectives whose Hessians are constant, from these: of quadratics, and of the
+    r"""Curvature of objectives with constant Hessians, from these: of quadratics, and of the
     upper bound $\frac{c}{2 m_n} \sum_i |h_x(a_i)|^2$ of a linear model h.
 
     Args:

@@ -1,4 +1,4 @@
-"""Random linear regression, whose minimum is known exactly and whose batches are samples."""
+"""Random linear regression with a minimum that is known exactly, and batches of samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stores of a run whose workers keep more than the devices can hold, one for each seed."""
+"""The stores of a run, one for each seed, if workers keep more than the devices can hold."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def on_device(state: State) -> State:
     store, N = list(clients.store), len(everyone)
     hosted = [
         i
-        for i, pair in enumerate(zip(clients.store, clients.common, strict=True))
-        if pair == (None, None)
+        for i, (kept, common) in enumerate(zip(clients.store, clients.common, strict=True))
+        if kept is None and common is None
     ]
     for i, each in zip(hosted, zip(*read, strict=True), strict=True):
         stacked = np.stack(each)

@@ -92,16 +92,14 @@ def place_store(
         f"each{runs}, needs {total / 1e9:,.1f} GB"
     )
     smaller = (
-        "fewer workers, a smaller model, or a method whose workers keep nothing, such as "
+        "fewer workers, a smaller model, or a method of workers that keep nothing, such as "
         "algorithms.fed_avg"
     )
-    why = (
-        "runs of a sweep are on the devices"
-        if plan.runs > 1
-        else None
-        if layout.common_models
-        else "the history reads all of it"
-    )
+    why = None
+    if plan.runs > 1:
+        why = "runs of a sweep are on the devices"
+    elif not layout.common_models:
+        why = "the history reads all of it"
     hosted = _hosted(plan, method, layout) if why is None else ()
     in_host = size * N * sum(each[i] for i in hosted)
     if total - in_host > memory:

@@ -199,7 +199,7 @@ class _Axes:
 
     Args:
         grid: the first values by name.
-        over: names of the hyperparameters whose values can be extended.
+        over: names of the hyperparameters with values that can be extended.
         pairs: as in `search`.
     """
 

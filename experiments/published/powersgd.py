@@ -14,9 +14,9 @@ import numpy as np
 import optax
 
 import algorithms
-import dsgd
 from dsgd import compressors, problems
 from experiments.published.outcomes import Claim, Outcome, Panel, Source
+from experiments.published.searches import best_histories
 
 RANKS, STEPS = (1, 2, 4), 300
 RATES = (0.1, 0.2, 0.4, 0.8)
@@ -77,18 +77,7 @@ def powersgd_ranks(quick: bool) -> Outcome:
             optax.sgd(learning_rate), rank
         )
     lines, bits = {}, {}
-    for name, build in builds.items():
-        swept = dsgd.sweep(
-            build,
-            problem,
-            steps=STEPS,
-            key=jax.random.key(0),
-            seeds=2 if quick else 5,
-            record_every=10,
-            learning_rate=RATES,
-        )
-        best = np.argmin(dsgd.history.tail_mean(swept.history["loss"]).mean(axis=1))
-        history = swept.at((int(best),))
+    for name, history in best_histories(builds, problem, STEPS, RATES, quick).items():
         bits[name] = history["bits_up"].mean(axis=0)
         lines[name] = (bits[name] / 1e6, 100 * history["test_accuracy"])
     last = {name: accuracy[:, -5:].mean(axis=1) for name, (_, accuracy) in lines.items()}

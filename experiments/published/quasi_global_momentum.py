@@ -10,15 +10,14 @@ size of a grid with the smallest loss.
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import optax
 
 import algorithms
-import dsgd
 import topologies
 from dsgd import problems
 from experiments.published.outcomes import Claim, Outcome, Panel
+from experiments.published.searches import best_histories
 
 ALPHAS, STEPS, RATES = (10.0, 1.0, 0.1), 300, (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -40,18 +39,8 @@ def qg_dsgdm_1(quick: bool) -> Outcome:
         problem = problems.neural_network(
             "mlp", "digits", 16, "dirichlet", alpha=alpha, batch_size=16
         )
-        for name, build in builds.items():
-            swept = dsgd.sweep(
-                build,
-                problem,
-                steps=STEPS,
-                key=jax.random.key(0),
-                seeds=2 if quick else 5,
-                record_every=10,
-                learning_rate=RATES,
-            )
-            losses = dsgd.history.tail_mean(swept.history["loss"]).mean(axis=1)
-            found[alpha, name] = swept.at((int(np.nanargmin(losses)),))
+        best = best_histories(builds, problem, STEPS, RATES, quick)
+        found |= {(alpha, name): history for name, history in best.items()}
     return compare(found)
 
 
