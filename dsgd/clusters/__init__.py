@@ -40,6 +40,7 @@ from dsgd.clusters.quantities import (
 from dsgd.clusters.quantity import Quantity
 from dsgd.clusters.selections import (
     cyclic,
+    lifetimes,
     markov,
     poisson_intervals,
     round_robin,
@@ -58,6 +59,7 @@ __all__ = [
     "cyclic",
     "exponential",
     "gamma",
+    "lifetimes",
     "load",
     "lognormal",
     "markov",

@@ -18,7 +18,7 @@ from dsgd.network import Convention
 from dsgd.network.switch import check_convention, require_seconds
 
 # Purposes of draws; each has random keys of its own.
-_COMPUTE, _UP, _DOWN, _PER_SAMPLE, _BACKWARD, _BACKWARD_PER_SAMPLE, _NOISE = range(7)
+_COMPUTE, _UP, _DOWN, _PER_SAMPLE, _BACKWARD, _BACKWARD_PER_SAMPLE, _NOISE, _POWER = range(8)
 # The port if no bandwidth is given.
 _FREE = Quantity(
     lambda key, clock, worker: jnp.float32(jnp.inf), "None", positive=True, time_invariant=True
@@ -99,13 +99,20 @@ class Cluster:
             gossip it is evaluated at the number of the link, min(i, j) N + max(i, j), so that a
             link is down in both directions; in all-reduces and exchanges with servers, at the
             number of the worker whose contribution is lost. None: all messages arrive.
+        power: $v_n(t) \ge 0$, the relative speed at which a worker computes at time t (the
+            universal computation model). A computation of h seconds, by `compute` and `per_sample`,
+            which begins at t, takes the least s with $\int_t^{t+s} v_n(u)\,du \ge h$, and forever
+            if there is none. None: 1.
 
     Raises:
         ValueError: if an argument has another type; a bandwidth can be 0; the latency or the noise
             is negative, infinite or NaN; the convention is unknown; `micro_batches` or
             `participation_period` is less than 1; quantities are for different numbers of workers;
-            `delivered` is for a number of workers instead of for links; or `participation_period`
-            is given without `present`.
+            `delivered` is for a number of workers instead of for links; `participation_period`
+            is given without `present`; or `power` with `overlap`.
+
+    Source: of `power`: Tyurin, "Tight time complexities in parallel stochastic optimization with
+    arbitrary computation dynamics", 2024.
     """
 
     compute: Quantity
@@ -121,6 +128,7 @@ class Cluster:
     present: Quantity | None = None
     participation_period: int = 1
     delivered: Quantity | None = None
+    power: Quantity | None = None
 
     def __post_init__(self) -> None:
         for what, quantity in (("up", self.up), ("down", self.down)):
@@ -131,7 +139,7 @@ class Cluster:
         if not isinstance(self.latency, Tracer):
             require_seconds("Cluster: latency", self.latency)
         require_number("Cluster: noise", self.noise, least=0)
-        for what in ("compute", "up", "down", "per_sample", "delivered"):
+        for what in ("compute", "up", "down", "per_sample", "delivered", "power"):
             if quantity := getattr(self, what):
                 quantity.refuse_selection(f"Cluster: {what}")
         check_convention(self.convention)
@@ -146,6 +154,12 @@ class Cluster:
                 "expected a "
                 "quantity `present` that determines which workers participate"
             )
+        if self.power is not None and self.overlap is not None:
+            raise ValueError(
+                f"Cluster: power = {self.power.name} with overlap = {self.overlap.name}; expected "
+                "one of them: the share of a backward pass after which its first bucket is ready "
+                "is for a constant speed"
+            )
         if self.delivered is not None and (self.delivered.workers or self.delivered.min_workers):
             number = self.delivered.workers or self.delivered.min_workers
             raise ValueError(
@@ -155,7 +169,7 @@ class Cluster:
 
     @property
     def _quantities(self) -> list[Quantity]:
-        members = (self.compute, self.up, self.down, self.per_sample, self.present)
+        members = (self.compute, self.up, self.down, self.per_sample, self.present, self.power)
         backward = (self.overlap.backward, self.overlap.backward_per_sample) if self.overlap else ()
         return [quantity for quantity in (*members, *backward) if quantity]
 
@@ -194,33 +208,65 @@ class Cluster:
             f"noise {self.noise:.9g}" if self.noise else "",
             f"present {self.present.name} for {self.participation_period}" if self.present else "",
             f"delivered {self.delivered.name}" if self.delivered else "",
+            f"power {self.power.name}" if self.power else "",
         ]
         return "; ".join(
             filter(None, [f"{self.micro_batches} x {self.compute.name}", ports, *options])
         )
 
-    def latencies(self, round: Round, workers: ArrayLike) -> jax.Array:
-        """Returns the seconds of each micro-batch of the given workers in this round, `[k, M]`; 0
-        for micro-batches without samples.
+    def latencies(
+        self, round: Round, workers: ArrayLike, after: ArrayLike = 0.0, passes: float = 1.0
+    ) -> jax.Array:
+        """Returns the seconds of each micro-batch of the given workers in this round, which they
+        compute one after the other, `[k, M]`; 0 for micro-batches without samples.
 
         Args:
             round: its `work` has the samples of each of M micro-batches. Without `work` there are
                 `micro_batches` micro-batches of the problem's `batch_size` (or of each worker's
                 `batch_sizes`, if given; of one sample if the problem has none).
             workers: numbers of the workers, int `[k]`.
+            after: seconds between the beginning of the round and that of each worker's first
+                micro-batch, a scalar or `[k]`; only `power` depends on it.
+            passes: how many times as much as the round's samples is computed.
         """
         workers = jnp.asarray(workers)
+        nominal = passes * self._nominal(round, workers)
+        if self.power is None:
+            return nominal
+        works = jnp.cumsum(nominal, axis=1)
+        ends = jax.vmap(
+            lambda work: self._at_power(round, workers, work, after), in_axes=1, out_axes=1
+        )(works)
+        begins = jnp.concatenate([jnp.zeros_like(ends[:, :1]), ends[:, :-1]], axis=1)
+        # inf - inf: a micro-batch after one that never ends does not end, either.
+        seconds = jnp.where(jnp.isinf(ends), jnp.inf, ends - begins)
+        return jnp.where(nominal > 0, seconds, 0)
+
+    def _nominal(self, round: Round, workers: jax.Array) -> jax.Array:
+        """Returns the seconds of each micro-batch at power 1, `[k, M]`."""
         seconds = self._each(self.compute, _COMPUTE, round, workers)
         samples = self.samples(round, workers)
         if self.per_sample is not None:
             seconds = seconds + samples * self._each(self.per_sample, _PER_SAMPLE, round, workers)
         return jnp.where(samples > 0, seconds, 0)
 
-    def seconds(self, round: Round, workers: ArrayLike) -> jax.Array:
+    def _at_power(
+        self, round: Round, workers: jax.Array, nominal: jax.Array, after: ArrayLike
+    ) -> jax.Array:
+        """Returns the seconds of computations of `nominal` seconds at power 1, `[k]`."""
+        assert self.power is not None
+        seconds = _evaluate(Quantity.seconds, self.power, _POWER, round, workers, nominal, after)
+        return jnp.where(nominal > 0, seconds, 0)  # a power of 0 needs no time for no work
+
+    def seconds(
+        self, round: Round, workers: ArrayLike, after: ArrayLike = 0.0, passes: float = 1.0
+    ) -> jax.Array:
         """Returns the seconds that the given workers, `[k]`, compute for a gradient in this round,
-        `[k]`.
+        `[k]`; inf for a worker whose power is too small from then on. Arguments as for `latencies`.
         """
-        return jnp.sum(self.latencies(round, workers), axis=1)
+        workers = jnp.asarray(workers)
+        nominal = passes * jnp.sum(self._nominal(round, workers), axis=1)
+        return nominal if self.power is None else self._at_power(round, workers, nominal, after)
 
     def backward(self, round: Round, workers: ArrayLike) -> jax.Array:
         r"""Returns P, the seconds of the backward pass of the last micro-batch that has samples,
@@ -299,7 +345,7 @@ class Cluster:
             after: seconds between the beginning of the round and that of each message, a scalar or
                 `[k]`.
         """
-        return _evaluate_ports(Quantity.seconds, *self._sender, round, workers, bits, after)
+        return _evaluate(Quantity.seconds, *self._sender, round, workers, bits, after)
 
     def receiving(
         self, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike = 0.0
@@ -307,7 +353,7 @@ class Cluster:
         """Returns the seconds that the receiving ports of the given workers need for their bits,
         `[k]`; arguments as for `sending`.
         """
-        return _evaluate_ports(Quantity.seconds, *self._receiver, round, workers, bits, after)
+        return _evaluate(Quantity.seconds, *self._receiver, round, workers, bits, after)
 
     def bandwidths(
         self, round: Round, workers: ArrayLike, after: ArrayLike = 0.0, seconds: ArrayLike = 0.0
@@ -328,7 +374,7 @@ class Cluster:
             Sending and receiving bandwidths, `[k]` each; infinite for a port without a bandwidth.
         """
         up, down = (
-            _evaluate_ports(Quantity.mean, *port, round, workers, seconds, after)
+            _evaluate(Quantity.mean, *port, round, workers, seconds, after)
             for port in (self._sender, self._receiver)
         )
         return up, down
@@ -359,17 +405,17 @@ def _format(number: Real) -> str:
     return "traced" if isinstance(number, Tracer) else f"{number:.9g}"
 
 
-def _evaluate_ports(
+def _evaluate(
     method: Callable,
-    port: Quantity,
+    quantity: Quantity,
     purpose: int,
     round: Round,
     workers: ArrayLike,
     argument: ArrayLike,
     after: ArrayLike,
 ) -> jax.Array:
-    """Evaluates a method of the ports' quantity (`method`: seconds or mean) for the given workers,
-    `[k]`, at `argument`, from `after` seconds after the beginning of the round.
+    """Evaluates a method of a quantity (`method`: seconds or mean) for the given workers, `[k]`, at
+    `argument`, from `after` seconds after the beginning of the round.
     """
     workers = jnp.asarray(workers)
     argument, after = (
@@ -377,7 +423,7 @@ def _evaluate_ports(
     )
     # Rounding could move the start of a run to before 0.
     clocks = jnp.maximum(0, round.clock + after)
-    each = jax.vmap(partial(method, port), (None, 0, 0, 0))
+    each = jax.vmap(partial(method, quantity), (None, 0, 0, 0))
     return each(_key(round, purpose), clocks, argument, workers).astype(jnp.float32)
 
 

@@ -114,7 +114,8 @@ def integrate_trace(
 
 
 def seconds_needed(amount: Callable[[jax.Array], jax.Array], wanted: jax.Array) -> jax.Array:
-    """Returns the least number of seconds whose amount is at least `wanted`.
+    """Returns the least number of seconds whose amount is at least `wanted`; inf if no finite
+    number of seconds suffices.
 
     Nonnegative float32 numbers are ordered as their bits are as integers, so 31 bisections of the
     integers find the exact float32 number.
@@ -131,4 +132,5 @@ def seconds_needed(amount: Callable[[jax.Array], jax.Array], wanted: jax.Array) 
         return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
     ends = lax.fori_loop(0, 31, halve, (jnp.int32(-1), jnp.int32(_LARGEST)))
-    return lax.bitcast_convert_type(ends[1], jnp.float32)
+    seconds = lax.bitcast_convert_type(ends[1], jnp.float32)
+    return jnp.where(ends[1] == _LARGEST, jnp.inf, seconds)

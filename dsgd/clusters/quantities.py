@@ -403,6 +403,7 @@ def bounded(quantity: Quantity, most: float) -> Quantity:
         positive=positive,
         integral=None,
         inclusion=quantity.inclusion if most > 0 else 0.0,
+        spells=quantity.spells if most > 0 else None,
     )
 
 
@@ -468,6 +469,7 @@ def per_server(quantity: Quantity, size: int) -> Quantity:
         else quantity.inclusion,
         by_period=by_period
         and (lambda key, period, clock, worker: by_period(key, period, clock, worker // size)),
+        spells=None if quantity.spells is None else np.repeat(quantity.spells, size, axis=0),
     )
 
 

@@ -8,7 +8,7 @@ import bisect
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import jax
@@ -49,6 +49,10 @@ class Quantity:
         by_period: (key of the run, number of the participation period, clock in seconds, worker's
             number) -> float scalar, for selections that depend on earlier periods; it replaces
             `sample`, and only `Cluster.present` accepts it. None: `sample` is used.
+        spells: for `Cluster.present`: the seconds at which each spell of each worker begins and
+            ends, float32 `[N, k, 2]`, if the quantity is positive in these spells and 0 otherwise;
+            ascending and disjoint, and (inf, inf) after a worker's last one. Methods without rounds
+            read them. None: the quantity depends on something else.
 
     Raises:
         ValueError: if `most` is negative, or `inclusion` is not a probability.
@@ -76,6 +80,8 @@ class Quantity:
         ]
         | None
     ) = None
+    # Arrays have no hash; quantities are compared by their functions and names.
+    spells: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.most, int):
@@ -209,6 +215,7 @@ class Quantity:
             positive=positive,
             integral=lambda *args: factor * self.integrate(*args),
             inclusion=self.inclusion if isinstance(factor, Tracer) or factor > 0 else 0.0,
+            spells=self.spells if isinstance(factor, Tracer) or factor > 0 else None,
         )
 
     __rmul__ = __mul__

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from dsgd import checks
+from dsgd import array_likes, checks
 from dsgd.clusters import successive
 from dsgd.clusters.quantity import (
     Quantity,
@@ -342,6 +342,98 @@ def poisson_intervals(mean: float) -> Quantity:
         lambda N: binomial_bound(N, inclusion),
         inclusion,
     )
+
+
+@checks.arguments
+def lifetimes(
+    begins: Sequence[float | Sequence[float]] | ArrayLike,
+    ends: Sequence[float | Sequence[float]] | ArrayLike,
+) -> Quantity:
+    r"""A quantity that is 1 while a worker is part of the cluster, and 0 otherwise: workers that
+    join, that stop for good, and that leave and return.
+
+    Worker n is there in the spells $[b_{nk}, e_{nk})$ of the clock. In a method with rounds it
+    participates in those that begin in one of its spells. It is for `Cluster.present`.
+
+        # worker 0 stops at 60 s, worker 1 joins at 20 s, worker 2 is away from 30 s to 40 s
+        clusters.lifetimes([0, 20, [0, 40]], [60, math.inf, [30, math.inf]])
+
+    Args:
+        begins: $b_{nk}$, seconds, at least 0: for each of N workers one number, or one for each of
+            its spells, in ascending order; [] for a worker that is never there.
+        ends: $e_{nk} > b_{nk}$, in the same form; inf for a worker that stays.
+
+    Raises:
+        ValueError: if the numbers are not pairs of a begin and an end above it, a number is
+            negative or NaN, two spells of a worker overlap or are not in order, or no worker has a
+            spell.
+    """
+    spells = _spells(begins, ends)
+    N = len(spells)
+    starts, stops = (np.sort(spells[..., end], axis=None) for end in (0, 1))
+    # The most are there when some spell begins: spells that began, without those that ended.
+    moments = starts[np.isfinite(starts)]
+    counts = [np.searchsorted(times, moments, side="right") for times in (starts, stops)]
+
+    def sample(key, clock, worker):
+        of_worker = jnp.asarray(spells)[worker]
+        there = (of_worker[:, 0] <= clock) & (clock < of_worker[:, 1])
+        return jnp.any(there).astype(jnp.float32)
+
+    def integral(key, clock, seconds, worker):
+        passed = jnp.clip(jnp.asarray(spells)[worker] - clock, 0, seconds)
+        return jnp.sum(passed[:, 1] - passed[:, 0])
+
+    return Quantity(
+        sample,
+        f"lifetimes({digest(spells)})",
+        positive=False,
+        workers=N,
+        integral=integral,
+        most=int(np.max(counts[0] - counts[1])),
+        spells=spells,
+    )
+
+
+def _spells(begins: Any, ends: Any) -> np.ndarray:
+    """Returns the begin and end of each spell, float32 `[N, k, 2]`."""
+    given = {"begins": begins, "ends": ends}
+    rows: dict[str, list[np.ndarray]] = {}
+    for what, values in given.items():
+        if np.ndim(values) == 0 if not isinstance(values, Sequence) else isinstance(values, str):
+            raise ValueError(
+                f"lifetimes: {what} = {checks.show(values)}; expected one number, or several, for "
+                "each worker"
+            )
+        rows[what] = [
+            np.atleast_1d(array_likes.numbers(f"lifetimes: {what} of worker {n}", each)).astype(
+                np.float32
+            )
+            for n, each in enumerate(values)
+        ]
+    shapes = {what: [each.shape for each in lists] for what, lists in rows.items()}
+    if shapes["begins"] != shapes["ends"] or any(len(shape) > 1 for shape in shapes["begins"]):
+        raise ValueError(
+            f"lifetimes: begins = {checks.show(begins)}, ends = {checks.show(ends)}; expected an "
+            "end for each begin, one or a list of them for each worker"
+        )
+    N, k = len(rows["begins"]), max((len(each) for each in rows["begins"]), default=0)
+    if k == 0:
+        raise ValueError("lifetimes: no worker has a spell; expected at least one begin and end")
+    spells = np.full((N, k, 2), np.inf, np.float32)
+    for n, (first, last) in enumerate(zip(rows["begins"], rows["ends"], strict=True)):
+        if not (np.isfinite(first).all() and (first >= 0).all() and (last > first).all()):
+            raise ValueError(
+                f"lifetimes: worker {n} begins at {first} and ends at {last}; expected finite "
+                "seconds >= 0, and an end after each begin, in float32"
+            )
+        if (first[1:] < last[:-1]).any():
+            raise ValueError(
+                f"lifetimes: worker {n} begins at {first} and ends at {last}; expected disjoint "
+                "spells in ascending order"
+            )
+        spells[n, : len(first), 0], spells[n, : len(last), 1] = first, last
+    return spells
 
 
 def _race(

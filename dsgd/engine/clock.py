@@ -21,6 +21,7 @@ slow down the other messages of the rounds in between.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -147,16 +148,22 @@ def tick(
         bits = workers.gather(
             tuple(counts.to_float(each) for each in (statistics.bits.up, statistics.bits.down))
         )
-        latencies = [_latencies(problem, *each, compute) for each in computations]
+        # A method that stops workers early draws its times at the beginning of the round.
+        latencies, after = [], -clock.lead if compute is None else jnp.zeros_like(clock.lead)
+        for each in computations:
+            latencies.append(_latencies(problem, *each, compute, after))
+            after = after + jnp.nansum(latencies[-1], axis=1)
         times = jnp.concatenate(latencies, axis=1), _backward(round, computations, compute)
         timings = measurements.timings(round, *times, timing, *bits)
     seconds = jnp.max(done)
     if round.present is not None:
         # The worker that determined the previous `now` may not participate. If no worker
         # participates, the round ends when the slowest worker would have computed its gradient, of
-        # one batch if the local work of absent workers is 0: the clock must not stand still.
-        one_batch = [(now._replace(work=None), query) for now, query in computations[:1]]
-        idle = finish if round.work is None else _finish(clock, problem, one_batch, None)
+        # one batch if the local work of absent workers is 0, and at power 1, as their power may be
+        # 0: the clock must neither stand still nor end.
+        idle = finish
+        if round.work is not None or cluster.power is not None:
+            idle = _finish(clock, problem, _one_batch(computations), None)
         seconds = jnp.maximum(jnp.where(jnp.any(round.present), seconds, jnp.max(idle)), 0)
         done = jnp.where(round.present, done, seconds)
     if isinstance(pending, Pending):
@@ -259,6 +266,14 @@ def _computations(problem: Problem, round: Round, asked: AllAsked) -> list[tuple
     return computations
 
 
+def _one_batch(computations: list[tuple[Round, Asked]]) -> list[tuple[Round, Asked]]:
+    """Returns the first computation with one batch of each worker, at power 1."""
+    now, query = computations[0]
+    assert now.now is not None
+    cluster = now.now._replace(cluster=replace(now.cluster, power=None))
+    return [(now._replace(work=None, now=cluster), query)]
+
+
 def _finish(
     clock: Clock,
     problem: Problem,
@@ -270,9 +285,9 @@ def _finish(
     for now, query in computations:
         passes = _passes(problem, now, query)
         if query.workers is not None:  # a single query; the other workers are ready with the last
-            seconds = passes * now.cluster.seconds(now, query.workers)
+            seconds = now.cluster.seconds(now, query.workers, passes=passes)
             return jnp.broadcast_to(jnp.max(seconds), ids.shape)
-        total = total + passes * now.cluster.seconds(now, ids)
+        total = total + now.cluster.seconds(now, ids, total - clock.lead, passes)
     return (total if compute is None else compute) - clock.lead
 
 
@@ -326,13 +341,14 @@ def _backward(
 
 
 def _latencies(
-    problem: Problem, round: Round, query: Asked, compute: jax.Array | None
+    problem: Problem, round: Round, query: Asked, compute: jax.Array | None, after: jax.Array
 ) -> jax.Array:
-    """Returns the seconds of each worker's micro-batches, `[N, M]`; NaN for micro-batches that the
-    worker did not compute or did not complete.
+    """Returns the seconds of each worker's micro-batches, `[N, M]`, of which the first begins
+    `after` seconds after the round; NaN for micro-batches that the worker did not compute or did
+    not complete.
     """
     ids = jnp.arange(round.workers)
-    latencies = _passes(problem, round, query) * round.cluster.latencies(round, ids)
+    latencies = round.cluster.latencies(round, ids, after, _passes(problem, round, query))
     computed = round.cluster.samples(round, ids) > 0
     if compute is not None:
         # The tolerance allows for sums that were rounded in another order.
@@ -365,7 +381,10 @@ def _ports(
 def _add_seconds(
     clock: Clock, seconds: jax.Array, lead: jax.Array, timings: Timings | tuple[()]
 ) -> Clock:
-    """Adds seconds to the clock by Kahan summation."""
+    """Adds seconds to the clock by Kahan summation. A clock at inf, after a round that waits for a
+    worker that computes forever, stays there.
+    """
     step = seconds - clock.rounding
-    now = clock.now + step
-    return Clock(now, (now - clock.now) - step, lead, timings)
+    now = jnp.where(jnp.isinf(clock.now), jnp.inf, clock.now + step)
+    rounding = jnp.where(jnp.isinf(now), 0, (now - clock.now) - step)
+    return Clock(now, rounding, lead, timings)

@@ -325,5 +325,6 @@ class Log:
             )
             raise ValueError(
                 f"the cluster's clock is not finite or decreases, {at} by round {self.steps[-1]}; "
-                "expected seconds >= 0 and bandwidths > 0, finite in float32"
+                "expected seconds >= 0, bandwidths > 0 and powers at which every computation ends, "
+                "finite in float32; pass present=clusters.lifetimes(...) for workers that stop"
             )

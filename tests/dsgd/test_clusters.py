@@ -281,6 +281,7 @@ CLUSTERS = [
     Cluster(ONE, present=ONE),
     Cluster(ONE, present=ONE, participation_period=2),
     Cluster(ONE, delivered=ONE),
+    *(Cluster(ONE, power=q) for q in (ONE, TWO)),
 ]
 
 
@@ -327,6 +328,7 @@ EACH, LATE = constant([1, 2, 3]), slow(ONE, [1, 2], 2.0)
 PARTS = (
     *({part: EACH} for part in ("compute", "up", "down", "per_sample")),
     {"present": sampled(2, of=3)},
+    {"power": EACH},
     {"overlap": Overlap(EACH, ONE, 0.5, 0.1)},
     {"overlap": Overlap(ONE, EACH, 0.5, 0.1)},
 )

@@ -274,6 +274,45 @@ def test_wrong_bounds_and_probabilities_are_refused(given, message):
         Quantity(SAMPLED.sample, "mine", False, **given)
 
 
+SPELLS = {0: [(0.0, 60.0)], 1: [(20.0, np.inf)], 2: [(0.0, 30.0), (40.0, np.inf)], 3: []}
+LIVES = clusters.lifetimes([0, [20], [0, 40], []], [60, [np.inf], [30, np.inf], []])
+
+
+def test_workers_join_stop_and_return():
+    """Each is there in its spells, which include their beginning and not their end; the largest
+    number at once is the bound.
+    """
+    clocks = np.array([0.0, 19.5, 20.0, 29.5, 30.0, 40.0, 59.5, 60.0, 1e30])
+    draw = jax.vmap(
+        lambda clock: jax.vmap(lambda n: LIVES.sample(jax.random.key(0), clock, n))(jnp.arange(4))
+    )
+    there = [[any(b <= t < e for b, e in SPELLS[n]) for n in range(4)] for t in clocks]
+    np.testing.assert_array_equal(draw(jnp.asarray(clocks, jnp.float32)), there)
+    assert LIVES.most_of(4) == 3 == np.sum(there, 1).max()
+    assert clusters.lifetimes([2, 5.5, 7], [5.5, 7, 9]).most == 1
+    assert LIVES.inclusion is None
+    assert not presence.is_drawn(LIVES, 4)
+    for t, s in itertools.product([0.0, 25.0, 50.0], [0.0, 12.5, 70.0]):
+        seconds = [sum(max(min(e, t + s) - max(b, t), 0) for b, e in SPELLS[n]) for n in range(4)]
+        found = [
+            LIVES.integrate(jax.random.key(0), jnp.float32(t), jnp.float32(s), n) for n in range(4)
+        ]
+        np.testing.assert_allclose(found, seconds)
+
+
+def test_quantities_carry_their_spells():
+    """Methods without rounds read them, also those of a multiple or of several servers."""
+    for n, spells in SPELLS.items():
+        expected = [*spells, *[(np.inf, np.inf)] * (2 - len(spells))]
+        np.testing.assert_array_equal(LIVES.spells[n], expected)
+    for same in (3 * LIVES, clusters.bounded(LIVES, 0.5), clusters.slow(LIVES, [2], 4.0)):
+        np.testing.assert_array_equal(same.spells, LIVES.spells)
+    servers = clusters.per_server(LIVES, 3)
+    np.testing.assert_array_equal(servers.spells[[4, 6, 8]], LIVES.spells[[1, 2, 2]])
+    for other in (0 * LIVES, LIVES + COIN, clusters.bounded(LIVES, 0), COIN):
+        assert other.spells is None
+
+
 TURNS = clusters.round_robin(2, of=N)
 WRONG = {
     "k": (lambda: clusters.sampled(7, of=6), "sampled: k = 7 of 6 workers; expected k of at most"),
@@ -292,6 +331,28 @@ WRONG = {
     "among": (
         lambda: clusters.sampled(2, 3, among=clusters.constant([1.0, 2.0])),
         r"sampled: among = constant\(.*\), which is for 2 workers; expected a quantity of 3",
+    ),
+    "nowhere": (lambda: clusters.lifetimes([[], []], [[], []]), "lifetimes: no worker has a sp"),
+    "past": (lambda: clusters.lifetimes([2, -3], [9, 9]), "lifetimes: worker 1 begins at .*; exp"),
+    "later": (lambda: clusters.lifetimes([np.inf], [np.inf]), "lifetimes: worker 0 .*; expected f"),
+    "no time": (lambda: clusters.lifetimes([2], [np.nan]), "lifetimes: worker 0 .*; expected fin"),
+    "order": (
+        lambda: clusters.lifetimes([[5, 2]], [[6, 3]]),
+        "lifetimes: worker 0 begins at .*; expected disjoint spells in ascending order",
+    ),
+    "overlap": (
+        lambda: clusters.lifetimes([[2, 5]], [[5.5, 9]]),
+        "lifetimes: worker 0 begins at .*; expected disjoint spells in ascending order",
+    ),
+    "begin": (lambda: clusters.lifetimes(2.0, [3.0]), "lifetimes: begins = 2.0; expected one num"),
+    "end": (lambda: clusters.lifetimes([[2, 5]], [3]), r"lifetimes: begins = .*, ends = .*; exp"),
+    "table": (
+        lambda: clusters.lifetimes(np.ones((2, 2, 2)), np.full((2, 2, 2), 3.0)),
+        "lifetimes: begins = .*; expected an end for each begin",
+    ),
+    "lives of messages": (
+        lambda: clusters.Cluster(clusters.constant(2.0), delivered=LIVES),
+        "Cluster: delivered = lifetimes.* is for 4 workers; expected a quantity of links",
     ),
     "chance": (lambda: clusters.bernoulli([0.5, 1.5], 2.0), "bernoulli: probability = .*; expect"),
     "seconds": (lambda: clusters.Cluster(TURNS), "Cluster: compute = round_robin.*, a selection"),
@@ -325,6 +386,10 @@ def test_names_of_selections_contain_all_parameters():
         *(clusters.cyclic(2, 5, offset) for offset in (3, [0, 3])),
         *(clusters.markov(*of) for of in ((2.0, 5.0), (3.0, 5.0), (2.0, 6.0))),
         *(clusters.poisson_intervals(mean) for mean in (2.0, 3.0)),
+        *(
+            clusters.lifetimes(*of)
+            for of in (([2], [3]), ([2], [4]), ([0], [3]), ([[2]], [np.inf]))
+        ),
         *(clusters.bernoulli(p, 2.0) for p in (0.2, [0.2, 0.5], [0.2, 0.6], waves[0], waves[1])),
         *(clusters.sinusoid(2.0, 3.0, 4.0, phase=phase) for phase in (0.0, 0.5, [0.5, 2.0])),
     ]
