@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -16,13 +18,13 @@ from algorithms.facts import method
 from algorithms.mechanisms import arrivals
 from algorithms.mechanisms import delays as delays_
 from dsgd import Algorithm, Query, Round, State, checks, communication, network, workers
-from dsgd.extend import Params, PyTree, first_outside
+from dsgd.extend import Params, PyTree, Real, first_outside
 
 _MOST_SERVERS = 10**5
 
 
 class Arrival(NamedTuple):
-    """An arriving gradient, as passed to the server's step.
+    """What arrives, as passed to the server's step.
 
     Args:
         worker: the worker that computed it, int32 scalar.
@@ -31,11 +33,47 @@ class Arrival(NamedTuple):
             several servers, each element has the staleness of its server.
         delay: number of steps that the server made since then, int32 scalar, if its state counts
             them in `steps`; else ().
+        job: number of the job, int32 scalar: that of its worker, unless the server gives jobs to
+            others.
+        lost: whether it was cut, so that the gradient is 0, bool scalar; never without `timeouts`.
     """
 
     worker: jax.Array
     staleness: PyTree
     delay: Any = ()
+    job: Any = ()
+    lost: jax.Array | bool = False
+
+
+class Jobs(NamedTuple):
+    """The jobs of all workers after the server's step, as passed to `order`; a job is a model that
+    was read and the computation at it.
+
+    Args:
+        worker: the worker that computes each job, int32 `[J]`, J = N.
+        waiting: whether it waits, as that of the arrival does, bool `[J]`.
+        delay: number of steps that the server made since its model was read, int32 `[J]`; ()
+            if its state does not count them.
+    """
+
+    worker: jax.Array
+    waiting: jax.Array
+    delay: Any
+
+
+class LocalRuns(NamedTuple):
+    r"""Local training between two messages of a worker: H steps of its own optimizer from the model
+    x that it has read. It then sends x - y, where y is its model after them.
+
+    Args:
+        optimizer: the workers' optimizer, which starts anew with each run.
+        steps: H, an integer, or one for each worker.
+        pull: $\rho$ of the objective $f_n(y) + \frac\rho2 |y - x|^2$ that it minimizes.
+    """
+
+    optimizer: optax.GradientTransformation
+    steps: int | Sequence[int]
+    pull: Real = 0.0
 
 
 class Counted(NamedTuple):
@@ -55,12 +93,15 @@ class Server(NamedTuple):
         events: pending events; () if the staleness is given.
         steps: number of the server's steps before each model of the buffer, int32 `[models]`; () if
             the state does not count them.
+        local: the models of local runs, an `optimizers.Model` with leaves `[J, ...]`; () without
+            them.
     """
 
     model: Any
     buffer: jax.Array
     events: Any
     steps: Any = ()
+    local: Any = ()
 
 
 @method(
@@ -82,13 +123,19 @@ def asynchronous_server(
     servers: int = 1,
     bound: int | None = None,
     start: Annotated[Callable[[optimizers.Model, int], Any], "(model, N)"] | None = None,
+    order: Annotated[
+        Callable[[Any, Arrival, Jobs, jax.Array], jax.Array], "(model, arrival, jobs, key)"
+    ]
+    | None = None,
+    local: LocalRuns | None = None,
+    timeouts: float | Sequence[float] | None = None,
 ) -> Algorithm:
     r"""Returns the asynchronous method whose server makes a custom step with each gradient that
     arrives.
 
     $$ x_{t+1} = \text{step}(x_t, g_t(x_{D(t)}), t - D(t), x_{D(t)}) $$
 
-    A round is one update. A complete example, asynchronous SGD with delay compensation (Zheng et
+    A round is one gradient. A complete example, asynchronous SGD with delay compensation (Zheng et
     al., 2017):
 
         def delay_compensated_sgd(optimizer, weight):
@@ -100,6 +147,11 @@ def asynchronous_server(
                 return optimizers.step(optimizer, model, gradient)
 
             return asynchronous_server("delay_compensated_sgd", optimizer, step)
+
+    Each arrival is one gradient sent, and each computation that begins is one model received; a
+    computation that is stopped or cut sends nothing. The history has each record's `worker` and
+    `staleness`, when the computation of the gradient `began` and `ended` on the clock, and when its
+    job `resumed` (NaN: it waits); with time-outs and workers that leave, whether it was `lost`.
 
     Args:
         name: for tables and error messages; options of the method go in brackets at its end.
@@ -116,107 +168,296 @@ def asynchronous_server(
         start: (model, N) -> the server's initial state, a NamedTuple with `params` and everything
             else that the step needs; with a field `steps` for a server that does not make a step
             with every gradient, or that ignores old ones by their delay; None: the model.
+        order: (model, arrival, jobs, key) -> int32 `[N]`, after the step: for each job, the worker
+            that now receives the current model and computes the job; -1: the job goes on, or waits
+            if it is that of the arrival. A job that goes on is stopped if it is given a worker. A
+            worker with several jobs computes one after the other. None: the arrival's worker begins
+            again.
+        local: training of the workers between two messages; `gradient` is then x - y of a run, and
+            a round is one gradient of one worker. None: each gradient is sent.
+        timeouts: seconds after which a worker cuts a gradient and asks for the current model, one
+            number or one for each worker; the step then gets `arrival.lost`. None: never.
 
     Raises:
-        ValueError: see `asynchronous_sgd`.
+        ValueError: see `asynchronous_sgd`; if an option is not for one server without `delays` or
+            `bound`; if steps or time-outs are not positive, or not one for each worker.
     """
-    optimizers.require_descent(optimizer)
     method, _, own = name.partition("(")
-    servers = checks.positive_int(f"{method}: servers", servers, most=_MOST_SERVERS)
-    delays, bound = _validate(method, delays, bound)
-
-    def init(params, N):
-        if bound is not None and bound < N - 1:
-            raise ValueError(
-                f"{method}: bound = {bound} with {N} workers; expected at least N - 1 = {N - 1}, "
-                "because all workers start from the initial model"
-            )
-        models = N if delays is None else delays.bound + 1
-        buffer = jnp.repeat(shard(params, servers)[:, None], models, axis=1)
-        events = arrivals.first_events(N, servers) if delays is None else ()
-        model = optimizers.init(optimizer, params)
-        model = model if start is None else start(model, N)
-        counts = jnp.zeros(models, jnp.int32) if hasattr(model, "steps") else ()
-        return State(Server(model, buffer, events, counts))
-
-    def next_arrival(state: State, round: Round) -> tuple[arrivals.Arrival, Params]:
-        """Returns the next arrival and the parameters at which its gradient was computed."""
-        server: Server = state.server
-        if delays is None:
-            bits = communication.bits.row_bits(workers.replicate(server.model.params, 1)) / servers
-            now = arrivals.next_arrival(server.events, arrivals.with_cluster(round), bits, bound)
-        else:
-            now = _rule_arrival(method, delays, server, round)
-        return now, unshard(server.buffer[jnp.arange(servers), now.slots], server.model.params)
-
-    def query(state, round):
-        now, read = next_arrival(state, round)
-        return Query(read, workers=now.worker[None])
-
-    def update(state, gradients, round):
-        round.require_all(arrivals.NO_ROUNDS)
-        now, read = next_arrival(state, round)
-        if delays is not None:
-            words = (
-                f"delays.{delays.name} returned a staleness of {{}}; expected 0 to "
-                f"{delays.bound}, and at most t in update t"
-            )
-            wrong = first_outside(now.staleness, jnp.minimum(round.step, delays.bound))
-            round.refuse_if(~jnp.isnan(wrong), words, wrong)
-        before, counts = state.server.model, state.server.steps
-        delay = before.steps - counts[now.slots[0]] if hasattr(before, "steps") else ()
-        arrival = Arrival(now.worker, _element_staleness(now.staleness, read), delay)
-        model = step(state.server.model, methods.first(gradients), arrival, read)
-        checks.require_same(
-            f"{method}: step gives the model", model, state.server.model, types=True
-        )
-        buffer = state.server.buffer.at[jnp.arange(servers), now.write].set(
-            shard(model.params, servers)
-        )
-        if hasattr(model, "steps"):
-            counts = counts.at[now.write[0]].set(model.steps)
-            round.log(delay=delay, server_steps=model.steps)
-        round.event(gradients, now.worker[None], now.elapsed, network.asynchronous_server)
-        round.log(staleness=jnp.max(now.staleness), worker=now.worker)
-        return State(Server(model, buffer, now.events, counts))
-
+    rule = Rule(method, optimizer, step, delays, servers, bound, start, order, local, timeouts)
     how = [
-        delays.name if delays else "",
+        rule.delays.name if rule.delays else "",
         f"servers={servers}" * (servers > 1),
         "" if bound is None else f"bound={bound}",
     ]
     how = list(filter(None, [*how, own.removesuffix(")")]))
     return Algorithm(
         f"{method}({', '.join(how)})" if how else method,
-        init,
-        query,
-        update,
+        rule.init,
+        rule.query,
+        rule.update,
         lambda state: state.server.model.params,
     )
 
 
-def _validate(
-    method: str, delays: delays_.Delays | None, bound: int | None
-) -> tuple[delays_.Delays | None, int | None]:
-    """Returns `delays` and `bound`, with bounds as Python integers.
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A method of `asynchronous_server`; fields are its arguments.
+
+    Args:
+        name: of the method, without options.
+        optimizer, step, delays, servers, bound, start, order, local, timeouts: as there.
+    """
+
+    name: str
+    optimizer: optax.GradientTransformation
+    step: Callable[[Any, Params, Arrival, Params], Any]
+    delays: delays_.Delays | None
+    servers: int
+    bound: int | None
+    start: Callable[[optimizers.Model, int], Any] | None
+    order: Callable[[Any, Arrival, Jobs, jax.Array], jax.Array] | None
+    local: LocalRuns | None
+    timeouts: float | Sequence[float] | None
+
+    def __post_init__(self) -> None:
+        name, delays, bound = self.name, self.delays, self.bound
+        optimizers.require_descent(self.optimizer)
+        servers = checks.positive_int(f"{name}: servers", self.servers, most=_MOST_SERVERS)
+        if delays is not None and bound is not None:
+            raise ValueError(
+                f"{name}: bound = {bound} with delays.{delays.name}, which has its own bound; "
+                "expected one of the two"
+            )
+        if bound is not None:
+            bound = checks.natural(f"{name}: bound", bound, most=2**30)
+        if delays is not None:
+            most = checks.natural(
+                f"{name}: bound of {delays.name}", delays.bound, most=delays_.MOST
+            )
+            delays = delays._replace(bound=most)
+        for option in ("order", "local", "timeouts"):
+            if getattr(self, option) is not None and (servers > 1 or delays or bound is not None):
+                raise ValueError(
+                    f"{name}: {option} with several servers, delays or a bound; expected one "
+                    "server, whose gradients' staleness results from the cluster"
+                )
+        for field, value in (("servers", servers), ("delays", delays), ("bound", bound)):
+            object.__setattr__(self, field, value)
+        self._options(None)
+
+    def init(self, params: Params, N: int) -> State:
+        """Returns the state at the start: all workers have read the initial model."""
+        if self.bound is not None and self.bound < N - 1:
+            raise ValueError(
+                f"{self.name}: bound = {self.bound} with {N} workers; expected at least N - 1 = "
+                f"{N - 1}, because all workers start from the initial model"
+            )
+        runs, events, models = (), (), 0
+        if self.delays is not None:
+            models = self.delays.bound + 1
+        else:
+            events = arrivals.first_events(N, self.servers, self._options(N))
+            models = N
+        if self.local is not None:
+            runs, models = optimizers.init_local(self.local.optimizer, params, N), N + 1
+        buffer = jnp.repeat(shard(params, self.servers)[:, None], models, axis=1)
+        model = optimizers.init(self.optimizer, params)
+        model = model if self.start is None else self.start(model, N)
+        counts = jnp.zeros(models, jnp.int32) if hasattr(model, "steps") else ()
+        return State(Server(model, buffer, events, counts, runs))
+
+    def query(self, state: State, round: Round) -> Query:
+        """Asks the worker of the next arrival."""
+        now = self._next(state.server, round)
+        return Query(now.at, workers=now.event.worker[None])
+
+    def update(self, state: State, gradients: PyTree, round: Any) -> State:
+        """Makes the server's step, and begins the next computations."""
+        if round.cluster is None or round.cluster.spells is None:
+            round.require_all(arrivals.NO_ROUNDS)
+        now = self._next(state.server, round)
+        server, event = now.server, now.event
+        before, counts, runs = server.model, server.steps, server.local
+        message = methods.first(gradients)
+        if self.local is not None:
+            runs, message = _local_step(self.local, runs, now, message)
+        if self.timeouts is not None:
+            message = jax.tree.map(lambda leaf: jnp.where(event.lost, 0, leaf), message)
+        delay = before.steps - counts[event.slots[0]] if hasattr(before, "steps") else ()
+        staleness = _element_staleness(event.staleness, now.read)
+        arrival = Arrival(event.worker, staleness, delay, event.job, event.lost)
+        model = self.step(before, message, arrival, now.read)
+        checks.require_same(f"{self.name}: step gives the model", model, before, types=True)
+        loses = self.delays is None and now.round.cluster.spells is not None
+        if self.local is not None or (loses and self.timeouts is None):
+            steps = event.sends if self.timeouts is None else event.sends | event.lost
+            model = jax.tree.map(partial(jnp.where, steps), model, before)
+        if self.delays is None:
+            after = self._proceed(now, model, arrival, gradients, round)
+            events, write = after.events, after.write
+        else:
+            round.event(gradients, event.worker[None], None, network.asynchronous_server)
+            events, write = (), jnp.full(self.servers, (round.step + 1) % server.buffer.shape[1])
+        buffer = server.buffer.at[jnp.arange(self.servers), write].set(
+            shard(model.params, self.servers)
+        )
+        if hasattr(model, "steps"):
+            counts = counts.at[write[0]].set(model.steps)
+            round.log(delay=delay, server_steps=model.steps)
+        round.log(staleness=jnp.max(event.staleness), worker=event.worker)
+        return State(Server(model, buffer, events, counts, runs))
+
+    def _options(self, N: int | None) -> arrivals.Options:
+        """Returns what jobs are, for N workers, or for as many as the options have numbers."""
+        steps = None if self.local is None else self.local.steps
+        return arrivals.Options(
+            self.bound,
+            _each(f"{self.name}: local.steps", steps, N, np.int32),
+            _each(f"{self.name}: timeouts", self.timeouts, N, np.float32),
+        )
+
+    def _next(self, server: Server, round: Round) -> _Next:
+        """Returns the next event, and the models of its gradient."""
+        bits = communication.bits.row_bits(workers.replicate(server.model.params, 1)) / self.servers
+        options = self._options(round.workers)
+        if self.delays is not None:
+            placed, event = round, _rule_arrival(self.name, self.delays, server, round)
+        else:
+            placed = arrivals.with_cluster(round)
+            server = server._replace(events=arrivals.start_first(server.events, placed, options))
+            event = arrivals.next_arrival(server.events, placed, bits, options)
+        parts = server.buffer[jnp.arange(self.servers), event.slots]
+        read = at = unshard(parts, server.model.params)
+        first: Any = True
+        if options.steps is not None:
+            first = server.events.left[event.job] == jnp.asarray(options.steps)[event.worker]
+            own = jax.tree.map(lambda rows: rows[event.job], server.local.params)
+            at = jax.tree.map(partial(jnp.where, first), read, own)
+        return _Next(event, server, placed, bits, options, read, at, first)
+
+    def _proceed(
+        self, now: _Next, model: Any, arrival: Arrival, gradients: PyTree, round: Any
+    ) -> arrivals.After:
+        """Returns what follows the event, and records it."""
+        event, pending = now.event, now.server.events
+        orders, receives = self._orders(now, model, arrival, round), None
+        if orders is not None:
+            receives = jnp.zeros(round.workers, jnp.uint32).at[orders].add(orders >= 0, mode="drop")
+        elif event.lost is not False:
+            receives = jnp.zeros(round.workers, jnp.uint32).at[event.worker].set(1)
+        after = arrivals.proceed(pending, event, orders, now.round, now.bits, now.options)
+        sender = jnp.where(event.sends, event.worker, -1)
+        round.event(
+            gradients,
+            sender[None],
+            after.elapsed,
+            network.asynchronous_server,
+            receives=receives,
+        )
+        clock = now.round.clock
+        times = {"began": after.began, "ended": after.ready, "resumed": after.resumed}
+        round.log(**{name: clock + seconds for name, seconds in times.items()})
+        if event.lost is not False:
+            round.log(lost=event.lost)
+        if (
+            self.order is not None
+            or event.lost is not False
+            or getattr(now.round.cluster, "power", None) is not None
+        ):
+            words = (
+                "no computation will ever end at {} s: all workers have left, or wait for a server "
+                "that waits for them; expected workers that stay, or an order that lets one begin"
+            )
+            round.refuse_if(jnp.isinf(after.ready), words, clock)
+        return after
+
+    def _orders(self, now: _Next, model: Any, arrival: Arrival, round: Any) -> jax.Array | None:
+        """Returns who begins each job now, int32 `[J]`; None: the event's worker begins again."""
+        event, pending, jobs = now.event, now.server.events, jnp.arange(round.workers)
+        if self.order is not None:
+            waiting = pending.waiting | (jobs == event.job)
+            delay: Any = ()
+            if hasattr(model, "steps"):
+                delay = model.steps - now.server.steps[pending.slot[:, 0]]
+                delay = jnp.where(waiting, 0, delay)
+            of = Jobs(pending.worker, waiting, delay)
+            orders = self.order(model, arrival, of, jax.random.fold_in(round.key, 2))
+            checks.require_same(f"{self.name}: order gives", orders, pending.worker, types=True)
+            words = f"{self.name}: order gives worker {{}}; expected -1 to {round.workers - 1}"
+            wrong = first_outside(orders + 1, round.workers)
+            round.refuse_if(~jnp.isnan(wrong), words, wrong - 1)
+        elif self.local is not None:
+            orders = jnp.where(jobs == event.job, event.worker, -1)
+        else:
+            return None
+        return orders if self.local is None else jnp.where(event.sends | event.lost, orders, -1)
+
+
+class _Next(NamedTuple):
+    """The next event.
+
+    Args:
+        event: which.
+        server: the servers' state, with all jobs begun.
+        round: the round on a cluster.
+        bits: of a shard.
+        options: what jobs are.
+        read: the model that was read.
+        at: the model at which the gradient is computed.
+        first: whether it is the first gradient of a local run.
+    """
+
+    event: arrivals.Arrival
+    server: Server
+    round: Round
+    bits: float
+    options: arrivals.Options
+    read: Params
+    at: Params
+    first: Any
+
+
+def _local_step(
+    local: LocalRuns, runs: optimizers.Model, now: _Next, gradient: Params
+) -> tuple[optimizers.Model, Params]:
+    """Makes a step of a local run. Returns the models of all runs, and the change x - y of this
+    one.
+    """
+    x, y = now.read, now.at
+    if not (isinstance(local.pull, int | float) and local.pull == 0):
+        gradient = jax.tree.map(lambda g, y, x: g + local.pull * (y - x), gradient, y, x)
+    fresh = optimizers.init(local.optimizer, x).optimizer
+    kept = jax.tree.map(lambda rows: rows[now.event.job], runs.optimizer)
+    memory = jax.tree.map(partial(jnp.where, now.first), fresh, kept)
+    after = optimizers.step(local.optimizer, optimizers.Model(y, memory), gradient)
+    runs = jax.tree.map(lambda rows, row: rows.at[now.event.job].set(row), runs, after)
+    return runs, jax.tree.map(jnp.subtract, x, after.params)
+
+
+def _each(where: str, given: Any, N: int | None, dtype: type) -> np.ndarray | None:
+    """Returns a positive number for each worker, `[N]`.
+
+    Args:
+        where: for the error message.
+        given: one number, or one for each worker; or None.
+        N: number of workers; None: any.
+        dtype: of the numbers, integers or floats.
 
     Raises:
-        ValueError: if both are given, or a bound is not an integer in its range.
+        ValueError: if one is not positive, or they are not N.
     """
-    if delays is not None and bound is not None:
+    if given is None:
+        return None
+    each = given if np.ndim(given) else [given]
+    if dtype is np.int32:
+        numbers = [checks.positive_int(where, one) for one in each]
+    else:
+        numbers = [checks.number(where, one, "(0, inf)") for one in each]
+    if np.ndim(given) and N is not None and len(numbers) != N:
         raise ValueError(
-            f"{method}: bound = {bound} with delays.{delays.name}, which has its own bound; "
-            "expected one of the two"
+            f"{where}: {len(numbers)} numbers for {N} workers; expected one, or one for each"
         )
-    if bound is not None:
-        bound = checks.natural(f"{method}: bound", bound, most=2**30)
-    if delays is not None:
-        delays = delays._replace(
-            bound=checks.natural(
-                f"{method}: bound of {delays.name}", delays.bound, most=delays_.MOST
-            )
-        )
-    return delays, bound
+    return np.broadcast_to(np.array(numbers, dtype), N or len(numbers))
 
 
 def _rule_arrival(
@@ -246,9 +487,7 @@ def _rule_arrival(
             f"[{parts}], one for each part"
         )
     worker = jax.random.randint(round.key, (1,), 0, round.workers)[0]
-    return arrivals.Arrival(
-        worker, staleness, places[staleness], jnp.full(parts, (t + 1) % models), None, ()
-    )
+    return arrivals.Arrival(jnp.int32(0), worker, staleness, places[staleness])
 
 
 def _element_staleness(staleness: jax.Array, params: Params) -> PyTree:

@@ -10,15 +10,25 @@ the same order, so that all servers receive the gradients in the same order
 each shard is updated and read at its own time, and so has its own staleness.
 
 Times are in seconds after the last update. The server keeps every model at which a worker computes,
-in a buffer of N models; a worker's `slot` is the index of the model that it has read.
+in a buffer; a `slot` is the index of the model that has been read.
+
+There is one *job* for each worker: a model that was read, and the computation at it. A job ends
+with a gradient that is sent; with `Options.steps`, it is a local run of several gradients, each of
+which is an event, and only the last one sends something. A job ends with nothing to send if its
+gradient takes longer than `Options.timeouts`, or if its worker leaves (`clusters.lifetimes`). The
+server then says who begins (`proceed`): the worker of the job, by default; or another one, which
+first ends the jobs that it has; or nobody, so that the job waits; and further jobs, which waited or
+are stopped.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from dsgd import Now, Round, clusters
@@ -33,21 +43,45 @@ NO_ROUNDS = (
 _UNROLLED = 8
 
 
-class Events(NamedTuple):
-    """Pending events of the servers and workers; times in seconds after the last update.
+class Options(NamedTuple):
+    """What jobs are and when they end.
 
     Args:
-        ready: when each worker's gradient is computed, `[N]`.
-        blocked_until: until when bounded staleness keeps the servers from accepting it, `[N]`.
-        read: when each server starts to send its shard to each worker, `[N, P]`.
-        version: number of updates of the shard before it was read, int32 `[N, P]`.
-        slot: index of the shard that was read in the buffer, int32 `[N, P]`.
+        bound: tau of bounded staleness; None: unbounded.
+        steps: gradients of each worker's local runs, `[N]`; None: a job is one gradient.
+        timeouts: seconds after which each worker's gradient is cut, `[N]`; None: never.
+    """
+
+    bound: int | None = None
+    steps: np.ndarray | None = None
+    timeouts: np.ndarray | None = None
+
+
+class Events(NamedTuple):
+    """Pending events of the servers and of J = N jobs; times in seconds after the last update.
+
+    Args:
+        worker: the worker that computes each job, int32 `[J]`.
+        began: when the computation of its gradient began, `[J]`.
+        ready: when its gradient is computed, `[J]`; inf if it waits or never ends.
+        lost: whether it then ends without a gradient, bool `[J]`.
+        left: gradients left in its local run, int32 `[J]`.
+        waiting: whether it waits for the server, bool `[J]`.
+        blocked_until: until when bounded staleness keeps the servers from accepting it, `[J]`.
+        read: when each server starts to send its shard for the job, `[J, P]`.
+        version: number of updates of the shard before it was read, int32 `[J, P]`.
+        slot: index of the shard that was read in the buffer, int32 `[J, P]`.
         into: when the servers' receiving ports are free, which is the time of their last update,
             `[P]`.
         out: when the servers' sending ports are free, `[P]`.
     """
 
+    worker: jax.Array
+    began: jax.Array
     ready: jax.Array
+    lost: jax.Array
+    left: jax.Array
+    waiting: jax.Array
     blocked_until: jax.Array
     read: jax.Array
     version: jax.Array
@@ -57,29 +91,64 @@ class Events(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """One gradient and the update that it makes.
+    """The next event.
 
     Args:
-        worker: the worker that computed it, int32 scalar.
+        job, worker: the job and the worker that computed it, int32 scalars.
         staleness: number of updates of each shard since it was read, int32 `[P]`.
         slots: buffer indices of the shards at which it was computed, int32 `[P]`.
-        write: buffer indices to which the updated shards are written, int32 `[P]`.
-        elapsed: seconds since the last update; None: the run has no clock.
-        events: the pending events after it; () if the staleness is given.
+        sends: whether something arrives at the servers, bool scalar: not in the middle of a local
+            run, and not if the gradient is lost.
+        lost: whether there is no gradient.
+        applied: when each shard is updated, `[P]`; None: the run has no clock.
     """
 
+    job: jax.Array
     worker: jax.Array
     staleness: jax.Array
     slots: jax.Array
+    sends: jax.Array | bool = True
+    lost: jax.Array | bool = False
+    applied: jax.Array | None = None
+
+
+class After(NamedTuple):
+    """The state after an event.
+
+    Args:
+        events: the pending events.
+        write: buffer indices to which the updated shards are written, int32 `[P]`.
+        elapsed: seconds since the last event.
+        began, ready: when the computation of this event began and ended, seconds since the last
+            event.
+        resumed: when its job is computed again; NaN if it waits or will never be ready.
+    """
+
+    events: Events
     write: jax.Array
-    elapsed: jax.Array | None
-    events: Events | tuple[()]
+    elapsed: jax.Array
+    began: jax.Array
+    ready: jax.Array
+    resumed: jax.Array
 
 
-def first_events(N: int, servers: int) -> Events:
+def first_events(N: int, servers: int, options: Options) -> Events:
     """Returns the initial events: all workers have the initial model at time 0."""
     times, numbers = jnp.zeros((N, servers), jnp.float32), jnp.zeros((N, servers), jnp.int32)
-    return Events(times[:, 0], times[:, 0], times - 1, numbers, numbers, times[0], times[0])
+    return Events(
+        jnp.arange(N, dtype=jnp.int32),
+        times[:, 0],
+        times[:, 0],
+        jnp.zeros(N, bool),
+        jnp.ones(N, jnp.int32) if options.steps is None else jnp.asarray(options.steps),
+        jnp.zeros(N, bool),
+        times[:, 0],
+        times - 1,
+        numbers,
+        numbers,
+        times[0],
+        times[0],
+    )
 
 
 def with_cluster(round: Round) -> Round:
@@ -97,86 +166,248 @@ def begin_after(round: Round, seconds: jax.Array) -> Round:
     )
 
 
-def _start_first(events: Events, round: Round) -> Events:
-    """Starts every worker's first gradient in the first round."""
-
-    def compute(ready):
-        return round.cluster.seconds(round, jnp.arange(round.workers))
-
-    return events._replace(
-        ready=lax.cond(round.step == 0, compute, lambda ready: ready, events.ready)
-    )
-
-
-def next_arrival(events: Events, round: Round, bits: float, bound: int | None) -> Arrival:
-    """Returns the next update.
+def next_arrival(events: Events, round: Round, bits: float, options: Options) -> Arrival:
+    """Returns the next event.
 
     Args:
-        events: pending events before it.
+        events: pending events before it, of `start_first`.
         round: on a cluster. If its `work` is set, it determines the seconds of the gradients that
             start in this round.
         bits: size of one shard of the model.
-        bound: tau of bounded staleness; None: unbounded.
+        options: what jobs are.
     """
-    events = _start_first(events, round)
-    may = allowed_workers(events.version, round.step, bound)
-    worker = jnp.argmin(jnp.where(may, events.ready, jnp.inf)).astype(jnp.int32)
-    applied, read, received, out = _times_of_exchange(events, worker, round, bits)
-    computing = begin_after(round, received)
-    ready = events.ready.at[worker].set(
-        received + round.cluster.seconds(computing, worker[None])[0]
-    )
-    reads = events.read.at[worker].set(read)
-    # the pairs (worker, shard) that will read this update, or a later one
-    fresh = (reads > applied[None]).at[worker].set(True)
-    write = _free_index(events.slot, fresh)
-    slot, version = (
-        jnp.where(fresh, write[None], events.slot),
-        jnp.where(fresh, round.step + 1, events.version),
-    )
-    elapsed = applied[-1]
-    held = jnp.where(may, events.blocked_until, applied[0])
-    after = Events(
-        ready - elapsed,
-        held - elapsed,
-        reads - elapsed,
-        version,
-        slot,
-        applied - elapsed,
-        out - elapsed,
-    )
+    may = allowed_workers(events.version, round.step, options.bound)
+    ready = jnp.where(may, events.ready, jnp.inf)
+    job = _first(ready == jnp.min(ready))
+    worker, lost, sends = events.worker[job], False, True
+    if options.timeouts is not None or round.cluster.spells is not None:
+        lost = events.lost[job]
+        sends = ~lost
+    if options.steps is not None:
+        sends &= events.left[job] == 1
+    begin = jnp.maximum(events.ready[job], events.blocked_until[job])
+    applied = _send_up(events.into, begin, worker, round, bits)
     return Arrival(
-        worker, round.step - events.version[worker], events.slot[worker], write, elapsed, after
+        job,
+        worker,
+        round.step - events.version[job],
+        events.slot[job],
+        sends,
+        lost,
+        jnp.where(sends, applied, jnp.maximum(begin, 0)),
     )
 
 
-def _times_of_exchange(
-    events: Events, worker: jax.Array, round: Round, bits: float
+def proceed(
+    events: Events,
+    now: Arrival,
+    orders: jax.Array | None,
+    round: Round,
+    bits: float,
+    options: Options,
+) -> After:
+    """Returns the state after an event.
+
+    Args:
+        events: pending events before it, of `start_first`.
+        now: the event.
+        orders: for each job, the worker that receives the current model and computes the job; -1:
+            the job goes on, or waits if it is that of the event; int32 `[J]`. None: the event's
+            worker goes on with the current model.
+        round, bits, options: as in `next_arrival`.
+    """
+    job, applied, jobs = now.job, now.applied, jnp.arange(round.workers)
+    assert applied is not None
+    may = allowed_workers(events.version, round.step, options.bound)
+    after = events._replace(
+        blocked_until=jnp.where(may, events.blocked_until, applied[0]),
+        into=jnp.where(now.sends, applied, events.into),
+    )
+    if orders is None:
+        new, unused = jobs == job, False
+        after = _begin(after, job, now.worker, -jnp.inf, applied, round, bits, options)
+    else:
+        new = orders >= 0
+        unused = (events.waiting | (jobs == job)) & ~new
+        ready = jnp.where(jobs == job, jnp.inf, events.ready)
+        after = after._replace(ready=ready, waiting=unused)
+        after = _begin_all(after, orders, applied, round, bits, options)
+    if options.steps is not None:
+        inner = ~(now.sends | now.lost)  # the worker goes on with its own model
+        same = _compute(events, job, now.worker, events.ready[job], round, options)
+        same = same._replace(left=events.left.at[job].add(-1))
+        after = jax.tree.map(partial(jnp.where, inner), same, after)
+        new, unused = new & ~inner, unused & ~inner
+    # the jobs and shards that will read this update, or a later one
+    fresh = (after.read > applied[None]) | new[:, None]
+    models = round.workers + (options.steps is not None)
+    write = _free_index(after.slot, fresh | jnp.reshape(unused, (-1, 1)), models)
+    elapsed = applied[-1]
+    return After(
+        after._replace(
+            began=after.began - elapsed,
+            ready=after.ready - elapsed,
+            blocked_until=after.blocked_until - elapsed,
+            read=after.read - elapsed,
+            version=jnp.where(fresh, round.step + 1, after.version),
+            slot=jnp.where(fresh, write[None], after.slot),
+            into=after.into - elapsed,
+            out=after.out - elapsed,
+        ),
+        write,
+        elapsed,
+        events.began[job],
+        events.ready[job],
+        jnp.where(jnp.isinf(after.ready[job]), jnp.nan, after.began[job]),
+    )
+
+
+def start_first(events: Events, round: Round, options: Options) -> Events:
+    """Starts every worker's first gradient in the first round."""
+
+    def compute(events):
+        everybody = jnp.arange(round.workers)
+        began = jnp.zeros(round.workers, jnp.float32)
+        ready, lost = _end(began, everybody, round, options)
+        return events._replace(ready=ready, lost=lost)
+
+    return lax.cond(round.step == 0, compute, lambda events: events, events)
+
+
+def _begin(
+    events: Events,
+    job: jax.Array,
+    worker: jax.Array,
+    free: Any,
+    applied: jax.Array,
+    round: Round,
+    bits: float,
+    options: Options,
+) -> Events:
+    """Sends the current model to a worker, which begins a job when it has received the model and is
+    free.
+    """
+    read, received, out = _send_down(events.out, applied, worker, round, bits)
+    events = _compute(events, job, worker, jnp.maximum(received, free), round, options)
+    if options.steps is not None:
+        left = jnp.asarray(options.steps)[worker]
+        events = events._replace(left=events.left.at[job].set(left))
+    return events._replace(read=events.read.at[job].set(read), out=out)
+
+
+def _begin_all(
+    events: Events,
+    orders: jax.Array,
+    applied: jax.Array,
+    round: Round,
+    bits: float,
+    options: Options,
+) -> Events:
+    """Begins the jobs with an order, one after the other; a worker first ends jobs that go on."""
+
+    def begin_next(left):
+        events, orders = left
+        job = _first(orders >= 0)
+        others = (events.worker == orders[job]) & (orders < 0) & jnp.isfinite(events.ready)
+        free = jnp.max(events.ready, where=others, initial=-jnp.inf)
+        own = round._replace(key=jax.random.fold_in(round.key, job))
+        events = _begin(events, job, orders[job], free, applied, own, bits, options)
+        return events, orders.at[job].set(-1)
+
+    return lax.while_loop(lambda left: jnp.any(left[1] >= 0), begin_next, (events, orders))[0]
+
+
+def _compute(
+    events: Events,
+    job: jax.Array,
+    worker: jax.Array,
+    begin: jax.Array,
+    round: Round,
+    options: Options,
+) -> Events:
+    """Starts the computation of a gradient at the time `begin`."""
+    ready, lost = _end(begin[None], worker[None], begin_after(round, begin), options)
+    return events._replace(
+        worker=events.worker.at[job].set(worker),
+        began=events.began.at[job].set(begin),
+        ready=events.ready.at[job].set(ready[0]),
+        lost=events.lost.at[job].set(lost[0]),
+    )
+
+
+def _end(
+    begin: jax.Array, ids: jax.Array, round: Round, options: Options
+) -> tuple[jax.Array, jax.Array]:
+    """Returns when computations end, and whether without a gradient, `[k]` each.
+
+    Args:
+        begin: when they begin, seconds after the last event, `[k]`.
+        ids: their workers, `[k]`.
+        round: whose clock and key are those of the gradients.
+        options: the time-outs.
+    """
+    seconds = round.cluster.seconds(round, ids)
+    lost = jnp.zeros(seconds.shape, bool)
+    if options.timeouts is not None:
+        longest = jnp.asarray(options.timeouts, seconds.dtype)[ids]
+        seconds, lost = jnp.minimum(seconds, longest), seconds > longest
+    end = begin + seconds
+    if (spells := round.cluster.spells) is None:
+        return end, lost
+    clock = jnp.asarray(round.clock)
+    joins, leaves = jnp.moveaxis(jnp.asarray(spells, end.dtype)[ids], -1, 0)
+    # A worker joins at an event whose clock is rounded: what is equal but for that is equal.
+    now = jnp.broadcast_to(clock * (1 + 1e-6), ids.shape)[:, None]
+    works = jnp.any((joins <= now) & (clock + seconds <= leaves[..., :])[..., :], axis=1)
+    back = jnp.min(joins, axis=1, where=joins > now, initial=jnp.inf)
+    return jnp.where(works, end, begin + back - clock), lost | ~works
+
+
+def _send_up(
+    into: jax.Array, begin: jax.Array, worker: jax.Array, round: Round, bits: float
+) -> jax.Array:
+    """Returns when the shards of a gradient that is ready at `begin` have reached the servers,
+    `[P]`.
+    """
+    cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
+    ahead = latency if cluster.convention == "pipelined" else 0
+
+    def send(sent, into):
+        leaving = jnp.maximum(sent, into - ahead)
+        sent = leaving + latency + cluster.sending(round, worker[None], bits, leaving)[0]
+        return sent, sent
+
+    return lax.scan(send, begin, into, unroll=len(into) <= _UNROLLED or 1)[1]
+
+
+def _send_down(
+    out: jax.Array, applied: jax.Array, worker: jax.Array, round: Round, bits: float
 ) -> tuple[jax.Array, ...]:
-    """Returns the times at which a gradient reaches the servers and the model returns.
+    """Returns the times of a model that is sent after an event.
 
     Returns:
-        When each shard is updated `[P]`, when each is read `[P]`, when the worker has received the
-        last one (scalar), and until when the servers' sending ports are busy `[P]`.
+        When each shard is read `[P]`, when the worker has received the last one (scalar), and until
+        when the servers' sending ports are busy `[P]`.
     """
     cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
     pipelined = cluster.convention == "pipelined"
 
-    def exchange_part(busy, part):
-        (sent, received), (into, out) = busy, part
-        leaving = jnp.maximum(sent, into - (latency if pipelined else 0))
-        sent = leaving + latency + cluster.sending(round, worker[None], bits, leaving)[0]
-        reading = jnp.maximum(jnp.maximum(sent, received), out)
+    def send(received, times):
+        reading = jnp.maximum(jnp.maximum(times[0], received), times[1])
         down = cluster.receiving(round, worker[None], bits, reading + latency)[0]
         received = reading + latency + down
-        return (sent, received), (sent, reading, reading + down if pipelined else received)
+        return received, (reading, reading + down if pipelined else received)
 
-    begun = jnp.maximum(events.ready[worker], events.blocked_until[worker]), jnp.float32(-jnp.inf)
-    few = events.into.shape[0] <= _UNROLLED
-    (_, received), (applied, read, free) = lax.scan(
-        exchange_part, begun, (events.into, events.out), unroll=few or 1
-    )
-    return applied, read, received, free
+    unroll = len(out) <= _UNROLLED or 1
+    received, (read, free) = lax.scan(send, jnp.float32(-jnp.inf), (applied, out), unroll=unroll)
+    return read, received, free
+
+
+def _first(where: jax.Array) -> jax.Array:
+    """Returns the first place at which `where`, `[k]`, holds; the last one if there is none."""
+    # jnp.argmax and argmin are four times as slow on CPUs
+    last = len(where) - 1
+    return jnp.min(jnp.arange(len(where), dtype=jnp.int32), where=where, initial=last)
 
 
 def allowed_workers(version: jax.Array, t: jax.Array, bound: int | None) -> jax.Array:
@@ -196,10 +427,14 @@ def allowed_workers(version: jax.Array, t: jax.Array, bound: int | None) -> jax.
     return deadline <= jnp.min(jnp.where(urgent, in_order, jnp.iinfo(jnp.int32).max))
 
 
-def _free_index(slot: jax.Array, fresh: jax.Array) -> jax.Array:
-    """Returns, for each shard, a buffer index that is free: every worker that reads from it will
-    read this update or a later one; int32 `[P]`.
+def _free_index(slot: jax.Array, unused: jax.Array, models: int) -> jax.Array:
+    """Returns, for each shard, an index of the buffer that is free, int32 `[P]`.
+
+    Args:
+        slot: index of each job and shard, `[J, P]`.
+        unused: whether the job does not need it any more, bool `[J, P]`.
+        models: number of indices.
     """
-    N = slot.shape[0]
-    taken = jnp.any((slot[:, :, None] == jnp.arange(N)[None, None]) & ~fresh[:, :, None], axis=0)
-    return jnp.argmin(taken, axis=1).astype(jnp.int32)
+    servers = jnp.arange(slot.shape[1])
+    taken = jnp.zeros((models, slot.shape[1]), bool).at[slot, servers].max(~unused)
+    return jax.vmap(_first, 1)(~taken)

@@ -8,6 +8,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
@@ -177,6 +178,13 @@ class Cluster:
     def workers(self) -> int | None:
         """Number of workers that the cluster is for, or None for any number."""
         return same_workers(*self._quantities)
+
+    @property
+    def spells(self) -> np.ndarray | None:
+        """When each worker is there, of `lifetimes`, seconds `[N, k, 2]`; None: participation is
+        not given in seconds.
+        """
+        return getattr(self.present, "spells", None)
 
     def require_workers(self, N: int) -> None:
         """Raises ValueError if the cluster is not for N workers, or if a function of one of its

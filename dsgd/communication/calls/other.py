@@ -17,6 +17,7 @@ from dsgd.communication.bits import Bits
 from dsgd.communication.calls.sender import MESSAGE, Sender
 from dsgd.communication.transports import Transport
 from dsgd.network import AllReduce, Asynchronous, PointToPoint
+from dsgd.wire import counts
 
 Carrying = AllReduce | PointToPoint | Asynchronous
 
@@ -92,7 +93,15 @@ class OtherCalls(Sender):
             )
         self.record.time("computed", "compute", seconds)
 
-    def event(self, tree: PyTree, among: jax.Array, elapsed: Any, pattern: Asynchronous) -> None:
+    def event(
+        self,
+        tree: PyTree,
+        among: jax.Array,
+        elapsed: Any,
+        pattern: Asynchronous,
+        *,
+        receives: jax.Array | None = None,
+    ) -> None:
         """Records a message between a few workers, for event-driven methods that keep their own
         time.
 
@@ -102,6 +111,8 @@ class OtherCalls(Sender):
             elapsed: seconds since the last event; None: the run has no simulated time.
             pattern: communication pattern, for tables of costs: `network.asynchronous_server`,
                 `network.asynchronous_gossip` or another `network.Asynchronous`.
+            receives: numbers of rows that each worker receives, below 2^16, uint32 `[N]`; None: as
+                many as it sends.
 
         Raises:
             ValueError: if it is another pattern.
@@ -112,7 +123,9 @@ class OtherCalls(Sender):
         def count(size, _):
             each = bits.to_one(size, self.workers)
             sent = jnp.where(takes_part[:, None], each, jnp.uint32(0))
-            return Bits(sent, sent)
+            if receives is None:
+                return Bits(sent, sent)
+            return Bits(sent, counts.scale(receives[workers.ids(self.workers)], each))
 
         with self._send("event", Transport(pattern, count, simulated=True), bits.row_bits(tree)):
             pass
