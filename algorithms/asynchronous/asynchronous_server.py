@@ -346,29 +346,20 @@ class Rule:
         elif event.lost is not False:
             receives = jnp.zeros(round.workers, jnp.uint32).at[event.worker].set(1)
         after = arrivals.proceed(pending, event, orders, now.round, now.bits, now.options)
-        sender = jnp.where(event.sends, event.worker, -1)
-        round.event(
-            gradients,
-            sender[None],
-            after.elapsed,
-            network.asynchronous_server,
-            receives=receives,
-        )
-        clock = now.round.clock
-        times = {"began": after.began, "ended": after.ready, "resumed": after.resumed}
-        round.log(**{name: clock + seconds for name, seconds in times.items()})
-        if event.lost is not False:
-            round.log(lost=event.lost)
-        if (
-            self.order is not None
-            or event.lost is not False
-            or getattr(now.round.cluster, "power", None) is not None
-        ):
+        cluster, clock = now.round.cluster, now.round.clock
+        if self.order is not None or event.lost is not False or cluster.power is not None:
             words = (
                 "no computation will ever end at {} s: all workers have left, or wait for a server "
                 "that waits for them; expected workers that stay, or an order that lets one begin"
             )
             round.refuse_if(jnp.isinf(after.ready), words, clock)
+        sender = jnp.where(event.sends, event.worker, -1)[None]
+        pattern = network.asynchronous_server
+        round.event(gradients, sender, after.elapsed, pattern, receives=receives)
+        times = {"began": after.began, "ended": after.ready, "resumed": after.resumed}
+        round.log(**{name: clock + seconds for name, seconds in times.items()})
+        if event.lost is not False:
+            round.log(lost=event.lost)
         return after
 
     def _orders(self, now: _Next, model: Any, arrival: Arrival, round: Any) -> jax.Array | None:

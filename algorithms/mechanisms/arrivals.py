@@ -186,6 +186,7 @@ def next_arrival(events: Events, round: Round, bits: float, options: Options) ->
     if options.steps is not None:
         sends &= events.left[job] == 1
     begin = jnp.maximum(events.ready[job], events.blocked_until[job])
+    begin = jnp.where(jnp.isinf(begin), 0, begin)  # no job will end, which the method refuses
     applied = _send_up(events.into, begin, worker, round, bits)
     return Arrival(
         job,
@@ -354,13 +355,12 @@ def _end(
     end = begin + seconds
     if (spells := round.cluster.spells) is None:
         return end, lost
-    clock = jnp.asarray(round.clock)
     joins, leaves = jnp.moveaxis(jnp.asarray(spells, end.dtype)[ids], -1, 0)
-    # A worker joins at an event whose clock is rounded: what is equal but for that is equal.
-    now = jnp.broadcast_to(clock * (1 + 1e-6), ids.shape)[:, None]
-    works = jnp.any((joins <= now) & (clock + seconds <= leaves[..., :])[..., :], axis=1)
-    back = jnp.min(joins, axis=1, where=joins > now, initial=jnp.inf)
-    return jnp.where(works, end, begin + back - clock), lost | ~works
+    # A worker joins at an event whose clock is rounded.
+    joined = joins <= round.clock * (1 + 1e-6)
+    works = jnp.any(joined & ((round.clock + seconds)[:, None] <= leaves), axis=1)
+    back = jnp.min(joins, axis=1, where=~joined, initial=jnp.inf) - round.clock
+    return jnp.where(works, end, begin + back), lost | ~works
 
 
 def _send_up(

@@ -181,10 +181,8 @@ class Cluster:
 
     @property
     def spells(self) -> np.ndarray | None:
-        """When each worker is there, of `lifetimes`, seconds `[N, k, 2]`; None: participation is
-        not given in seconds.
-        """
-        return getattr(self.present, "spells", None)
+        """`Quantity.spells` of `present`; None: participation is not given in seconds."""
+        return self.present and self.present.spells
 
     def require_workers(self, N: int) -> None:
         """Raises ValueError if the cluster is not for N workers, or if a function of one of its

@@ -74,6 +74,7 @@ class Plan(NamedTuple):
         delayed_exchanges: number of exchanges with delayed messages, which the clock carries.
         taped: whether the records include the tape, from which `dsgd.replay` computes seconds.
         cohort: which rows a round has; None: those of all workers.
+        own_time: whether the method keeps its own time, and itself reads when workers are there.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -91,6 +92,7 @@ class Plan(NamedTuple):
     delayed_exchanges: int = 0
     taped: bool = False
     cohort: Layout | None = None
+    own_time: bool = False
 
     def method(self, point: dict[str, jax.Array]) -> Method:
         """Returns the method with the given hyperparameters."""

@@ -37,6 +37,7 @@ class Probe(NamedTuple):
         rows: number of micro-batches of a round on the cluster, of which each has a timing.
         weighs: whether means are weighted by the workers' weights.
         proximal: whether the update applies the proximal step of the problem's regularizer.
+        own_time: whether the method is event-driven and keeps its own time.
     """
 
     asked: AllAsked
@@ -46,6 +47,7 @@ class Probe(NamedTuple):
     rows: int
     weighs: bool
     proximal: bool
+    own_time: bool
 
     @property
     def clock_inputs(self) -> ClockInputs:
@@ -169,7 +171,8 @@ def _probe_round(plan: Plan, method: Method, state: State, key: jax.Array) -> Pr
     _, record = rounds.update(method, state, answer, this_round, key, present)
     sendings = record.sendings()
     asked, sendings, transfers = jax.tree.map(_shape, (asked, sendings, tape.transfers(sendings)))
-    return Probe(asked, sendings, transfers, reads, M, record.weighs, record.proximal)
+    own_time = record.statistics(plan.N).elapsed is not None
+    return Probe(asked, sendings, transfers, reads, M, record.weighs, record.proximal, own_time)
 
 
 def _shape(leaf: Any) -> Any:

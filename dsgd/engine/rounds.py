@@ -205,7 +205,7 @@ def make_round(
     )
     now = Now(plan.cluster, seconds, timings)
     this_round = this_round._replace(now=now)
-    if plan.cluster.present is None:
+    if plan.cluster.present is None or plan.own_time:
         return this_round
     if drawn is not None:
         return this_round._replace(now=now._replace(present=drawn))

@@ -93,13 +93,12 @@ def make_plan(
             "2^30 rounds between evaluations"
         )
     N = problem.workers
-    sampled = bool(methods and cluster and cluster.present)
     capacity = max(1 << 8, _ROOM // (1 << (size - 1).bit_length()))
     functions = drop_arrays(problem)
     plan = Plan(
         build,
         functions,
-        workers.mesh(1) if sampled else _mesh(mesh, N),
+        workers.mesh(1),
         N,
         runs,
         record_every,
@@ -109,6 +108,10 @@ def make_plan(
         evaluate_every,
         taped=bool(taped),
     )
+    if cluster is not None and cluster.spells is not None:
+        plan = plan._replace(own_time=probe(plan, example).own_time)
+    sampled = bool(methods and cluster and cluster.present and not plan.own_time)
+    plan = plan if sampled else plan._replace(mesh=_mesh(mesh, N))
     if sampled:
         plan = _with_layout(plan, methods, mesh, size, start, streamed, folder)
     elif folder is not None:
