@@ -132,6 +132,12 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
     clusters.cyclic: {"on": NO_COUNT, "off": (-1,), "offset": (-1, [0, -2], np.ones((2, 2)))},
     clusters.markov: {"on": (0.5, 20_000.0, NAN), "off": (0.0, INFINITE)},
     clusters.poisson_intervals: {"mean": (0.0, 20_000.0, NAN)},
+    clusters.bursts: {
+        "rate": (-0.1, 1.0, NAN, 1e-7, 0.9),
+        "mean": (0.5, 20_000.0),
+        "bad": (0.0, 1.5),
+        "good": (-0.1, 1.0, 0.5),
+    },
     clusters.lifetimes: {
         "begins": ([0.0, -1.0], [NAN, 2.0], [0.0], [[0.0, 9.0], 2.0], 2.0),
         "ends": ([5.0, 2.0], [5.0, NAN], [[5.0], [9.0, 8.0]]),

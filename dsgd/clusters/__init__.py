@@ -39,6 +39,7 @@ from dsgd.clusters.quantities import (
 )
 from dsgd.clusters.quantity import Quantity
 from dsgd.clusters.selections import (
+    bursts,
     cyclic,
     lifetimes,
     markov,
@@ -55,6 +56,7 @@ __all__ = [
     "Quantity",
     "bernoulli",
     "bounded",
+    "bursts",
     "constant",
     "cyclic",
     "exponential",

@@ -99,7 +99,8 @@ class Cluster:
         delivered: which messages of a round arrive: those for which the quantity is positive. In
             gossip it is evaluated at the number of the link, min(i, j) N + max(i, j), so that a
             link is down in both directions; in all-reduces and exchanges with servers, at the
-            number of the worker whose contribution is lost. None: all messages arrive.
+            number of the worker whose contribution is lost. Selections by periods, such as
+            `bursts`, have periods of one round. None: all messages arrive.
         power: $v_n(t) \ge 0$, the relative speed at which a worker computes at time t (the
             universal computation model). A computation of h seconds, by `compute` and `per_sample`,
             which begins at t, takes the least s with $\int_t^{t+s} v_n(u)\,du \ge h$, and forever
@@ -140,7 +141,7 @@ class Cluster:
         if not isinstance(self.latency, Tracer):
             require_seconds("Cluster: latency", self.latency)
         require_number("Cluster: noise", self.noise, least=0)
-        for what in ("compute", "up", "down", "per_sample", "delivered", "power"):
+        for what in ("compute", "up", "down", "per_sample", "power"):
             if quantity := getattr(self, what):
                 quantity.refuse_selection(f"Cluster: {what}")
         check_convention(self.convention)

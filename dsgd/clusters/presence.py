@@ -14,7 +14,9 @@ from dsgd.clusters.cluster import Cluster
 from dsgd.clusters.quantity import Quantity
 
 # The numbers are far from the small numbers that methods fold into a round's key.
-_PRESENT, _DELIVERED, _BY_PERIOD = 0x70726573, 0x64656C69, 0xF0726573
+_PRESENT, _DELIVERED = 0x70726573, 0x64656C69
+# Folded into the run's key, for selections by period.
+_PRESENT_BY_PERIOD, _DELIVERED_BY_PERIOD = 0xF0726573, 0xF0656C69
 _DRAWS = 256
 
 
@@ -30,13 +32,8 @@ def present(cluster: Cluster, round: Round, key: jax.Array, run: jax.Array) -> j
     quantity, number = cluster.present, jnp.arange(round.workers)
     if quantity is None:
         return None
-    if quantity.by_period is None:
-        return _some(quantity, jax.random.fold_in(key, _PRESENT), round, number)
-    period = jnp.asarray(round.step, jnp.int32) // cluster.participation_period
-    of_worker = partial(
-        quantity.by_period, jax.random.fold_in(run, _BY_PERIOD), period, jnp.float32(round.clock)
-    )
-    return jax.vmap(of_worker)(number) > 0
+    keys = jax.random.fold_in(key, _PRESENT), jax.random.fold_in(run, _PRESENT_BY_PERIOD)
+    return _some(quantity, *keys, round, number, cluster.participation_period)
 
 
 def is_drawn(quantity: Quantity, N: int) -> bool:
@@ -57,13 +54,14 @@ def is_drawn(quantity: Quantity, N: int) -> bool:
     return bool((draws != draws[:1]).any())
 
 
-def participation(cluster: Cluster, round: Round) -> workers.Participation | None:
+def participation(cluster: Cluster, round: Round, run: jax.Array) -> workers.Participation | None:
     """Returns the participation and delivery of a round, which collectives of `dsgd.workers` read;
     None: all workers participate and all messages arrive.
 
     Args:
         cluster: the cluster.
         round: the round, with its `present`.
+        run: as in `present`.
     """
     if cluster.present is None and cluster.delivered is None:
         return None
@@ -74,7 +72,7 @@ def participation(cluster: Cluster, round: Round) -> workers.Participation | Non
         return workers.Participation(
             participating, participating, lambda i, j: participating[i] & participating[j], *chances
         )
-    key = jax.random.fold_in(round.key, _DELIVERED)
+    keys = jax.random.fold_in(round.key, _DELIVERED), jax.random.fold_in(run, _DELIVERED_BY_PERIOD)
 
     def arrives(i: jax.Array, j: jax.Array) -> jax.Array:
         # A pair of workers has one link with one number, so that it is down in both directions.
@@ -82,12 +80,12 @@ def participation(cluster: Cluster, round: Round) -> workers.Participation | Non
         return (
             participating[i]
             & participating[j]
-            & _some(delivered, key, round, jnp.minimum(i, j) * N + jnp.maximum(i, j))
+            & _some(delivered, *keys, round, jnp.minimum(i, j) * N + jnp.maximum(i, j))
         )
 
     return workers.Participation(
         participating,
-        participating & _some(delivered, key, round, jnp.arange(N)),
+        participating & _some(delivered, *keys, round, jnp.arange(N)),
         arrives,
         *chances,
     )
@@ -107,7 +105,27 @@ def _chances(cluster: Cluster) -> tuple[tuple[float, ...] | float | None, str]:
     return (tuple(product.tolist()) if product.ndim else float(product)), name
 
 
-def _some(quantity: Quantity, key: jax.Array, round: Round, numbers: jax.Array) -> jax.Array:
-    """Returns for which numbers the quantity is positive, bool of their shape."""
-    sample = jax.vmap(lambda number: quantity.sample(key, jnp.float32(round.clock), number))
+def _some(
+    quantity: Quantity,
+    key: jax.Array,
+    run: jax.Array,
+    round: Round,
+    numbers: jax.Array,
+    rounds: int = 1,
+) -> jax.Array:
+    """Returns for which numbers the quantity is positive, bool of their shape.
+
+    Args:
+        quantity: the quantity.
+        key: key of the draw.
+        run: key of a selection by periods, the same in all rounds of a run.
+        round: the present round.
+        numbers: numbers of workers or links.
+        rounds: number of rounds of a period.
+    """
+    draw = partial(quantity.sample, key)
+    if quantity.by_period is not None:
+        period = jnp.asarray(round.step, jnp.int32) // rounds
+        draw = partial(quantity.by_period, run, period)
+    sample = jax.vmap(partial(draw, jnp.float32(round.clock)))
     return (sample(numbers.reshape(-1)) > 0).reshape(numbers.shape)

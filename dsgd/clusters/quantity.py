@@ -48,7 +48,8 @@ class Quantity:
             positive, one number or one for each worker, `[N]`; None: unknown.
         by_period: (key of the run, number of the participation period, clock in seconds, worker's
             number) -> float scalar, for selections that depend on earlier periods; it replaces
-            `sample`, and only `Cluster.present` accepts it. None: `sample` is used.
+            `sample`, and only `Cluster.present` and `Cluster.delivered` accept it. None: `sample`
+            is used.
         spells: for `Cluster.present`: the seconds at which each spell of each worker begins and
             ends, float32 `[N, k, 2]`, if the quantity is positive in these spells and 0 otherwise;
             ascending and disjoint, and (inf, inf) after a worker's last one. Methods without rounds
@@ -99,7 +100,7 @@ class Quantity:
 
     def refuse_selection(self, where: str) -> None:
         """Raises ValueError if the quantity is a selection by participation periods, which only
-        `Cluster.present` accepts.
+        `Cluster.present` and `Cluster.delivered` accept.
         """
         if self.by_period is not None:
             raise ValueError(

@@ -24,6 +24,7 @@ from dsgd.clusters.quantity import (
 
 # A chain's mean numbers of periods; longer ones do not fit the resolution of float32 draws.
 _LONGEST_SPELL = 10_000
+_RAREST = 1e-5  # share of bad rounds
 _AT_ONCE = 16  # intervals that are drawn at once
 _PERMUTED = 1 << 12  # workers up to which a set is drawn by a permutation
 
@@ -234,61 +235,80 @@ def markov(on: float, off: float) -> Quantity:
     for what, mean in (("on", on), ("off", off)):
         checks.number(f"markov: {what}", mean, f"[1, {_LONGEST_SPELL}]")
     a, b = 1 / on, 1 / off
-    # In a period the chain forgets its state with probability `forgets`, and is then 1 with
-    # probability `fresh`; else it keeps its state (a + b < 1) or changes it (a + b > 1).
-    forgets, changes = 1 - abs(1 - a - b), a + b > 1
-    if forgets < 1 / _LONGEST_SPELL:
+    if 1 - abs(1 - a - b) < 1 / _LONGEST_SPELL:
         raise ValueError(
             f"markov: on = {on:.9g}, off = {off:.9g}, a chain that alternates; expected a sum of "
             "at least 2.001; pass cyclic(1, 1) for workers that alternate"
         )
-    fresh, stationary = min(1 - a, b) / forgets, b / (a + b)
-    window = int(np.ceil(2 / forgets))
-
-    def sample(key, period, clock, worker):
-        key = jax.random.fold_in(key, worker)
-
-        def draw(part, number):
-            """Draws how long until the chain forgets again, and the state that it then has."""
-            key_of_draw = jax.random.fold_in(jax.random.fold_in(key, part), number)
-            wait, state = jax.random.uniform(key_of_draw, (2,), jnp.float32)
-            periods = jnp.log1p(-wait) / np.float32(np.log1p(-forgets) if forgets < 1 else -np.inf)
-            periods = jnp.minimum(jnp.floor(periods), np.float32(2 * window)).astype(jnp.int32)
-            return 1 + periods, state < np.float32(fresh)
-
-        def unknown(carry):
-            return ~carry[-1]
-
-        def advance(carry):
-            # `at`: the last period of the window, at most `last`, in which the chain forgot.
-            part, last, at, number, state, _ = carry
-            wait, drawn = draw(part, number)
-            before, known = at + wait <= last, at >= 0
-            back = ~before & ~known
-            return (
-                jnp.where(back, part - 1, part),
-                jnp.where(back, window - 1, last),
-                jnp.where(before, at + wait, at),
-                jnp.where(before, number + 1, 0),
-                jnp.where(before, drawn, state),
-                ~before & known,
-            )
-
-        # Windows before period 0 have negative numbers: the chain has always been running.
-        unset = (jnp.int32(-1), jnp.int32(0), jnp.bool(False), jnp.bool(False))
-        first = (period // window, period % window, *unset)
-        part, _, at, _, state, _ = lax.while_loop(unknown, advance, first)
-        if changes:
-            state ^= (period - part * window - at) % 2 == 1
-        return state.astype(jnp.float32)
-
+    stationary = b / (a + b)
     return _by_period(
-        sample,
+        _chain(a, b),
         f"markov({on:.9g}, {off:.9g})",
         None,
         lambda N: binomial_bound(N, stationary),
         stationary,
     )
+
+
+@checks.arguments
+def bursts(rate: float, mean: float, bad: float = 1.0, good: float = 0.0) -> Quantity:
+    r"""A quantity that is 0 for messages that are lost in bursts, and 1 for those that arrive: the
+    channel of Gilbert and Elliott. It is for `Cluster.delivered`.
+
+    Each link, or each worker's contribution to a sum, is in a good or a bad state in each round, as
+    a Markov chain that begins in its stationary distribution. A message is lost with probability
+    $h_b$ in the bad state and $h_g$ in the good one. With the share of bad rounds
+    $\pi = (r - h_g) / (h_b - h_g)$, the chain leaves the bad state with probability
+    $p_{bg} = 1 / \ell$ and the good one with probability
+    $p_{gb} = \frac{\pi}{\ell (1 - \pi)}$. States that are k rounds apart have the correlation
+    $(1 - p_{gb} - p_{bg})^k$. Losses are independent if $\ell = 1 / (1 - \pi)$.
+
+    Args:
+        rate: r, the share of messages that are lost, from `good` to below `bad`; $\pi$ is 0, or at
+            least 0.00001.
+        mean: $\ell$, the mean number of consecutive bad rounds, from 1 to 10,000, and at least
+            $\pi / (1 - \pi)$.
+        bad: $h_b$, in (0, 1].
+        good: $h_g$, in [0, 1).
+
+    Raises:
+        ValueError: if a number is out of range.
+
+    Source: Gilbert, "Capacity of a burst-noise channel", 1960; Elliott, "Estimates of error rates
+    for codes on burst-noise channels", 1963.
+    """
+    checks.number("bursts: rate", rate, "[0, 1)")
+    checks.number("bursts: mean", mean, f"[1, {_LONGEST_SPELL}]")
+    checks.number("bursts: bad", bad, "(0, 1]")
+    checks.number("bursts: good", good, "[0, 1)")
+    if not good <= rate < bad:
+        raise ValueError(
+            f"bursts: rate = {rate:.9g} with loss rates of {good:.9g} in the good state and "
+            f"{bad:.9g} in the bad one; expected good <= rate < bad"
+        )
+    share = (rate - good) / (bad - good)
+    if 0 < share < _RAREST:
+        raise ValueError(
+            f"bursts: rate = {rate:.9g}, for which {share:.3g} of the rounds are bad; expected "
+            f"none, or a share of at least {_RAREST:.9g}, since draws are float32"
+        )
+    a, b = share / (mean * (1 - share)), 1 / mean
+    if a > 1 or 1 - abs(1 - a - b) < 1 / _LONGEST_SPELL:
+        raise ValueError(
+            f"bursts: rate = {rate:.9g}, mean = {mean:.9g}, a chain with fewer than one good round "
+            "between two bursts, or one that alternates; expected mean >= "
+            f"{max(1.001, share / (1 - share)):.9g}"
+        )
+    is_good = _chain(a, b)
+
+    def sample(key, period, clock, worker):
+        of_chain, of_coin = jax.random.split(key)
+        lost = jnp.where(is_good(of_chain, period, clock, worker) > 0, good, bad)
+        of_coin = jax.random.fold_in(jax.random.fold_in(of_coin, worker), period)
+        return (jax.random.uniform(of_coin, dtype=jnp.float32) >= lost).astype(jnp.float32)
+
+    name = f"bursts({rate:.9g}, {mean:.9g}, {bad:.9g}, {good:.9g})"
+    return _by_period(sample, name, None, None, 1 - rate)
 
 
 @checks.arguments
@@ -434,6 +454,55 @@ def _spells(begins: Any, ends: Any) -> np.ndarray:
             )
         spells[n, : len(first), 0], spells[n, : len(last), 1] = first, last
     return spells
+
+
+def _chain(a: float, b: float) -> Any:
+    """Returns the state of a stationary Markov chain with states 1 and 0, which it leaves with
+    probability a and b, as a function of the key, the period, the clock and a worker's number.
+    """
+    # In a period the chain forgets its state with probability `forgets`, and is then 1 with
+    # probability `fresh`; else it keeps its state (a + b < 1) or changes it (a + b > 1).
+    forgets, changes = 1 - abs(1 - a - b), a + b > 1
+    fresh, window = min(1 - a, b) / forgets, int(np.ceil(2 / forgets))
+
+    def sample(key, period, clock, worker):
+        key = jax.random.fold_in(key, worker)
+
+        def draw(part, number):
+            """Draws how long until the chain forgets again, and the state that it then has."""
+            key_of_draw = jax.random.fold_in(jax.random.fold_in(key, part), number)
+            wait, state = jax.random.uniform(key_of_draw, (2,), jnp.float32)
+            periods = jnp.log1p(-wait) / np.float32(np.log1p(-forgets) if forgets < 1 else -np.inf)
+            periods = jnp.minimum(jnp.floor(periods), np.float32(2 * window)).astype(jnp.int32)
+            return 1 + periods, state < np.float32(fresh)
+
+        def unknown(carry):
+            return ~carry[-1]
+
+        def advance(carry):
+            # `at`: the last period of the window, at most `last`, in which the chain forgot.
+            part, last, at, number, state, _ = carry
+            wait, drawn = draw(part, number)
+            before, known = at + wait <= last, at >= 0
+            back = ~before & ~known
+            return (
+                jnp.where(back, part - 1, part),
+                jnp.where(back, window - 1, last),
+                jnp.where(before, at + wait, at),
+                jnp.where(before, number + 1, 0),
+                jnp.where(before, drawn, state),
+                ~before & known,
+            )
+
+        # Windows before period 0 have negative numbers: the chain has always been running.
+        unset = (jnp.int32(-1), jnp.int32(0), jnp.bool(False), jnp.bool(False))
+        first = (period // window, period % window, *unset)
+        part, _, at, _, state, _ = lax.while_loop(unknown, advance, first)
+        if changes:
+            state ^= (period - part * window - at) % 2 == 1
+        return state.astype(jnp.float32)
+
+    return sample
 
 
 def _race(

@@ -150,7 +150,7 @@ def _probe_round(plan: Plan, method: Method, state: State, key: jax.Array) -> Pr
         if plan.cluster:
             before = clock.start(plan.N, measurements.initial_timings(plan.N, M, plan.cluster))
         this_round = rounds.make_round(plan, key, before, state.step)
-        present = rounds.participation_of(plan, this_round)
+        present = rounds.participation_of(plan, this_round, key)
         if this_round.now or plan.taped:
             now = this_round.now or Now(Cluster(constant(1.0)))
             this_round = this_round._replace(now=Watched(*now))

@@ -154,7 +154,7 @@ def query_and_update(
         several.
     """
     this_round = make_round(plan, key, carry.clock, step, drawn)
-    present = participation_of(plan, this_round)
+    present = participation_of(plan, this_round, key)
     asked = ask(method, carry.state, this_round, present)
     this_round = this_round._replace(work=queries.local_work(asked, plan.problem, plan.N))
     problem = leaves.bind(plan.problem, carry.state.fixed)
@@ -216,14 +216,14 @@ def make_round(
     return this_round._replace(now=now._replace(present=present))
 
 
-def participation_of(plan: Plan, round: Round) -> workers.Participation | None:
+def participation_of(plan: Plan, round: Round, key: jax.Array) -> workers.Participation | None:
     """Returns the participation and delivery of a round, which `ask` and `update` receive; None:
-    all workers participate and all messages arrive.
+    all workers participate and all messages arrive; `key` is that of the run's rounds.
     """
     if plan.cluster is None:
         return None
     with protocol.error_context(f"delivered of the cluster ({plan.cluster.name})"):
-        return presence.participation(plan.cluster, round)
+        return presence.participation(plan.cluster, round, key)
 
 
 def ask(

@@ -7,12 +7,17 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.stats
 
-from dsgd import Now, Round, clusters
+import algorithms
+import dsgd
+import topologies
+from dsgd import Now, Round, clusters, problems
 from dsgd.clusters import Quantity, presence, successive
 from dsgd.clusters.quantity import binomial_bound
+from dsgd.engine import run_keys
 
 N, DRAWS = 6, 4000
 
@@ -201,6 +206,90 @@ def test_a_markov_chain(on, off):
     assert (x != in_periods(quantity, periods, workers=workers, key=6)).any(0).mean() > 0.9
 
 
+def losses(cluster: clusters.Cluster, workers: int, rounds: int, key: int = 4) -> np.ndarray:
+    """Returns which messages between two workers a run loses, bool `[rounds, links]`."""
+    run = run_keys.split(jax.random.key(key))[1]
+    i, j = map(jnp.asarray, np.triu_indices(workers, 1))
+
+    @jax.jit
+    @jax.vmap
+    def lost(step):
+        key = run_keys.round_keys(run, step)[0]
+        this_round = Round(step, workers, key, now=Now(cluster, 0.0))
+        participation = presence.participation(cluster, this_round, run)
+        assert participation is not None
+        return ~participation.arrives(j, i)
+
+    return np.asarray(lost(jnp.arange(rounds)))
+
+
+# The loss rate, the mean burst, the loss rates of the two states, the share of bad rounds, and the
+# correlation of the states of two consecutive rounds.
+BURSTS = {
+    "long": (0.3, 8.0, 1.0, 0.0, 0.3, 1 - 1 / 8 - 0.3 / (8 * 0.7)),
+    "independent": (0.4, 1 / 0.6, 1.0, 0.0, 0.4, 0.0),
+    "short": (0.3, 1.25, 1.0, 0.0, 0.3, 1 - 1 / 1.25 - 0.3 / (1.25 * 0.7)),
+    "often": (0.75, 3.5, 1.0, 0.0, 0.75, 1 - 1 / 3.5 - 3 / 3.5),
+    "two states": (0.26, 5.0, 0.8, 0.2, 0.1, 1 - 1 / 5 - 1 / 45),
+}
+
+
+@pytest.mark.parametrize("name", BURSTS)
+def test_bursts(name):
+    """Loss rates from the first round on, lag correlations, and the mean length of a burst: within
+    5 standard errors over the links, which are independent.
+    """
+    rate, mean, bad, good, share, correlation = BURSTS[name]
+    quantity = clusters.bursts(rate, mean, bad, good)
+    cluster = clusters.Cluster(clusters.constant(2.0), delivered=quantity)
+    x = losses(cluster, 28, 160).astype(float)
+
+    def require(expected, values):
+        assert abs(values.mean() - expected) < 5 * values.std() / np.sqrt(len(values))
+
+    for rounds in (x[0], x[100], x.mean(0)):
+        require(rate, rounds)
+    variance = share * (1 - share) * (bad - good) ** 2
+    for lag in (1, 2, 5):
+        products = (x[lag:] - rate) * (x[:-lag] - rate)
+        require(variance * correlation**lag, products.mean(0))
+    if bad == 1 and good == 0:
+        begins = (x[1:] > x[:-1]).mean(0)
+        require(0, x[1:].mean(0) - mean * begins)
+        for earlier in (0, 1):  # it has no memory beyond the last round
+            require(1 - 1 / mean, x[2:][(x[1:-1] == 1) & (x[:-2] == earlier)])
+    assert quantity.inclusion == pytest.approx(1 - rate)
+    assert (x != losses(cluster, 28, 160, key=6)).any(0).mean() > 0.9
+
+
+def test_links_without_losses():
+    cluster = clusters.Cluster(clusters.constant(2.0), delivered=clusters.bursts(0.0, 5.0))
+    assert not losses(cluster, 9, 30).any()
+
+
+def test_a_method_loses_bursts_of_messages():
+    """Decentralized SGD on a ring: the recursion in which a lost message's weight is added to the
+    worker's own, and the counted arrivals.
+    """
+    cluster = clusters.Cluster(clusters.constant(2.0), delivered=clusters.bursts(0.4, 6.0))
+    draws, topology, gamma, steps = np.random.default_rng(3), topologies.ring(N), 0.05, 30
+    A, b = draws.uniform(0.5, 2, (N, 3)), draws.normal(size=(N, 3))
+    method = algorithms.decentralized_sgd(optax.sgd(gamma), topology)
+    problem, options = problems.quadratic(A, b), {"cluster": cluster, "mesh": 1}
+    result = dsgd.run(method, problem, steps=steps, key=jax.random.key(11), **options)
+    x, W, arrived = np.zeros((N, 3)), topology.matrices[0].toarray(), []
+    pairs = np.triu_indices(N, 1)
+    for lost in losses(cluster, N, steps, key=11):
+        kept = np.zeros((N, N))
+        kept[pairs] = np.where(lost, 0, W[pairs])
+        arrived.append((kept > 0).sum() / (W[pairs] > 0).sum())
+        kept += kept.T
+        np.fill_diagonal(kept, 1 - kept.sum(1))
+        x = kept @ (x - gamma * (A * x - b))
+    np.testing.assert_allclose(result.history["arrived"][1:], arrived, rtol=1e-6)
+    np.testing.assert_allclose(jax.tree.leaves(result.state.workers)[0], x, rtol=1e-4, atol=1e-6)
+
+
 def test_long_spells_cost_no_more_draws():
     """A chain with spells of thousands of periods, far from its beginning."""
     x = in_periods(clusters.markov(900.0, 2700.0), 4000, workers=40)
@@ -354,11 +443,26 @@ WRONG = {
         lambda: clusters.Cluster(clusters.constant(2.0), delivered=LIVES),
         "Cluster: delivered = lifetimes.* is for 4 workers; expected a quantity of links",
     ),
+    "all": (lambda: clusters.bursts(1.0, 3.0), r"bursts: rate = 1.0; expected a number in \[0, 1"),
+    "burst": (lambda: clusters.bursts(0.2, 0.5), r"bursts: mean = 0.5; expected a number in \[1,"),
+    "states": (
+        lambda: clusters.bursts(0.2, 3.0, 0.6, 0.3),
+        r"bursts: rate = 0.2 with loss rates of 0.3 in the good state and 0.6 in the bad one; exp",
+    ),
+    "rare": (lambda: clusters.bursts(1e-7, 3.0), "bursts: rate = 1e-07, for which .*; expected no"),
+    "long": (
+        lambda: clusters.bursts(0.8, 3.0),
+        "bursts: rate = 0.8, mean = 3, a chain with fewer than one good .*; expected mean >= 4",
+    ),
+    "alternating": (
+        lambda: clusters.bursts(0.5, 1.0),
+        "bursts: rate = 0.5, mean = 1, .*, or one that alternates; expected mean >= 1.001",
+    ),
     "chance": (lambda: clusters.bernoulli([0.5, 1.5], 2.0), "bernoulli: probability = .*; expect"),
     "seconds": (lambda: clusters.Cluster(TURNS), "Cluster: compute = round_robin.*, a selection"),
     "messages": (
         lambda: clusters.Cluster(clusters.constant(2.0), delivered=TURNS),
-        "Cluster: delivered = round_robin.*, a selection by participation periods; expected",
+        "Cluster: delivered = round_robin.* is for 6 workers; expected a quantity of links",
     ),
     "multiple": (lambda: 2 * TURNS, "Quantity: quantity = round_robin.*, a selection by part"),
     "sum": (lambda: MASK + TURNS, "Quantity: other = round_robin.*, a selection by participation"),
@@ -386,6 +490,8 @@ def test_names_of_selections_contain_all_parameters():
         *(clusters.cyclic(2, 5, offset) for offset in (3, [0, 3])),
         *(clusters.markov(*of) for of in ((2.0, 5.0), (3.0, 5.0), (2.0, 6.0))),
         *(clusters.poisson_intervals(mean) for mean in (2.0, 3.0)),
+        *(clusters.bursts(*of) for of in ((0.2, 3.0), (0.25, 3.0), (0.2, 4.0))),
+        *(clusters.bursts(0.2, 3.0, *of) for of in ((0.8,), (0.8, 0.1))),
         *(
             clusters.lifetimes(*of)
             for of in (([2], [3]), ([2], [4]), ([0], [3]), ([[2]], [np.inf]))
