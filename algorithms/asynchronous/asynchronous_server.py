@@ -183,9 +183,19 @@ def asynchronous_server(
             `bound`; if steps or time-outs are not positive, or not one for each worker.
     """
     method, _, own = name.partition("(")
+    optimizers.require_descent(optimizer)
+    servers = checks.positive_int(f"{method}: servers", servers, most=_MOST_SERVERS)
+    delays, bound = _validate(method, delays, bound)
+    for option, given in {"order": order, "local": local, "timeouts": timeouts}.items():
+        if given is not None and (servers > 1 or delays or bound is not None):
+            raise ValueError(
+                f"{method}: {option} with several servers, delays or a bound; expected one server, "
+                "whose gradients' staleness results from the cluster"
+            )
     rule = Rule(method, optimizer, step, delays, servers, bound, start, order, local, timeouts)
+    rule.options(None)
     how = [
-        rule.delays.name if rule.delays else "",
+        delays.name if delays else "",
         f"servers={servers}" * (servers > 1),
         "" if bound is None else f"bound={bound}",
     ]
@@ -219,32 +229,6 @@ class Rule:
     local: LocalRuns | None
     timeouts: float | Sequence[float] | None
 
-    def __post_init__(self) -> None:
-        name, delays, bound = self.name, self.delays, self.bound
-        optimizers.require_descent(self.optimizer)
-        servers = checks.positive_int(f"{name}: servers", self.servers, most=_MOST_SERVERS)
-        if delays is not None and bound is not None:
-            raise ValueError(
-                f"{name}: bound = {bound} with delays.{delays.name}, which has its own bound; "
-                "expected one of the two"
-            )
-        if bound is not None:
-            bound = checks.natural(f"{name}: bound", bound, most=2**30)
-        if delays is not None:
-            most = checks.natural(
-                f"{name}: bound of {delays.name}", delays.bound, most=delays_.MOST
-            )
-            delays = delays._replace(bound=most)
-        for option in ("order", "local", "timeouts"):
-            if getattr(self, option) is not None and (servers > 1 or delays or bound is not None):
-                raise ValueError(
-                    f"{name}: {option} with several servers, delays or a bound; expected one "
-                    "server, whose gradients' staleness results from the cluster"
-                )
-        for field, value in (("servers", servers), ("delays", delays), ("bound", bound)):
-            object.__setattr__(self, field, value)
-        self._options(None)
-
     def init(self, params: Params, N: int) -> State:
         """Returns the state at the start: all workers have read the initial model."""
         if self.bound is not None and self.bound < N - 1:
@@ -256,7 +240,7 @@ class Rule:
         if self.delays is not None:
             models = self.delays.bound + 1
         else:
-            events = arrivals.first_events(N, self.servers, self._options(N))
+            events = arrivals.first_events(N, self.servers, self.options(N))
             models = N
         if self.local is not None:
             runs, models = optimizers.init_local(self.local.optimizer, params, N), N + 1
@@ -307,7 +291,7 @@ class Rule:
         round.log(staleness=jnp.max(event.staleness), worker=event.worker)
         return State(Server(model, buffer, events, counts, runs))
 
-    def _options(self, N: int | None) -> arrivals.Options:
+    def options(self, N: int | None) -> arrivals.Options:
         """Returns what jobs are, for N workers, or for as many as the options have numbers."""
         steps = None if self.local is None else self.local.steps
         return arrivals.Options(
@@ -319,7 +303,7 @@ class Rule:
     def _next(self, server: Server, round: Round) -> _Next:
         """Returns the next event, and the models of its gradient."""
         bits = communication.bits.row_bits(workers.replicate(server.model.params, 1)) / self.servers
-        options = self._options(round.workers)
+        options = self.options(round.workers)
         if self.delays is not None:
             placed, event = round, _rule_arrival(self.name, self.delays, server, round)
         else:
@@ -449,6 +433,30 @@ def _each(where: str, given: Any, N: int | None, dtype: type) -> np.ndarray | No
             f"{where}: {len(numbers)} numbers for {N} workers; expected one, or one for each"
         )
     return np.broadcast_to(np.array(numbers, dtype), N or len(numbers))
+
+
+def _validate(
+    method: str, delays: delays_.Delays | None, bound: int | None
+) -> tuple[delays_.Delays | None, int | None]:
+    """Returns `delays` and `bound`, with bounds as Python integers.
+
+    Raises:
+        ValueError: if both are given, or a bound is not an integer in its range.
+    """
+    if delays is not None and bound is not None:
+        raise ValueError(
+            f"{method}: bound = {bound} with delays.{delays.name}, which has its own bound; "
+            "expected one of the two"
+        )
+    if bound is not None:
+        bound = checks.natural(f"{method}: bound", bound, most=2**30)
+    if delays is not None:
+        delays = delays._replace(
+            bound=checks.natural(
+                f"{method}: bound of {delays.name}", delays.bound, most=delays_.MOST
+            )
+        )
+    return delays, bound
 
 
 def _rule_arrival(
