@@ -2,9 +2,11 @@
 
 from . import dropcompute, kimad
 from .asynchronous import on_ray
+from .asynchronous.amelie_sgd import amelie_sgd
 from .asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from .asynchronous.asynchronous_server import asynchronous_server
 from .asynchronous.asynchronous_sgd import asynchronous_sgd
+from .asynchronous.fragile_sgd import fragile_sgd
 from .asynchronous.malenia_sgd import malenia_sgd
 from .asynchronous.rennala_sgd import rennala_sgd
 from .asynchronous.ringleader_sgd import ringleader_sgd
@@ -103,6 +105,7 @@ __all__ = [
     "SYNCHRONOUS",
     "ab",
     "adacomm",
+    "amelie_sgd",
     "apfl",
     "asynchronous_gossip_sgd",
     "asynchronous_server",
@@ -163,6 +166,7 @@ __all__ = [
     "fed_rep",
     "fed_yogi",
     "fetch_sgd",
+    "fragile_sgd",
     "gradient_descent",
     "gradient_tracking",
     "gt_hsgd",

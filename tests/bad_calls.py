@@ -360,6 +360,8 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.Topology: {},
     dsgd.Topology.mixing_time: {"self": RING},
     algorithms.q_fed_avg: {"q": 0.5},
+    algorithms.amelie_sgd: {"batch": 2.5},
+    algorithms.fragile_sgd: {"batch": 2},
     algorithms.malenia_sgd: {"batch": 2.5},
     algorithms.rennala_sgd: {"batch": 2},
     algorithms.ringmaster_sgd: {"threshold": 2},

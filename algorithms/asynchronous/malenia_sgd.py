@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -61,6 +62,25 @@ def malenia_sgd(optimizer: optax.GradientTransformation, batch: float) -> Algori
     methods under a fixed computation model", 2023, method 6.
     """
     batch = checks.number("malenia_sgd: batch", batch, "(0, inf)")
+    start, collect = collection(optimizer, batch)
+
+    def step(model, gradient, arrival, read):
+        after = collect(model, gradient, arrival.worker)
+        return jax.tree.map(partial(jnp.where, arrival.delay == 0), after, model)
+
+    return asynchronous_server(f"malenia_sgd({batch:g})", optimizer, step, start=start)
+
+
+def collection(
+    optimizer: optax.GradientTransformation, batch: float
+) -> tuple[Callable[[optimizers.Model, int], Collected], Callable]:
+    """Returns the server's part: the function (model, N) -> its initial state, and the function
+    (state, gradient, worker) -> its state after a gradient at the current model.
+
+    Args:
+        optimizer: the server's step.
+        batch: S.
+    """
 
     def start(model, N):
         zeros = workers.replicate(optax.tree.zeros_like(model.params), N)
@@ -68,8 +88,8 @@ def malenia_sgd(optimizer: optax.GradientTransformation, batch: float) -> Algori
             model.params, model.optimizer, jnp.int32(0), zeros, jnp.zeros(N, jnp.int32)
         )
 
-    def step(model, gradient, arrival, read):
-        n, N = arrival.worker, len(model.counts)
+    def collect(model, gradient, n):
+        N = len(model.counts)
         totals = jax.tree.map(lambda rows, g: rows.at[n].add(g), model.totals, gradient)
         counts = model.counts.at[n].add(1)
         # N^2 <= S sum_n 1 / B_n, which is not so while a worker has no gradient
@@ -77,14 +97,13 @@ def malenia_sgd(optimizer: optax.GradientTransformation, batch: float) -> Algori
         mean = mean_of_means(totals, counts)
         stepped = optimizers.step(optimizer, optimizers.Model(model.params, model.optimizer), mean)
         no_totals, no_counts = optax.tree.zeros_like((totals, counts))
-        after = jax.tree.map(
+        return jax.tree.map(
             partial(jnp.where, enough),
             Collected(stepped.params, stepped.optimizer, model.steps + 1, no_totals, no_counts),
             model._replace(totals=totals, counts=counts),
         )
-        return jax.tree.map(partial(jnp.where, arrival.delay == 0), after, model)
 
-    return asynchronous_server(f"malenia_sgd({batch:g})", optimizer, step, start=start)
+    return start, collect
 
 
 def mean_of_means(totals: Params, counts: jax.Array) -> Params:

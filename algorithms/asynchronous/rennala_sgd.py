@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -59,16 +60,35 @@ def rennala_sgd(optimizer: optax.GradientTransformation, batch: int) -> Algorith
     methods under a fixed computation model", 2023, method 4.
     """
     batch = checks.positive_int("rennala_sgd: batch", batch)
+    start, collect = collection(optimizer, batch)
+
+    def step(model, gradient, arrival, read):
+        after = collect(model, gradient, arrival.worker)
+        return jax.tree.map(partial(jnp.where, arrival.delay == 0), after, model)
+
+    return asynchronous_server(f"rennala_sgd({batch})", optimizer, step, start=start)
+
+
+def collection(
+    optimizer: optax.GradientTransformation, batch: int
+) -> tuple[Callable[[optimizers.Model, int], Collected], Callable]:
+    """Returns the server's part: the function (model, N) -> its initial state, and the function
+    (state, gradient, worker) -> its state after a gradient at the current model.
+
+    Args:
+        optimizer: the server's step.
+        batch: B.
+    """
 
     def start(model, N):
         zeros = optax.tree.zeros_like(model.params)
         return Collected(model.params, model.optimizer, jnp.int32(0), zeros, jnp.int32(0))
 
-    def step(model, gradient, arrival, read):
+    def collect(model, gradient, worker):
         total, count = optax.tree.add(model.total, gradient), model.arrived + 1
         mean = jax.tree.map(lambda leaf: leaf / batch, total)
         stepped = optimizers.step(optimizer, optimizers.Model(model.params, model.optimizer), mean)
-        after = jax.tree.map(
+        return jax.tree.map(
             partial(jnp.where, count == batch),
             Collected(
                 stepped.params,
@@ -79,6 +99,5 @@ def rennala_sgd(optimizer: optax.GradientTransformation, batch: int) -> Algorith
             ),
             model._replace(total=total, arrived=count),
         )
-        return jax.tree.map(partial(jnp.where, arrival.delay == 0), after, model)
 
-    return asynchronous_server(f"rennala_sgd({batch})", optimizer, step, start=start)
+    return start, collect

@@ -27,6 +27,7 @@ from algorithms import (
     asynchronous_sgd,
     backup_workers_sgd,
     delays,
+    fragile_sgd,
 )
 from dsgd import clusters, network, problems
 from tests.methods import asynchronous_sgd as papers
@@ -339,6 +340,18 @@ REFUSED = [
         {"delays": delays.given(np.zeros((1, 2), int)), "servers": 3},
         None,
         "delays.given: D has 2 columns",
+    ),
+    (
+        fragile_sgd,
+        {"topology": topologies.ring(4), "batch": 3, "pivot": 4},
+        None,
+        r"fragile_sgd: pivot = 4 on ring\(4\), which has 4 workers; expected a number from 0 to 3",
+    ),
+    (
+        fragile_sgd,
+        {"topology": topologies.one_peer_exponential(4), "batch": 3},
+        None,
+        "fragile_sgd: .* is a schedule of 2 rounds",
     ),
     (backup_workers_sgd, {"backups": 1}, None, "backup_workers_sgd: the run has no cluster"),
     (backup_workers_sgd, {"backups": 4}, UNIT, "backup_workers_sgd: backups = 4 with 4"),

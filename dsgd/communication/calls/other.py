@@ -102,30 +102,36 @@ class OtherCalls(Sender):
         *,
         receives: jax.Array | None = None,
     ) -> None:
-        """Records a message between a few workers, for event-driven methods that keep their own
+        """Records messages between a few workers, for event-driven methods that keep their own
         time.
 
         Args:
-            tree: leaves `[n, ...]`; each of the given workers sends and receives one row.
-            among: numbers of the workers, int32 `[k]`; numbers outside 0, ..., N - 1 are ignored.
+            tree: leaves `[n, ...]`; a message is one row.
+            among: numbers of the workers that send, int32 `[k]`; or the sender and the receiver of
+                each message, `[m, 2]`. Numbers outside 0, ..., N - 1 are ignored: servers are no
+                workers.
             elapsed: seconds since the last event; None: the run has no simulated time.
             pattern: communication pattern, for tables of costs: `network.asynchronous_server`,
                 `network.asynchronous_gossip` or another `network.Asynchronous`.
-            receives: numbers of rows that each worker receives, below 2^16, uint32 `[N]`; None: as
-                many as it sends.
+            receives: numbers of messages that each worker receives, below 2^16, uint32 `[N]`; None:
+                those of the pairs, or as many as it sends.
 
         Raises:
             ValueError: if it is another pattern.
         """
         pattern = self._require_pattern("event: pattern", pattern, Asynchronous)
-        takes_part = jnp.any(workers.ids(self.workers)[:, None] == among[None], axis=1)
+        N, senders, receivers = self.workers, among, among
+        if among.ndim == 2:
+            senders, receivers = among.T
+
+        def times(numbers):
+            places = jnp.where(numbers < 0, N, numbers)  # .at counts them from the end
+            return jnp.zeros(N, jnp.uint32).at[places].add(1, mode="drop")
 
         def count(size, _):
-            each = bits.to_one(size, self.workers)
-            sent = jnp.where(takes_part[:, None], each, jnp.uint32(0))
-            if receives is None:
-                return Bits(sent, sent)
-            return Bits(sent, counts.scale(receives[workers.ids(self.workers)], each))
+            each, arrived = bits.to_one(size, N), times(receivers) if receives is None else receives
+            both = workers.local_block((times(senders), arrived), N)
+            return Bits(*(counts.scale(number, each) for number in both))
 
         with self._send("event", Transport(pattern, count, simulated=True), bits.row_bits(tree)):
             pass

@@ -703,18 +703,27 @@ def test_methods_record_what_they_model_themselves():
         round.event(x, jnp.array([2, 5, N]), jnp.float32(1.5), network.asynchronous_server)
         return x
 
+    def messages(round, x):
+        pairs = jnp.array([[1, 4], [-1, 4], [1, 6], [3, N]])
+        round.event(x, pairs, None, network.asynchronous_gossip)
+        return x
+
     def sent(round, x):
         up = workers.local_block(counts.from_bits(jnp.arange(N, dtype=jnp.uint32) * 10, N), N)
         round.sent(up, counts.from_bits(7, len(up)), network.ring_shift)
         return x
 
-    seen = run_calls(2, (event, ROWS), (sent, ROWS))
+    seen = run_calls(2, (event, ROWS), (sent, ROWS), (messages, ROWS))
     assert seen.statistics.elapsed == 1.5
     np.testing.assert_array_equal(seen.bits[0]["up"], np.where(np.isin(IDS, [2, 5]), VECTOR, 0))
     np.testing.assert_array_equal(seen.bits[0]["down"], np.where(np.isin(IDS, [2, 5]), VECTOR, 0))
     np.testing.assert_array_equal(seen.bits[1]["up"], 10 * IDS)
     np.testing.assert_array_equal(seen.bits[1]["down"], 7)
-    assert [sending.simulated for sending in seen.sendings] == [True, False]
+    np.testing.assert_array_equal(seen.bits[2]["up"], VECTOR * np.bincount([1, 1, 3], minlength=N))
+    np.testing.assert_array_equal(
+        seen.bits[2]["down"], VECTOR * np.bincount([4, 4, 6], minlength=N)
+    )
+    assert [sending.simulated for sending in seen.sendings] == [True, False, True]
 
 
 def test_means_for_the_history_are_weighted_after_a_weighted_call():
