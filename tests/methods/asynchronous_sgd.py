@@ -67,39 +67,6 @@ def farthest(servers: int) -> Ages:
     return ages
 
 
-# (gradient, its worker, number of the server's steps since its model) -> change, or None: no step
-Rule = Callable[[np.ndarray, int, int], np.ndarray | None]
-
-
-def server_case(
-    make: Callable[[Setting], Any], rule: Callable[[Given], Rule], optimizer: str = "plain"
-) -> Case:
-    """Returns the case of a server that does not make a step with every gradient."""
-
-    def rounds(given: Given) -> Rounds:
-        found, x, steps = schedule(given, 1, "blocking"), [given.x], [0]
-        arrive = rule(given)
-        for t in given.rounds:
-            n, age = found.worker[t], int(found.staleness[t, 0])
-            delay = steps[t] - steps[t - age]
-            change = arrive(given.gradients_at(t, x[t - age])[n], n, delay)
-            x.append(x[t] if change is None else x[t] + change)
-            steps.append(steps[t] + (change is not None))
-            sent = np.where(np.arange(given.N) == n, given.model, 0)
-            symbols = {"x": x[-1], "delay": delay, "steps": steps[-1], "clock": found.clock[t]}
-            yield symbols | {"worker": n, "asked": n, "bits up": sent, "bits down": sent}
-
-    return Case(
-        make,
-        rounds,
-        optimizer=optimizer,
-        symbols=SYMBOLS | {"delay": "metrics.delay", "steps": "metrics.server_steps"},
-        more=events.cluster,
-        place=partial(events.place, latency=LATENCY, convention="blocking"),
-        length=2 * LENGTH,
-    )
-
-
 def table(draws: Draws) -> np.ndarray:
     """Draws a staleness table of seven updates, which are repeated, and three parts, `[7, 3]`."""
     rng = np.random.default_rng(draws.integer(0, 2**32 - 1))

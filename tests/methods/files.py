@@ -10,7 +10,7 @@ from typing import Any
 
 from algorithms import registry
 
-SHARED = {"bits", "compressors", "events", "files", "given", "graphs", "steps"}
+SHARED = {"bits", "compressors", "events", "files", "given", "graphs", "server_events", "steps"}
 FILES: dict[str, ModuleType] = {
     path.stem: importlib.import_module(f"tests.methods.{path.stem}")
     for path in sorted(Path(__file__).parent.glob("[a-z]*.py"))

@@ -3,8 +3,8 @@
 import numpy as np
 
 from algorithms import malenia_sgd
-from tests.methods.asynchronous_sgd import Rule, bits, server_case
 from tests.methods.given import Given
+from tests.methods.server_events import Rule, bits, server_case
 
 __all__ = ["bits"]
 # The server waits for all workers.
@@ -14,10 +14,10 @@ CONTRACT_ROUNDS, EXACT_RATE = 60, 0.2
 def rule(given: Given, S: float) -> Rule:
     step, collected = given.step(), [list[np.ndarray]() for _ in range(given.N)]
 
-    def arrive(g, n, delay):
-        if delay > 0:
+    def arrive(now):
+        if now.delay > 0:
             return None
-        collected[n].append(g)
+        collected[now.worker].append(now.g)
         if not all(collected):
             return None
         B = np.array(list(map(len, collected)))

@@ -3,8 +3,8 @@
 import numpy as np
 
 from algorithms import rennala_sgd, ringmaster_sgd
-from tests.methods.asynchronous_sgd import Rule, bits, server_case
 from tests.methods.given import SGD, Given
+from tests.methods.server_events import Rule, bits, server_case
 
 __all__ = ["bits"]
 BATCH = 3
@@ -13,10 +13,10 @@ BATCH = 3
 def rule(given: Given) -> Rule:
     step, collected = given.step(), list[np.ndarray]()
 
-    def arrive(g, n, delay):
-        if delay > 0:
+    def arrive(now):
+        if now.delay > 0:
             return None
-        collected.append(g)
+        collected.append(now.g)
         if len(collected) < BATCH:
             return None
         change = step(np.mean(collected, axis=0))

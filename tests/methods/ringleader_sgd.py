@@ -3,8 +3,8 @@
 import numpy as np
 
 from algorithms import ringleader_sgd
-from tests.methods.asynchronous_sgd import Rule, bits, server_case
 from tests.methods.given import Given
+from tests.methods.server_events import Rule, bits, server_case
 
 __all__ = ["bits"]
 CONTRACT_ROUNDS = 30  # the first step waits for all workers
@@ -16,13 +16,14 @@ def rule(given: Given) -> Rule:
     table, following = ([list[np.ndarray]() for _ in range(N)] for _ in range(2))
     left = set[int]()  # workers that make a step in the second part
 
-    def arrive(g, n, delay):
+    def arrive(now):
         nonlocal table, following
-        assert delay <= 2 * N - 2
+        n = now.worker
+        assert now.delay <= 2 * N - 2
         if left and n not in left:
-            following[n].append(g)
+            following[n].append(now.g)
             return None
-        table[n].append(g)
+        table[n].append(now.g)
         if not all(table):
             return None
         left.update(range(N) if not left else ())

@@ -1,8 +1,8 @@
 """Ringmaster: Maranjyan, Tyurin and Richtárik, 2025, algorithm 4."""
 
 from algorithms import asynchronous_sgd, ringmaster_sgd
-from tests.methods.asynchronous_sgd import Rule, bits, server_case
 from tests.methods.given import SGD, Given
+from tests.methods.server_events import Rule, bits, server_case
 
 __all__ = ["bits"]
 THRESHOLD = 3
@@ -10,7 +10,7 @@ THRESHOLD = 3
 
 def rule(given: Given) -> Rule:
     step = given.step()
-    return lambda g, n, delay: step(g) if delay < THRESHOLD else None
+    return lambda now: step(now.g) if now.delay < THRESHOLD else None
 
 
 CASES = {
