@@ -11,9 +11,10 @@ import topologies
 from algorithms import fragile_sgd, rennala_sgd
 from dsgd import Algorithm
 from tests.methods import events
-from tests.methods.asynchronous_sgd import LATENCY, Rule
+from tests.methods.asynchronous_sgd import LATENCY
 from tests.methods.given import MOMENTUM, Case, Given, Rounds, Setting
 from tests.methods.rennala_sgd import BATCH, rule
+from tests.methods.server_events import Arrival, Rule
 
 
 def shortest_paths(links: np.ndarray, pivot: int) -> tuple[list[float], list[int | None]]:
@@ -67,7 +68,8 @@ def pivot_case(
                 sent[at] += given.model
                 received[to] += given.model
                 at = to
-            change = arrive(given.gradients_at(t, x[read])[n], n, len(x) - 1 - read)
+            g, delay = given.gradients_at(t, x[read])[n], len(x) - 1 - read
+            change = arrive(Arrival(t, g, n, n, delay, delay, x[-1], x[read], now))
             counted = read == len(x) - 1
             if change is not None:
                 x.append(x[-1] + change)
