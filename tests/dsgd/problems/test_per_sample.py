@@ -17,6 +17,7 @@ import algorithms
 import dsgd
 from dsgd import problems
 from dsgd.engine import accumulate
+from dsgd.problems import averages
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 Y = X @ np.array([1, 2, 3], np.float32)
@@ -76,6 +77,14 @@ def test_each_leaf_has_noise_of_its_own_that_no_sample_draws():
     for i, own in enumerate(noise):
         assert np.abs(own).max() > 0.01
         assert all(np.abs(own - other).max() > 0.01 for other in [*drawn[:i], *drawn[i + 1 :]])
+
+
+def test_padding_in_batch_statistics_repeats_samples():
+    """Means over the rows are those of samples, each as often as the others, or once more."""
+    rows = averages.counted_rows(
+        problems.Examples(jnp.arange(10.0).reshape(5, 2), (), jnp.array([1.5, 0.5, 2, 0, 0]))
+    )
+    np.testing.assert_array_equal(rows[:, 0], [0, 2, 4, 0, 2])
 
 
 class Normalised(nn.Module):

@@ -153,7 +153,8 @@ def quadratic(**options) -> dsgd.Problem:
 def test_the_history_has_the_composite_objective_and_the_prox_gradient(mesh):
     problem = problems.regularized(quadratic(), REGULARIZERS["l1"])
     assert problem.name == "quadratic(4 workers, d = 5) + l1(0.4)"
-    assert problem.constants.minimum is None
+    known = problem.constants
+    assert (known.minimum, known.minimizer, known.heterogeneity) == (None, None, None)
     assert problem.constants.smoothness == quadratic().constants.smoothness
     method = algorithms.proximal_gradient(0.3)
     found = dsgd.run(method, problem, steps=5, key=KEY, mesh=mesh)
