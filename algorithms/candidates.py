@@ -12,6 +12,10 @@ from typing import Any
 import topologies
 from algorithms.asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
+from algorithms.asynchronous.malenia_sgd import malenia_sgd
+from algorithms.asynchronous.rennala_sgd import rennala_sgd
+from algorithms.asynchronous.ringleader_sgd import ringleader_sgd
+from algorithms.asynchronous.ringmaster_sgd import ringmaster_sgd
 from algorithms.compressed.compressed_sgd import compressed_sgd
 from algorithms.compressed.ef21 import ef21
 from algorithms.compressed.error_compensated_sgd import error_compensated_sgd
@@ -29,12 +33,12 @@ from algorithms.synchronous.minibatch_sgd import minibatch_sgd
 from dsgd import Algorithm, Candidate, Topology, compressors
 from dsgd.compressors import whole_model
 
-_PERIODS = {"H": (4, 16, 64)}
+_PERIODS = (4, 16, 64)
 
 
 def candidate(function: Callable[..., Algorithm], title: str = "", **changes: Any) -> Candidate:
     """Returns the candidate of a registered method: its default instance, with several periods if
-    it has a period.
+    it has a period, and with the values of other settings that the method names.
 
     Args:
         function: of a method, such as `algorithms.diloco`.
@@ -58,12 +62,16 @@ def candidate(function: Callable[..., Algorithm], title: str = "", **changes: An
             "method with an optimizer, since its learning rate is tuned"
         )
     settings: dict[str, Any] = {"graph": facts.graph, **(facts.settings or {}), **changes}
-    arguments, keywords, grids = [], {}, {}
+    arguments, keywords, grids = [], {}, dict[str, Any]()
     for parameter in others:
         if parameter.annotation in ("Topology", Topology):
             value = settings["graph"]
         elif parameter.name == "period" and "period" in settings:
-            value, grids = "H", _PERIODS
+            value = "H"
+            grids[value] = _PERIODS
+        elif parameter.name in facts.grids and parameter.name not in changes:
+            value = parameter.name
+            grids[value] = facts.grids[value]
         elif parameter.name in settings:
             value = settings[parameter.name]
         else:
@@ -73,8 +81,7 @@ def candidate(function: Callable[..., Algorithm], title: str = "", **changes: An
         else:
             arguments.append(value)
     called = partial(function, **keywords) if keywords else function
-    updates = facts.family == "asynchronous"
-    return Candidate(title or facts.name, called, tuple(arguments), grids, updates)
+    return Candidate(title or facts.name, called, tuple(arguments), grids)
 
 
 _SIGN = whole_model(compressors.sign)
@@ -108,9 +115,14 @@ clock."""
 
 ASYNCHRONOUS = (
     candidate(asynchronous_sgd),
+    candidate(rennala_sgd),
+    candidate(ringmaster_sgd),
+    candidate(malenia_sgd),
+    candidate(ringleader_sgd),
     candidate(asynchronous_gossip_sgd, graph=topologies.complete),
 )
-"""Methods with iterates that depend on the cluster."""
+"""Methods with iterates that depend on the cluster, so that they run on each cluster on which they
+are compared. The data of the workers may differ for Malenia and Ringleader."""
 
 CANDIDATES = (*SYNCHRONOUS, *ASYNCHRONOUS)
 """All of them: what `python -m experiments.plan` compares by default."""

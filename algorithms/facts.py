@@ -51,6 +51,7 @@ class Facts:
         graph: N -> topology of the default instance; None: the method has no topology.
         settings: the other arguments of the default instance; None: there is none, since they
             depend on the problem.
+        grids: values of settings among which a planner chooses, by name.
         variants: other instances, by the end of their names: settings that differ.
     """
 
@@ -64,6 +65,7 @@ class Facts:
     aliases: Sequence[str]
     graph: Callable[[int], Topology] | None
     settings: Mapping[str, Any] | None
+    grids: Mapping[str, Sequence[float]]
     variants: Mapping[str, Mapping[str, Any]]
 
     @property
@@ -118,13 +120,14 @@ def method(
     aliases: Sequence[str] = (),
     graph: Callable[[int], Topology] | None = None,
     settings: Mapping[str, Any] | None = MappingProxyType({}),
+    grids: Mapping[str, Sequence[float]] = MappingProxyType({}),
     variants: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Callable[[F], F]:
     """Returns a decorator that registers a method, and leaves its function as it is.
 
     Args:
-        sends, paper, exact, needs, regularizer, page, aliases, graph, settings, variants: see
-            `Facts`.
+        sends, paper, exact, needs, regularizer, page, aliases, graph, settings, grids, variants:
+            see `Facts`.
     """
 
     def register(function: F) -> F:
@@ -139,6 +142,7 @@ def method(
             aliases,
             graph,
             settings,
+            grids,
             variants,
         )
         return function

@@ -14,7 +14,7 @@ from algorithms import optimizers
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.facts import method
 from dsgd import Algorithm, checks, workers
-from dsgd.extend import Params, PyTree
+from dsgd.extend import Params, PyTree, Real
 
 
 class Collected(NamedTuple):
@@ -37,9 +37,10 @@ class Collected(NamedTuple):
     page="how_to/clusters/asynchronous.md",
     aliases=("malenia",),
     settings={"batch": 3.5},
+    grids={"batch": (1, 32, 128)},
 )
 @checks.arguments
-def malenia_sgd(optimizer: optax.GradientTransformation, batch: float) -> Algorithm:
+def malenia_sgd(optimizer: optax.GradientTransformation, batch: Real) -> Algorithm:
     r"""Malenia: the server collects gradients at the current model until the harmonic mean of the
     workers' numbers of gradients is large enough, and makes a step with the mean over workers of
     their means; gradients at earlier models are ignored.
@@ -54,6 +55,7 @@ def malenia_sgd(optimizer: optax.GradientTransformation, batch: float) -> Algori
     Args:
         optimizer: the server's step; `optax.sgd(gamma)` gives the equation.
         batch: S, greater than 0. With S <= N a step waits for one gradient of each worker.
+            It may be swept.
 
     Raises:
         ValueError: if the batch is not greater than 0.
@@ -68,11 +70,11 @@ def malenia_sgd(optimizer: optax.GradientTransformation, batch: float) -> Algori
         after = collect(model, gradient, arrival.worker)
         return jax.tree.map(partial(jnp.where, arrival.delay == 0), after, model)
 
-    return asynchronous_server(f"malenia_sgd({batch:g})", optimizer, step, start=start)
+    return asynchronous_server(f"malenia_sgd({batch})", optimizer, step, start=start)
 
 
 def collection(
-    optimizer: optax.GradientTransformation, batch: float
+    optimizer: optax.GradientTransformation, batch: Real
 ) -> tuple[Callable[[optimizers.Model, int], Collected], Callable]:
     """Returns the server's part: the function (model, N) -> its initial state, and the function
     (state, gradient, worker) -> its state after a gradient at the current model.

@@ -14,7 +14,7 @@ from algorithms import optimizers
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.facts import method
 from dsgd import Algorithm, checks
-from dsgd.extend import Params, PyTree
+from dsgd.extend import Params, Period, PyTree
 
 
 class Collected(NamedTuple):
@@ -36,9 +36,10 @@ class Collected(NamedTuple):
     page="how_to/clusters/asynchronous.md",
     aliases=("rennala",),
     settings={"batch": 3},
+    grids={"batch": (4, 16, 64)},
 )
 @checks.arguments
-def rennala_sgd(optimizer: optax.GradientTransformation, batch: int) -> Algorithm:
+def rennala_sgd(optimizer: optax.GradientTransformation, batch: Period) -> Algorithm:
     r"""Rennala: the server makes a step with the mean of the first B gradients that arrive and were
     computed at the current model, by any workers; others are ignored.
 
@@ -51,7 +52,7 @@ def rennala_sgd(optimizer: optax.GradientTransformation, batch: int) -> Algorith
 
     Args:
         optimizer: the server's step; `optax.sgd(gamma)` gives the equation.
-        batch: B, the number of gradients of a step.
+        batch: B, the number of gradients of a step. It may be swept.
 
     Raises:
         ValueError: if the batch is less than 1.
@@ -59,7 +60,7 @@ def rennala_sgd(optimizer: optax.GradientTransformation, batch: int) -> Algorith
     Source: Tyurin and Richtarik, "Optimal time complexities of parallel stochastic optimization
     methods under a fixed computation model", 2023, method 4.
     """
-    batch = checks.positive_int("rennala_sgd: batch", batch)
+    batch = checks.period("rennala_sgd: batch", batch)
     start, collect = collection(optimizer, batch)
 
     def step(model, gradient, arrival, read):
@@ -70,7 +71,7 @@ def rennala_sgd(optimizer: optax.GradientTransformation, batch: int) -> Algorith
 
 
 def collection(
-    optimizer: optax.GradientTransformation, batch: int
+    optimizer: optax.GradientTransformation, batch: Period
 ) -> tuple[Callable[[optimizers.Model, int], Collected], Callable]:
     """Returns the server's part: the function (model, N) -> its initial state, and the function
     (state, gradient, worker) -> its state after a gradient at the current model.

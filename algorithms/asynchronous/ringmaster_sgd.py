@@ -12,6 +12,7 @@ from algorithms import optimizers
 from algorithms.asynchronous.asynchronous_server import Counted, asynchronous_server
 from algorithms.facts import method
 from dsgd import Algorithm, checks
+from dsgd.extend import Period
 
 
 @method(
@@ -21,9 +22,10 @@ from dsgd import Algorithm, checks
     page="how_to/clusters/asynchronous.md",
     aliases=("ringmaster", "ringmaster_asgd"),
     settings={"threshold": 3},
+    grids={"threshold": (4, 16, 64)},
 )
 @checks.arguments
-def ringmaster_sgd(optimizer: optax.GradientTransformation, threshold: int) -> Algorithm:
+def ringmaster_sgd(optimizer: optax.GradientTransformation, threshold: Period) -> Algorithm:
     r"""Ringmaster: asynchronous SGD in which the server ignores a gradient if it made R or more
     steps since the model was read at which the gradient was computed.
 
@@ -36,7 +38,8 @@ def ringmaster_sgd(optimizer: optax.GradientTransformation, threshold: int) -> A
 
     Args:
         optimizer: the server's step; `optax.sgd(gamma)` gives the equation.
-        threshold: R, at least 1. With R = 1 only gradients at the current model count.
+        threshold: R, at least 1. With R = 1 only gradients at the current model count. It may be
+            swept.
 
     Raises:
         ValueError: if the threshold is less than 1.
@@ -44,7 +47,7 @@ def ringmaster_sgd(optimizer: optax.GradientTransformation, threshold: int) -> A
     Source: Maranjyan, Tyurin and Richtarik, "Ringmaster ASGD: the first asynchronous SGD with
     optimal time complexity", 2025, algorithm 4 (without stops).
     """
-    threshold = checks.positive_int("ringmaster_sgd: threshold", threshold)
+    threshold = checks.period("ringmaster_sgd: threshold", threshold)
 
     def start(model, N):
         return Counted(model.params, model.optimizer, jnp.int32(0))

@@ -30,9 +30,6 @@ class Candidate:
         Candidate("EF21", algorithms.ef21, (compressors.sign, compressors.sign))
         Candidate("decentralized SGD", algorithms.decentralized_sgd, (topologies.ring,))
 
-    Methods that read the cluster, its clock or measured times are not candidates, except those with
-    `updates`.
-
     Args:
         name: of the method, in tables and figures.
         function: (optimizer, *arguments) -> method.
@@ -40,8 +37,6 @@ class Candidate:
             hyperparameter in `grids`, a function is called with the number of workers (and returns
             a topology), and everything else is passed unchanged.
         grids: values of the hyperparameters besides the step size, by name; None: there are none.
-        updates: whether a round is an update with the gradient of one worker, as in asynchronous
-            methods: N rounds then count as one.
 
     Raises:
         ValueError: if an argument is a string without a grid, a grid belongs to no argument, is
@@ -52,7 +47,6 @@ class Candidate:
     function: Callable[..., Algorithm]
     arguments: tuple[Any, ...] = ()
     grids: Mapping[str, Sequence[float]] | None = None
-    updates: bool = False
 
     def __post_init__(self) -> None:
         names = {argument for argument in self.arguments if isinstance(argument, str)}

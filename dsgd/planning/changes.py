@@ -38,14 +38,14 @@ class Change(NamedTuple):
 def changes(goal: Goal, finals: Sequence[Final], networks: Networks) -> list[Change]:
     """Returns the changes away from the plan's cluster, along smaller and larger bandwidths and
     latencies. A method replaces another one if it is better by more than two standard errors.
-    Methods that read the clock are left out.
+    Methods whose rounds depend on the cluster are left out.
 
     Args:
         goal: what is best.
         finals: the finalists, the best on the plan's cluster first.
         networks: the plan's cluster first.
     """
-    replayed = [each for each in finals if not each.contender.candidate.updates]
+    replayed = [each for each in finals if not each.contender.on_cluster]
     if not replayed:
         return []
     outcomes = [each.outcome(goal) for each in replayed]
@@ -58,7 +58,7 @@ def changes(goal: Goal, finals: Sequence[Final], networks: Networks) -> list[Cha
             side = np.flatnonzero(np.sign(np.log(factors)) == direction)
             path = side[np.argsort(direction * factors[side])]
             for network, i in _replacements(mean, error, path):
-                candidate, points, _ = replayed[i].contender
+                candidate, points, *_ = replayed[i].contender
                 all_changes.append(
                     Change(
                         axis,

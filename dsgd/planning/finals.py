@@ -38,7 +38,7 @@ class Planned(NamedTuple):
         seconds: mean simulated seconds until the target is reached, infinite if a run does not
             reach it; with a budget, those of the last record within it. With a 95 % interval.
         rounds: mean number of rounds until then, or until the last exchange if the target is not
-            reached; N updates of an asynchronous method count as one.
+            reached; of N gradients each, so that N rounds of an asynchronous method count as one.
         bits: mean bits sent and received by a worker until then.
         metric: the metric then.
         reached: share of the runs that reach the target; with a budget, of those that do not
@@ -50,7 +50,7 @@ class Planned(NamedTuple):
         expression: Python expression that makes the method.
         elsewhere: on each of the plan's `networks`, the mean seconds to the target at the best
             settings there, infinite if they do not reach it; with a budget, the mean of the metric.
-            NaN if the method reads the clock, so that it would have to run there.
+            NaN if the rounds depend on the cluster, so that the method would have to run there.
     """
 
     method: str
@@ -151,7 +151,7 @@ def final(
     trained, scores, places = last
     name = folder(trained.contender, "finalists")
     contender = trained.contender
-    known = 1 if contender.candidate.updates else len(networks)
+    known = 1 if contender.on_cluster else len(networks)
     order = np.argsort(places[:known], axis=1).tolist()
     fails = ~np.isfinite(goal.result(scores)[0]).all(axis=-1)
     fresh = setting._replace(key=jax.random.fold_in(setting.key, 1), seeds=FRESH * setting.seeds)
@@ -161,8 +161,8 @@ def final(
         missing = sorted(set(best) - set(runs))
         if not missing:
             return Final(contender, np.resize(best, len(networks)), runs)
-        points, periods = ([each[p] for p in missing] for each in contender[1:])
-        chosen = Contender(contender.candidate, tuple(points), tuple(periods))
+        points, periods = (tuple(each[p] for p in missing) for each in contender[1:3])
+        chosen = contender._replace(points=points, periods=periods)
         again = train(fresh, chosen, rounds, f"{name}-{len(runs)}")
         horizon = np.full(len(networks), goal.budget)
         found = score(goal, goal.values(again), goal.costs(again, networks), horizon)
@@ -253,5 +253,5 @@ def _expression(setting: Setting, trained: Trained, point: Point) -> str:
 def _elsewhere(finalist: Final, goal: Goal) -> np.ndarray:
     """Returns the means on all networks; NaN where they are not known."""
     mean = finalist.outcome(goal).mean
-    known = (np.arange(len(mean)) == 0) | (not finalist.contender.candidate.updates)
+    known = (np.arange(len(mean)) == 0) | (not finalist.contender.on_cluster)
     return np.where(known, mean if goal.target is not None else goal.sign * mean, np.nan)

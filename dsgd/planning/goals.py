@@ -75,8 +75,7 @@ class Goal(NamedTuple):
         """
         if self.bits is None:
             return networks.seconds(trained)
-        bits = trained.sweep.history["bits"]
-        found = bits if trained.contender.candidate.updates else trained.take_ends(bits)
+        found = trained.take_ends(trained.sweep.history["bits"])
         return np.broadcast_to(found, (len(networks), *found.shape))
 
 

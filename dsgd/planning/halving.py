@@ -217,12 +217,13 @@ def _survivors(
     stays = np.any(place < count[:, None], axis=0)
     alive, left = [], []
     for i, (trained, found) in enumerate(zip(rung.trained, places, strict=True)):
-        candidate, points, periods = trained.contender
+        candidate, points, periods, *_ = trained.contender
         if stays[i]:
             most = max(2, int(np.ceil(share * len(points))))
             kept = np.any(_places(found) < most, axis=0)
             points = tuple(itertools.compress(points, kept))
-            alive.append(Contender(candidate, points, tuple(itertools.compress(periods, kept))))
+            periods = tuple(itertools.compress(periods, kept))
+            alive.append(trained.contender._replace(points=points, periods=periods))
         else:
             at = int(found[0].argmin())
             value = goal.sign * rung.scores[i].value[0, at].mean()

@@ -34,11 +34,11 @@ class Networks:
 
     def seconds(self, trained: Trained) -> np.ndarray:
         """Returns the seconds until the workers have the model of each record,
-        `[networks, points, seeds, records]`. Those of a method that reads the clock are infinite,
-        except on the plan's cluster.
+        `[networks, points, seeds, records]`. If the method's rounds depend on the cluster, those on
+        other networks are infinite.
         """
-        if trained.contender.candidate.updates:
-            clock = trained.history["clock"]
+        if trained.contender.on_cluster:
+            clock = trained.take_ends(trained.sweep.history["clock"])
             found = np.full((len(self), *clock.shape), np.inf)
             found[0] = clock
             return found

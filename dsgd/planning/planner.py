@@ -89,7 +89,11 @@ def plan(
     compared at equal simulated seconds (or bits) on the cluster. A model that is the mean of the
     workers' models counts after their next exchange. Runs of synchronous methods are also replayed
     on networks with other bandwidths and latencies, and those that are best there are kept as well:
-    `Plan.changes` has the networks on which the answer is another one.
+    `Plan.changes` has the networks on which the answer is another one. Methods whose rounds depend
+    on the cluster, such as asynchronous ones, run on the cluster itself.
+
+    A round is one gradient of each worker, on average: N rounds of an asynchronous method, of one
+    gradient each, count as one. Gradients that its server ignores count as well.
 
     All results are those of fresh seeds, ten for each of `seeds`, at the settings that the other
     seeds chose. Settings at which a fresh seed diverges or does not reach the target are replaced
@@ -113,7 +117,7 @@ def plan(
         optimizer: step size -> first argument of each candidate's function: an optimizer; or, for
             proximal methods, the step size, `lambda learning_rate: learning_rate`.
         learning_rates: step sizes.
-        steps: largest number of rounds.
+        steps: largest number of rounds of N gradients.
         seeds: number of runs at all settings, by which settings are chosen.
         finalists: number of candidates that run for all `steps` rounds at least.
         checkpoint: folder in which finished and interrupted runs are kept; the same call resumes
@@ -182,7 +186,8 @@ def _rank_candidates(
 ) -> Plan:
     """Returns the plan for valid arguments."""
     around = networks.vary(setting.cluster, 0 if goal.bits is not None else _FACTORS)
-    rungs = lengths(steps, max(period for each in contenders for period in each.periods))
+    longest = max(-(-max(each.periods) // each.times) for each in contenders)
+    rungs = lengths(steps, longest)
     with halving.bar([*rungs, finals.FRESH * steps], progress) as (begin, advance):
         last, eliminated = halving.halve(
             setting, contenders, around, goal, rungs, finalists, begin, advance, call_each

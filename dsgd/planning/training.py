@@ -17,8 +17,9 @@ from jax.sharding import Mesh
 from dsgd import causes, sameness
 from dsgd.base import Algorithm, Key, Problem
 from dsgd.clusters import Cluster
+from dsgd.engine import queries
 from dsgd.planning.candidates import RATE, Candidate
-from dsgd.runs.driver import exchanges
+from dsgd.runs import plans
 from dsgd.runs.history import evaluated_records
 from dsgd.runs.sweeps import Sweep, sweep
 
@@ -52,11 +53,17 @@ class Contender(NamedTuple):
         candidate: the candidate.
         points: its points.
         periods: the number of rounds from one exchange to the next at each point.
+        times: the number of rounds that compute N gradients, and count as one: N, if a round is one
+            gradient, else 1.
+        on_cluster: whether the rounds depend on the cluster, so that each cluster needs runs of its
+            own.
     """
 
     candidate: Candidate
     points: tuple[Point, ...]
     periods: tuple[int, ...]
+    times: int = 1
+    on_cluster: bool = False
 
 
 class Trained(NamedTuple):
@@ -65,7 +72,7 @@ class Trained(NamedTuple):
     Args:
         contender: the candidate and its points.
         history: the evaluated records, `[points, seeds, records]`.
-        sweep: the taped runs; of a candidate that reads the clock, those on the plan's cluster.
+        sweep: the taped runs; if the rounds depend on the cluster, those on the plan's cluster.
         workers: N.
     """
 
@@ -85,17 +92,17 @@ class Trained(NamedTuple):
 
     @property
     def rounds(self) -> np.ndarray:
-        """`ends` in rounds of all workers; N updates count as one."""
-        return self.ends / (self.workers if self.contender.candidate.updates else 1)
+        """`ends` in rounds of N gradients."""
+        return self.ends / self.contender.times
 
     def take_ends(self, series: np.ndarray) -> np.ndarray:
-        """Selects the `ends` in a series of all rounds, `[..., points, seeds, rounds]` to
+        """Selects the `ends` in a series of the history, `[..., points, seeds, rounds]` to
         `[..., points, seeds, records]`; infinite for those after the last round.
         """
-        first, last = self.sweep.history["step"][[0, -1]]
+        step = self.sweep.history["step"]
         ends = np.broadcast_to(self.ends[:, None], (*series.shape[:-1], self.ends.shape[-1]))
-        found = np.take_along_axis(series, np.minimum(ends, last) - first, axis=-1)
-        return np.where(ends <= last, found, np.inf)
+        at = np.searchsorted(step, np.minimum(ends, step[-1]))
+        return np.where(ends <= step[-1], np.take_along_axis(series, at, axis=-1), np.inf)
 
 
 def all_points(
@@ -107,46 +114,65 @@ def all_points(
     Raises:
         ValueError: if the method refuses a combination or the problem on every cluster.
     """
-    periods, refused = list[tuple[Point, int]](), dict[str, str]()
+    found, refused = list[tuple[Point, Rounds]](), dict[str, str]()
     for each in itertools.product(*candidate.swept.values()):
         values = dict(zip(candidate.swept, each, strict=True))
         with _name_errors(candidate):
-            found = _period(setting, candidate, rates[0], values)
-        if isinstance(found, int) and found <= steps:
-            periods.append((values, found))
+            rounds = _rounds(setting, candidate, rates[0], values)
+        if isinstance(rounds, Rounds) and rounds.period <= steps * rounds.times:
+            found.append((values, rounds))
         else:
             name = ", ".join([str(candidate), *(f"{key} = {x}" for key, x in values.items())])
-            every = f"it exchanges every {found} rounds, but steps = {steps}"
-            refused[name] = every if isinstance(found, int) else found
-    pairs = [({RATE: rate, **values}, each) for rate in rates for values, each in periods]
-    points, all_periods = zip(*pairs, strict=True) if pairs else ((), ())
-    return Contender(candidate, points, all_periods), refused
+            refused[name] = (
+                f"it exchanges every {rounds.period} rounds, but steps = {steps}"
+                if isinstance(rounds, Rounds)
+                else rounds
+            )
+    pairs = [({RATE: rate, **values}, each.period) for rate in rates for values, each in found]
+    points, periods = zip(*pairs, strict=True) if pairs else ((), ())
+    times = max((each.times for _, each in found), default=1)
+    on_cluster = any(each.on_cluster for _, each in found)
+    return Contender(candidate, points, periods, times, on_cluster), refused
 
 
-def period(
+class Rounds(NamedTuple):
+    """What a method does in its rounds; see `Contender`."""
+
+    period: int
+    times: int
+    on_cluster: bool
+
+
+def rounds_of(
     candidate: Candidate,
     optimizer: Any,
     problem: Problem,
-    cluster: Cluster | None,
+    cluster: Cluster,
     values: Mapping[str, Any],
-) -> int:
-    """Returns the number of rounds from one exchange of a method to the next.
+) -> Rounds:
+    """Returns what a candidate does in its rounds.
 
     Raises:
         ValueError: if the method refuses its settings, the problem or the cluster.
     """
-    method = candidate.build(optimizer, problem.workers, **values)
-    return max([1, *(each.period for each in exchanges(method, problem, cluster=cluster))])
+    N = problem.workers
+    found = plans.probe_on(candidate.build(optimizer, N, **values), problem, cluster)
+    asked = [each.workers for each in queries.each(found.asked)]
+    gradients = max(N if workers is None else len(workers) for workers in asked)
+    return Rounds(
+        int(max([1, *(each.period for each in found.sendings)])),
+        max(1, N // gradients),
+        bool(found.reads) or found.own_time,
+    )
 
 
-def _period(setting: Setting, candidate: Candidate, rate: float, values: Point) -> int | str:
-    """Returns the period of a candidate; or, if only its cluster excludes it, the reason."""
-    cluster = setting.cluster if candidate.updates else _participation(setting.cluster)
+def _rounds(setting: Setting, candidate: Candidate, rate: float, values: Point) -> Rounds | str:
+    """Returns what a candidate does in its rounds; or, if only its cluster excludes it, the reason."""
     everyone = replace(setting.cluster, present=None, participation_period=1, delivered=None)
     refusal = ""
-    for each in (cluster, everyone):
+    for each in (setting.cluster, everyone):
         try:
-            found = period(candidate, setting.optimizer(rate), setting.problem, each, values)
+            found = rounds_of(candidate, setting.optimizer(rate), setting.problem, each, values)
         except ValueError as error:
             if refusal:
                 raise
@@ -180,17 +206,16 @@ def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Tra
     Args:
         setting: what all runs share.
         contender: the candidate and its points.
-        rounds: number of rounds; of updates, N times as many.
+        rounds: number of rounds of N gradients.
         name: of the checkpoint's folder.
     """
-    candidate, N = contender.candidate, setting.problem.workers
-    times = N if candidate.updates else 1
-    every = min(setting.every, rounds) * times
+    candidate, times = contender.candidate, contender.times
     options: dict[str, Any] = (
-        {"cluster": setting.cluster, "record_every": every}
-        if candidate.updates
-        else {"taped": True, "evaluate_every": every, "cluster": _participation(setting.cluster)}
+        {"cluster": setting.cluster, "record_every": times}
+        if contender.on_cluster
+        else {"taped": True, "cluster": _participation(setting.cluster)}
     )
+    every = min(setting.every, rounds) * (1 if contender.on_cluster else times)
     with _name_errors(candidate, f", points of {', '.join((RATE, *candidate.swept))}"):
         found = sweep(
             _Factory(setting, contender),
@@ -200,11 +225,12 @@ def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Tra
             seeds=setting.seeds,
             mesh=setting.mesh,
             checkpoint=setting.folder and setting.folder / name,
+            evaluate_every=every,
             progress=False,
             point=range(len(contender.points)),
             **options,
         )
-    return Trained(contender, evaluated_records(found.history), found, N)
+    return Trained(contender, evaluated_records(found.history), found, setting.problem.workers)
 
 
 def _participation(cluster: Cluster) -> Cluster | None:

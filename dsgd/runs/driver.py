@@ -15,7 +15,6 @@ from dsgd import checks, modes
 from dsgd.base import Algorithm, Key, Pattern, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, pooled, programs, protocol
-from dsgd.engine.probe import probe
 from dsgd.runs import chunks, hosting, plans, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
@@ -306,16 +305,6 @@ def exchanges(
     Raises:
         ValueError: if the method, the problem and the cluster do not fit together.
     """
-    plan = plans.make_plan(
-        ConstantFactory(algorithm),
-        algorithm,
-        problem,
-        1,
-        runs=0,
-        size=1,
-        record_every=1,
-        cluster=cluster,
-    )
     return tuple(
         Exchange(
             sending.call,
@@ -325,5 +314,5 @@ def exchanges(
             sending.simulated,
             int(sending.delay),
         )
-        for sending in probe(plan, algorithm).sendings
+        for sending in plans.probe_on(algorithm, problem, cluster).sendings
     )

@@ -18,7 +18,7 @@ from dsgd.base import Algorithm, Problem, State
 from dsgd.clusters import Cluster, presence
 from dsgd.engine import leaves
 from dsgd.engine.plan import Plan, drop_arrays
-from dsgd.engine.probe import probe
+from dsgd.engine.probe import Probe, probe
 from dsgd.machines import forks
 from dsgd.runs import layouts, stalls
 from dsgd.runs.results import Result
@@ -132,6 +132,21 @@ def make_plan(
     return plan._replace(
         timings=found.timings, weighs=found.weighs, delayed_exchanges=found.delayed_exchanges
     )
+
+
+def probe_on(algorithm: Algorithm, problem: Problem, cluster: Cluster | None) -> Probe:
+    """Returns the properties of a method's rounds on a problem and a cluster, as in `probe`."""
+    plan = make_plan(
+        ConstantFactory(algorithm),
+        algorithm,
+        problem,
+        1,
+        runs=0,
+        size=1,
+        record_every=1,
+        cluster=cluster,
+    )
+    return probe(plan, algorithm)
 
 
 def _require_replayable(plan: Plan, method: Algorithm) -> None:

@@ -117,7 +117,7 @@ def choose(runs: Runs, target: float) -> list[Chosen]:
     size.
     """
     trained, participation = runs
-    candidate, points, _ = trained.contender
+    candidate, points, *_ = trained.contender
     rounds = count_rounds(trained, target)
     mean = np.where(rounds <= trained.history["step"][-1], rounds, np.inf).mean(axis=-1)
     by_settings: dict[tuple[float, ...], list[int]] = {}

@@ -25,7 +25,7 @@ Arrivals = Callable[[str, dict[str, float], int, bool], Any]
 
 
 def candidate(name: str, **options: Any) -> Candidate:
-    return Candidate(name, algorithms.asynchronous_sgd, updates=True, **options)
+    return Candidate(name, algorithms.asynchronous_sgd, **options)
 
 
 def runs(arrivals: Arrivals, stop_at: int = -1, **metrics: Callable[[np.ndarray], np.ndarray]):

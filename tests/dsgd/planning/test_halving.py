@@ -146,11 +146,11 @@ def test_a_method_replaces_the_current_one_beyond_two_standard_errors():
 def made_up(seconds: float, period: int = 1) -> training.Trained:
     """Returns runs of 12 rounds that take this long, with the losses 12, 11, ..., 0."""
     record = np.arange(13)
-    candidate = Candidate("one", algorithms.asynchronous_sgd, updates=True)
+    candidate = Candidate("one", algorithms.asynchronous_sgd)
     history = {"step": record, "clock": seconds * record / 12, "loss": 12.0 - record}
     history |= {name: history[name][None, None] for name in ("clock", "loss")}
     sweep: Any = SimpleNamespace(history=history)
-    contender = training.Contender(candidate, ({"learning_rate": 0.1},), (period,))
+    contender = training.Contender(candidate, ({"learning_rate": 0.1},), (period,), 1, True)
     return training.Trained(contender, history, sweep, 1)
 
 

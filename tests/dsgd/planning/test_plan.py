@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import algorithms
 import dsgd
+import topologies
 from dsgd import Candidate, clusters, compressors, problems
+from dsgd.planning import training
 
 N, STEPS, SEEDS, RATES = 4, 48, 2, (0.1, 0.3)
 FRESH = 10 * SEEDS
@@ -30,9 +34,11 @@ NEEDS_ALL = Candidate("EC-SGD", algorithms.error_compensated_sgd, (SIGN, SIGN))
 CANDIDATES = (
     Candidate("mini-batch SGD", algorithms.minibatch_sgd),
     Candidate("local SGD", algorithms.local_sgd, ("H",), {"H": (2, 7)}),
-    Candidate("asynchronous SGD", algorithms.asynchronous_sgd, updates=True),
+    Candidate("asynchronous SGD", algorithms.asynchronous_sgd),
+    Candidate("Rennala", algorithms.rennala_sgd, ("B",), {"B": (2, 6)}),
     NEEDS_ALL,
 )
+ONE_GRADIENT = {"asynchronous SGD", "Rennala"}  # a round
 
 
 def make_plan(candidates=CANDIDATES, cluster=CLUSTER, **options) -> dsgd.Plan:
@@ -44,7 +50,7 @@ def direct(candidate: Candidate, cluster=CLUSTER, **values) -> dict[str, np.ndar
     """Returns the history of a candidate with all step sizes on the cluster itself, with the seeds
     that do not choose settings.
     """
-    updates = N if candidate.updates else 1
+    updates = N if candidate.name in ONE_GRADIENT else 1
     return dsgd.sweep(
         lambda learning_rate: candidate.build(optax.sgd(learning_rate), N, **values),
         PROBLEM,
@@ -73,11 +79,22 @@ def seconds_to(history: dict[str, np.ndarray], target: float, period: int = 1) -
     return np.where(reached.any(axis=-1) & (at <= STEPS), first[..., 0], np.inf)
 
 
+def reads_the_clock(optimizer):
+    """Returns a synchronous method whose iterates depend on the cluster."""
+    of = algorithms.minibatch_sgd(optimizer)
+
+    def update(state, gradients, round):
+        slow = jnp.where(round.clock > 0.1, 0.5, 1.0)
+        return of.update(state, jax.tree.map(lambda leaf: slow * leaf, gradients), round)
+
+    return of._replace(update=update)
+
+
 def all_settings() -> list[tuple[Candidate, dict[str, Any]]]:
     return [
         (each, dict(zip(each.swept, values, strict=True)))
         for each in CANDIDATES
-        for values in (((h,) for h in each.swept["H"]) if each.swept else [()])
+        for values in itertools.product(*each.swept.values())
     ]
 
 
@@ -121,7 +138,7 @@ def test_rounds_and_bits_are_those_until_the_target(plan, histories, target):
         point = RATES.index(row.values["learning_rate"])
         first = (history["loss"][point] <= target).argmax(axis=-1)
         at = next_exchange(first, int(row.values.get("H", 1)))
-        updates = N if row.method == "asynchronous SGD" else 1
+        updates = N if row.method in ONE_GRADIENT else 1
         assert row.rounds == pytest.approx((history["step"][at] / updates).mean())
         assert row.bits == pytest.approx(history["bits"][point, range(FRESH), at].mean())
         assert row.at_edge is False  # of two step sizes
@@ -148,7 +165,7 @@ def test_seconds_on_another_network_are_those_of_runs_there(plan, target):
 
 def test_changes_are_networks_on_which_another_method_is_better(plan):
     rows = {row.method: row for row in plan.rows}
-    replayed = [row for row in plan.rows if row.method != "asynchronous SGD"]
+    replayed = [row for row in plan.rows if row.method not in ONE_GRADIENT]
     networks = plan.networks
     assert plan.changes
     for change in plan.changes:
@@ -156,6 +173,26 @@ def test_changes_are_networks_on_which_another_method_is_better(plan):
         assert change.result == rows[change.method].elsewhere[at]
         assert change.result == min(row.elsewhere[at] for row in replayed)
         assert change.before == replayed[0].elsewhere[at]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "rounds"),
+    [
+        (CANDIDATES[0], (1, 1, False)),
+        (CANDIDATES[1], (2, 1, False)),
+        (Candidate("one sample", algorithms.sgd), (1, N, False)),
+        (CANDIDATES[3], (1, N, True)),
+        (Candidate("gossip", algorithms.asynchronous_gossip_sgd, (topologies.ring,)), (1, N, True)),
+        (Candidate("reads the clock", reads_the_clock), (1, 1, True)),
+    ],
+    ids=str,
+)
+def test_a_round_is_one_gradient_of_each_worker(candidate, rounds):
+    """The period of the exchanges, the number of rounds with N gradients, and whether they depend
+    on the cluster.
+    """
+    values = {name: grid[0] for name, grid in candidate.swept.items()}
+    assert training.rounds_of(candidate, optax.sgd(0.1), PROBLEM, CLUSTER, values) == rounds
 
 
 @pytest.mark.long
