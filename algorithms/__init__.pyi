@@ -8,9 +8,11 @@ from .asynchronous.asynchronous_server import asynchronous_server
 from .asynchronous.asynchronous_sgd import asynchronous_sgd
 from .asynchronous.fragile_sgd import fragile_sgd
 from .asynchronous.malenia_sgd import malenia_sgd
+from .asynchronous.pair_averaging_sgd import pair_averaging_sgd
 from .asynchronous.rennala_sgd import rennala_sgd
 from .asynchronous.ringleader_sgd import ringleader_sgd
 from .asynchronous.ringmaster_sgd import ringmaster_sgd
+from .asynchronous.swarm_sgd import swarm_sgd
 from .candidates import CANDIDATES, SYNCHRONOUS
 from .compressed.compressed_sgd import compressed_sgd
 from .compressed.demo import demo
@@ -202,6 +204,7 @@ __all__ = [
     "one_bit_adam",
     "opapc",
     "page",
+    "pair_averaging_sgd",
     "parameter_server_sgd",
     "pg_extra",
     "post_local_sgd",
@@ -231,6 +234,7 @@ __all__ = [
     "sparta",
     "stochastic_gradient_push",
     "streaming_diloco",
+    "swarm_sgd",
     "tern_grad",
     "three_point",
     "three_points",

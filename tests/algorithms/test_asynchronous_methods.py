@@ -28,6 +28,7 @@ from algorithms import (
     backup_workers_sgd,
     delays,
     fragile_sgd,
+    swarm_sgd,
 )
 from dsgd import clusters, network, problems
 from tests.methods import asynchronous_sgd as papers
@@ -327,6 +328,17 @@ def test_partners_are_neighbours_with_equal_probabilities():
     assert ((counts[1:] - 50) ** 2 / 50).sum() < 18.5
     np.testing.assert_array_equal(worker, np.arange(T) % n)
     np.testing.assert_array_equal(found.clock, 1 + np.arange(T) // n)
+
+
+def test_random_numbers_of_local_steps_are_geometric():
+    """Each local step is the last one with probability 1/H."""
+    n, T, H = trajectories.N, 1_500, 4
+    found = driven(swarm_sgd(STEP, topologies.star(n), H, geometric=True), T)[1]
+    worker, meets = found.metrics["worker"], partners(found) >= 0
+    assert meets.mean() == pytest.approx(1 / H, abs=0.04)  # 3.6 standard deviations
+    lengths = np.concatenate([np.diff(np.flatnonzero(meets[worker == i])) for i in range(n)])
+    assert (lengths == 1).mean() == pytest.approx(1 / H, abs=0.08)
+    assert (lengths > 2 * H).mean() == pytest.approx((1 - 1 / H) ** (2 * H), abs=0.06)
 
 
 # --- Invalid arguments.

@@ -1,17 +1,18 @@
 """AD-PSGD: Lian et al., 2018, algorithm 1, with the partners that the method draws."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from algorithms import asynchronous_gossip_sgd
+from dsgd import Algorithm
 from tests.methods import events
 from tests.methods.asynchronous_sgd import LATENCY, LENGTH, SYMBOLS
 from tests.methods.bits import FLOAT, Bits, bits_of_some
 from tests.methods.events import Numbers
-from tests.methods.given import Case, Given, Rounds
+from tests.methods.given import Case, Given, Rounds, Setting, Symbols
 from theory_checks.machinery.trajectories import Trajectory
 
 
@@ -31,14 +32,20 @@ class Exchanges(NamedTuple):
 
 
 def gossip_schedule(
-    numbers: Numbers, latency: float, partners: Sequence[Sequence[int]], updates: int, bits: float
+    numbers: Numbers,
+    latency: float,
+    partners: Sequence[Sequence[int]],
+    updates: int,
+    bits: float,
+    pulls: bool = False,
 ) -> Exchanges:
     """Simulates updates: the next exchange is the one that can begin first; ties go to the gradient
     that was ready first, then to the lowest worker id.
 
     Args:
-        partners: for each worker, its partners in its first, second, ... update.
+        partners: for each worker, its partners in its first, second, ... update; -1: nobody.
         numbers, latency, updates, bits: as in `events.server_schedule`.
+        pulls: whether only the partner sends.
 
     Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018.
     """
@@ -47,15 +54,23 @@ def gossip_schedule(
     found = Exchanges([], [], [], [[] for _ in range(N)])
     for _ in range(updates):
         starts = [
-            (max(ready[n], free[n], free[queues[n][0]]), ready[n], n) for n in range(N) if queues[n]
+            (
+                max([ready[n], *(free[m] for m in (n, queues[n][0]) if queues[n][0] >= 0)]),
+                ready[n],
+                n,
+            )
+            for n in range(N)
+            if queues[n]
         ]
         start, _, i = min(starts)
         j = queues[i].pop(0)
-        slowest = min(numbers.up[i], numbers.down[i], numbers.up[j], numbers.down[j])
-        end = start + latency + bits / slowest
-        for n in (i, j):
-            found.held[n].append((start, end))
-        free[i] = free[j] = end
+        end = start
+        if j >= 0:
+            ways = [(j, i)] if pulls else [(i, j), (j, i)]
+            slowest = min(min(numbers.up[n], numbers.down[m]) for n, m in ways)
+            end = free[i] = free[j] = start + latency + bits / slowest
+            for n in (i, j):
+                found.held[n].append((start, end))
         now = max(now, end)
         ready[i] = end + numbers.seconds(i, end)
         found.worker.append(i)
@@ -71,28 +86,68 @@ def partners(found: Trajectory) -> np.ndarray:
     found_ = []
     for worker, sent in zip(found.metrics["worker"], found.sent, strict=True):
         others = [n for n in np.flatnonzero(sent) if n != worker]
-        found_.append(others[0] if len(others) == 1 and sent[worker] else -1)
+        found_.append(others[0] if len(others) == 1 else -1)
     return np.array(found_)
 
 
-def recursion(given: Given) -> Rounds:
-    """Averages each worker with its partner when it has a gradient, and applies the gradient, which
-    was computed at the worker's model after its last step.
+# (gradient of worker i [d], i, j) -> models [N, d] and other symbols; j is -1 if i meets nobody
+Meeting = Callable[[np.ndarray, int, int], Symbols]
+
+
+def pairs_case(
+    make: Callable[[Setting], Algorithm],
+    meeting: Callable[[Given], Meeting],
+    *,
+    pulls: bool = False,
+    **options: Any,
+) -> Case:
+    """Returns the case of workers that meet after their gradients, each of which is computed at the
+    worker's model after its last update.
     """
-    worker, partner = given.found.metrics["worker"], partners(given.found)
-    queues = [partner[worker == n].tolist() for n in range(given.N)]
-    found = gossip_schedule(given.more, LATENCY, queues, given.length, given.model)
-    X, read, steps = given.X.copy(), given.X.copy(), [given.step() for _ in range(given.N)]
-    last = np.zeros(given.N, int)
-    for t, (i, j) in enumerate(zip(found.worker, found.partner, strict=True)):
-        change = steps[i](given.G(t, read)[i])
-        X[i] = X[j] = (X[i] + X[j]) / 2
-        X[i] += change
-        read[i] = X[i]
-        sent = np.where(np.isin(np.arange(given.N), [i, j]), given.model, 0)
-        symbols = {"params": X.copy(), "worker": i, "asked": i, "clock": found.clock[t]}
-        yield symbols | {"staleness": t - last[i], "bits up": sent, "bits down": sent}
-        last[i] = t + 1
+
+    def rounds(given: Given) -> Rounds:
+        worker, partner = given.found.metrics["worker"], partners(given.found)
+        queues = [partner[worker == n].tolist() for n in range(given.N)]
+        found = gossip_schedule(given.more, LATENCY, queues, given.length, given.model, pulls)
+        meet, read, last = meeting(given), given.X.copy(), np.zeros(given.N, int)
+        for t, (i, j) in enumerate(zip(found.worker, found.partner, strict=True)):
+            symbols = meet(given.G(t, read)[i], i, j)
+            read[i] = symbols["params"][i]
+            both = np.isin(np.arange(given.N), [i, j]) & (j >= 0)
+            up, down = [np.arange(given.N) == n for n in (j, i)] if pulls else [both, both]
+            yield symbols | {
+                "worker": i,
+                "asked": i,
+                "clock": found.clock[t],
+                "staleness": t - last[i],
+                "bits up": given.model * up,
+                "bits down": given.model * down,
+            }
+            last[i] = t + 1
+
+    return Case(
+        make,
+        rounds,
+        "irregular",
+        "momentum",
+        more=events.cluster,
+        place=partial(events.place, latency=LATENCY),
+        **{"length": LENGTH, "symbols": SYMBOLS} | options,
+    )
+
+
+def average(given: Given, pulls: bool = False) -> Meeting:
+    """Averages the worker with its partner, and applies the gradient."""
+    X, steps = given.X.copy(), [given.step() for _ in range(given.N)]
+
+    def meet(g, i, j):
+        middle = (X[i] + X[j]) / 2
+        X[i] = middle + steps[i](g)
+        if not pulls:
+            X[j] = middle
+        return {"params": X.copy()}
+
+    return meet
 
 
 def bits(t: int, N: int, d: int) -> Bits:
@@ -100,14 +155,5 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 
 CASES = {
-    "": Case(
-        lambda given: asynchronous_gossip_sgd(given.optimizer, given.graph),
-        recursion,
-        "irregular",
-        "momentum",
-        symbols=SYMBOLS,
-        more=events.cluster,
-        place=partial(events.place, latency=LATENCY),
-        length=LENGTH,
-    )
+    "": pairs_case(lambda given: asynchronous_gossip_sgd(given.optimizer, given.graph), average)
 }
