@@ -12,6 +12,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter
 
@@ -21,6 +22,7 @@ from dsgd.frames import Runs, single_points
 from dsgd.problems.fairness import ClientMetrics
 from dsgd.problems.partition import count_classes
 from dsgd.runs.history import History, evaluated_records, mean_and_error, require_column
+from dsgd.runs.results import Result
 
 __all__ = [
     "COLOURS",
@@ -35,6 +37,7 @@ __all__ = [
     "panels",
     "partition",
     "save",
+    "timeline",
 ]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -464,6 +467,186 @@ def _figure_path(where: str, path: str | Path) -> Path:
 
 
 _BARS = 100  # workers that can be distinguished in a figure
+_UNFINISHED = "computes, end not recorded"
+_SPANS = {  # what a worker does, by colour
+    "computes": COLOURS[0],
+    _UNFINISHED: "#A6CBE3",
+    "computation stopped or lost": COLOURS[1],
+    "sends to the server": COLOURS[4],
+    "receives the model": COLOURS[2],
+    "messages": COLOURS[4],
+    "waits": "#E3E3E3",
+}
+_Spans = dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]  # (worker, from, to) by kind
+
+
+@checks.arguments
+def timeline(run: Result | Mapping[str, Any], *, until: float = 5.0) -> Figure:
+    """Draws what each worker does in the first seconds of a run on a cluster: one row for each
+    worker, vertical lines where the server makes a step.
+
+    In a row of an asynchronous method, a computation is stopped if the worker has received a model
+    and later begins with another one, and lost if it takes too long (`timeouts`) or its worker
+    leaves. A worker waits if the server sends it no model. While a port is busy, its messages are
+    drawn from when they are ready.
+
+    In a row of a method with rounds, each round begins at once for all workers, and its messages
+    are drawn at its end, as in exchanges that wait for all workers.
+
+    Args:
+        run: a result, or its history; of several seeds the first. The method is asynchronous with a
+            server and recorded in every round, or has rounds and is recorded in every round with
+            `algorithms.with_diagnostics`.
+        until: last second to draw; the run may end before.
+
+    Returns:
+        The figure. Of more than 100 workers it shows 100, evenly spaced.
+
+    Raises:
+        ValueError: if `run` is something else, has no clock, is not recorded in every round, or
+            without the columns that say when workers compute; or if `until` is not positive.
+    """
+    until = checks.number("timeline: until", until, "(0, inf)")
+    points = [] if isinstance(run, Mapping) and not run else list(single_points("timeline", run))
+    if len(points) != 1:
+        raise ValueError(
+            f"timeline: run has {len(points)} histories; expected one run, such as result or "
+            "sweep.at(index)"
+        )
+    ((_, history),) = points
+    if "clock" not in history:
+        raise ValueError(
+            "timeline: run has no clock; expected a run on a cluster: dsgd.run(..., cluster=...)"
+        )
+    if len(history["step"]) < 2 or np.any(np.diff(history["step"]) != 1):
+        raise ValueError(
+            "timeline: run is not recorded in every round; pass record_every=1 to dsgd.run, and "
+            "evaluate_every to evaluate it less often"
+        )
+    one = {name: values[0] for name, values in history.items() if name != "step"}
+    clock = one["clock"].astype(float)
+    if "resumed" in one:
+        spans, seen = _event_spans(one)
+        # Each message is a step, unless the server counts its steps, from 0.
+        steps = one["bits_up"].astype(float)
+        steps[1:] = one.get("server_steps", steps)[1:]
+        marks, what = clock[1:][np.diff(steps) > 0], "step of the server"
+    elif "measured_compute" in one:
+        spans, marks, what = _round_spans(one), clock[1:-1], "end of a round"
+        seen = one["measured_compute"].shape[-1]
+    else:
+        raise ValueError(
+            "timeline: run does not record when workers compute; expected an asynchronous method "
+            "with a server, or algorithms.with_diagnostics(method)"
+        )
+    N = max(seen, run.settings.get("workers", 0)) if isinstance(run, Result) else seen
+    some = [row for parts in spans.values() for row, *_ in parts]
+    absent = np.setdiff1d(np.arange(N), np.concatenate(some))
+    spans[_UNFINISHED].append((absent, np.zeros(len(absent)), np.full(len(absent), clock[-1])))
+    return _draw_timeline(spans, {what: marks}, N, min(until, float(clock[-1])))
+
+
+def _event_spans(one: History) -> tuple[_Spans, int]:
+    """Returns what workers do, from the records of an asynchronous server, and the number of
+    workers of which it has any.
+    """
+    columns = {name: one[name][1:].astype(float) for name in ("began", "ended", "resumed", "clock")}
+    began, ended, resumed, clock = columns.values()
+    worker = one["worker"][1:].astype(int)
+    lost = one["lost"][1:].astype(bool) if "lost" in one else np.zeros(len(worker), bool)
+    last = clock[-1]
+    order = np.lexsort((np.arange(len(worker)), worker))  # by worker, then in time
+    follows = np.full(len(worker), np.inf)  # when the worker begins its next computation
+    same = worker[order[1:]] == worker[order[:-1]]
+    first = order[np.append(True, ~same)]  # computation that each worker ended first
+    follows[order[:-1][same]] = began[order[1:][same]]
+    # The clock is in float32.
+    close = 1e-5 * last
+    goes_on = np.abs(follows - resumed) <= close
+    # Computations that follow another one of their worker only later, or after a stop: if one of
+    # them begins when a job goes on, its worker was given the job.
+    free = np.ones(len(worker), bool)
+    free[order[1:][same]] = ~goes_on[order[:-1][same]]
+    starts = np.append(np.sort(began[free]), np.inf)
+    at = np.where(np.isnan(resumed), np.inf, resumed)
+    given_away = starts[np.searchsorted(starts, at - close)] <= at + close
+    receives = goes_on | (np.isfinite(resumed) & ~given_away)
+    idle = np.where(receives, np.minimum(resumed, follows), np.minimum(follows, last))
+    stopped = receives & ~goes_on & np.isfinite(follows)
+    ends = receives & ~np.isfinite(follows)
+    spans: _Spans = {
+        "waits": [
+            (worker[~receives], clock[~receives], idle[~receives]),
+            (worker[lost], ended[lost], clock[lost]),
+        ],
+        "computes": [(worker[~lost], began[~lost], ended[~lost])],
+        "computation stopped or lost": [
+            (worker[lost], began[lost], ended[lost]),
+            (worker[stopped], resumed[stopped], follows[stopped]),
+            (worker[first], np.zeros(len(first)), began[first]),
+        ],
+        _UNFINISHED: [(worker[ends], resumed[ends], np.full(ends.sum(), last))],
+        "sends to the server": [(worker[~lost], ended[~lost], clock[~lost])],
+        "receives the model": [(worker[receives], clock[receives], idle[receives])],
+    }
+    return spans, int(worker.max()) + 1
+
+
+def _round_spans(one: History) -> _Spans:
+    """Returns what workers do, from the records of a method with rounds and diagnostics, which are
+    those of the round before.
+    """
+    clock = one["clock"].astype(float)
+    compute = one["measured_compute"][2:].astype(float)
+    ports = np.maximum(one["measured_up"], one["measured_down"])[2:]
+    R, N = compute.shape
+    start, end = (np.repeat(times, N) for times in (clock[:-2], clock[1:-1]))
+    ready = np.minimum(start + compute.ravel(), end)
+    sends = np.maximum(ready, end - ports.ravel())
+    worker = np.tile(np.arange(N), R)
+    return {
+        "waits": [(worker, ready, sends)],
+        "computes": [(worker, start, ready)],
+        _UNFINISHED: [],
+        "messages": [(worker, sends, end)],
+    }
+
+
+def _draw_timeline(spans: _Spans, lines: Mapping[str, np.ndarray], N: int, until: float) -> Figure:
+    """Draws rows of workers, and vertical lines by their label."""
+    drawn = min(N, _BARS)
+    shown = np.linspace(0, N - 1, drawn).round().astype(int)
+    row = np.full(N, -1)
+    row[shown] = np.arange(drawn)
+    sheet, (axes,) = figure(1, width=9.0, height=min(9.0, 1.5 + 0.24 * drawn))
+    for kind in (kind for kind in _SPANS if kind in spans):
+        worker, left, right = (np.concatenate(each) for each in zip(*spans[kind], strict=True))
+        # The clock is in float32.
+        visible = (row[worker] >= 0) & (left < until) & (right - left > 1e-6 * until)
+        if not visible.any():
+            continue
+        at, left, right = row[worker[visible]], left[visible], np.minimum(right[visible], until)
+        low, high = at - 0.4, at + 0.4
+        corners = np.stack([left, low, left, high, right, high, right, low], -1)
+        bars = PolyCollection(
+            list(corners.reshape(-1, 4, 2)), facecolors=_SPANS[kind], linewidths=0, label=kind
+        )
+        axes.add_collection(bars, autolim=False)
+    for label, marks in lines.items():
+        seen = marks[marks <= until]
+        if seen.size:
+            thin = min(0.8, 80 / len(seen))
+            axes.vlines(seen, -0.5, drawn - 0.5, "k", linewidth=thin, label=label)
+    axes.grid(visible=False)
+    axes.yaxis.set_major_locator(MaxNLocator(10, integer=True))
+    axes.set(xlim=(0, until), ylim=(drawn - 0.5, -0.5), xlabel="simulated seconds", ylabel="worker")
+    if drawn < N:
+        ticks = np.linspace(0, drawn - 1, 10).round().astype(int)
+        axes.set_yticks(ticks, [str(shown[tick]) for tick in ticks])
+        axes.set_ylabel(f"worker ({drawn} of {N:,} are drawn)")
+    handles, labels = axes.get_legend_handles_labels()
+    sheet.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    return sheet
 
 
 @checks.arguments

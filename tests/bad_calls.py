@@ -92,6 +92,9 @@ FILE.write_text(json.dumps(USERS))
 
 
 SHEET = Figure()
+TIMELINE = {name: np.arange(4.0) for name in ("step", "loss", "clock", "bits_up")} | {
+    name: np.arange(4.0) % 2 for name in ("worker", "began", "ended", "resumed")
+}
 
 
 class AnyClass:
@@ -402,6 +405,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     plots.panels: {"sheet": Figure()},
     plots.save: {"sheet": Figure(), "path": "figure.png"},
     plots.partition: {"data": [ARRAYS[1]] * 2},
+    plots.timeline: {"run": TIMELINE},
     plots.class_colours: {"classes": 3},
     problems.class_counts: {"data": [ARRAYS[1]] * 2},
     plots.clients: {"measured": problems.client_metrics(CLIENTS, CLIENTS.init(KEY))},

@@ -4,13 +4,17 @@ axes' units.
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scripts
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import LineCollection, PolyCollection
 
+import algorithms
 import dsgd
-from dsgd import plots, problems
+from dsgd import clusters, plots, problems
 
 RNG = np.random.default_rng(0)
 
@@ -214,6 +218,139 @@ def test_only_evaluated_records_are_drawn_and_diverged_curves_end():
     np.testing.assert_array_equal(np.isnan(axes.lines[0].get_ydata()), [False, False, True])
     (axes,) = plots.curves(history(), "bits", logx=True).axes  # methods without cost are omitted
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [1, 2, 3, 4])
+
+
+def spans(sheet) -> dict[str, list[tuple[int, float, float]]]:
+    """Returns (worker, from, to) of the bars of a timeline, by label, sorted."""
+    (axes,) = sheet.axes
+    found = {}
+    for bars in axes.collections:
+        if isinstance(bars, PolyCollection):
+            boxes = [path.get_extents() for path in bars.get_paths()]
+            each = [(round((box.y0 + box.y1) / 2), box.x0, box.x1) for box in boxes]
+            found[bars.get_label()] = sorted(each)
+    return found
+
+
+def marks(sheet) -> list[float]:
+    (axes,) = sheet.axes
+    (lines,) = [one for one in axes.collections if isinstance(one, LineCollection)]
+    return [segment[0][0] for segment in lines.get_segments()]
+
+
+def test_a_timeline_shows_what_workers_do():
+    nan = np.nan
+    each = {
+        "step": np.arange(7),
+        "loss": np.ones(7),
+        "bits_up": np.array([0, 2, 4, 6, 8, 8, 10.0]),
+        #        worker 1 goes on, 0 waits, 1 is stopped and gets another model, 2 is cut, 0
+        "worker": np.array([nan, 1, 0, 1, 1, 2, 0]),
+        "lost": np.array([nan, 0, 0, 0, 0, 1, 0]),
+        "began": np.array([nan, 0.0, 0.0, 1.7, 4.6, 0.0, 3.5]),
+        "ended": np.array([nan, 1.0, 2.0, 2.4, 5.0, 5.2, 5.6]),
+        "clock": np.array([0, 1.3, 2.2, 2.9, 5.1, 5.3, 6.0]),
+        "resumed": np.array([nan, 1.7, nan, 3.1, nan, 5.5, 6.3]),
+        "server_steps": np.array([nan, 0, 0, 1, 1, 1, 2]),
+    }
+    expected = {
+        "computes": [(0, 0, 2.0), (0, 3.5, 5.6), (1, 0, 1.0), (1, 1.7, 2.4), (1, 4.6, 5.0)],
+        "computes, end not recorded": [(2, 5.5, 6.0)],
+        "computation stopped or lost": [(1, 3.1, 4.6), (2, 0, 5.2)],
+        "sends to the server": [
+            (0, 2.0, 2.2),
+            (0, 5.6, 6),
+            (1, 1, 1.3),
+            (1, 2.4, 2.9),
+            (1, 5, 5.1),
+        ],
+        "receives the model": [(1, 1.3, 1.7), (1, 2.9, 3.1), (2, 5.3, 5.5)],
+        "waits": [(0, 2.2, 3.5), (1, 5.1, 6.0), (2, 5.2, 5.3)],
+    }
+    found = spans(plots.timeline(each, until=7))
+    assert found.keys() == expected.keys()
+    for kind, bars in expected.items():
+        np.testing.assert_allclose(found[kind], bars, atol=1e-9, err_msg=kind)
+    assert marks(plots.timeline(each, until=7)) == [2.9, 6.0]
+    assert marks(plots.timeline(each, until=4)) == [2.9]
+    assert plots.timeline(each).axes[0].get_xlim() == (0, 5)
+    del each["server_steps"]  # each message is a step
+    assert marks(plots.timeline(each, until=7)) == [1.3, 2.2, 2.9, 5.1, 6.0]
+
+
+def test_a_job_that_another_worker_is_given_was_not_stopped():
+    each = {
+        "step": np.arange(5),
+        "loss": np.ones(5),
+        "bits_up": np.arange(5.0),
+        "worker": np.array([np.nan, 0, 1, 1, 0]),
+        "began": np.array([np.nan, 0.0, 0.0, 1.5, 3.0]),
+        "ended": np.array([np.nan, 1.0, 1.2, 2.0, 4.0]),
+        "clock": np.array([0, 1.0, 1.2, 2.0, 4.0]),
+        "resumed": np.array([np.nan, 1.5, np.nan, 3.0, np.nan]),
+    }
+    found = spans(plots.timeline(each))
+    np.testing.assert_allclose(found["waits"], [(0, 1.0, 3.0), (1, 1.2, 1.5), (1, 2.0, 4.0)])
+    assert found.keys() == {"waits", "computes"}
+
+
+def asynchronous(order, timeouts=None):
+    """Returns asynchronous SGD in which the server says who begins."""
+    optimizer = optax.sgd(0.1)
+
+    def step(model, gradient, arrival, read):
+        return algorithms.optimizers.step(optimizer, model, gradient)
+
+    return algorithms.asynchronous_server("custom", optimizer, step, order=order, timeouts=timeouts)
+
+
+def test_rows_of_runs_have_no_gaps():
+    problem = problems.random_quadratic(
+        5, 2, strong_convexity=0.5, heterogeneity=0.0, seed=0, noise=0.1
+    )
+    seconds = clusters.constant([0.3, 0.4, 0.5, 0.7, 3.1]) + clusters.exponential(0.1)
+    cluster = clusters.Cluster(seconds, latency=0.03)
+
+    def wait_for_two(model, arrival, jobs, key):
+        both = jnp.sum(jobs.waiting) >= 2
+        return jnp.where(both & jobs.waiting, jobs.worker, -1)
+
+    def stop_one(model, arrival, jobs, key):
+        begin = (jobs.worker == arrival.worker) | (jobs.worker == (arrival.worker + 1) % 5)
+        return jnp.where(begin, jobs.worker, -1)
+
+    some = {"waits", "computation stopped or lost"}
+    for method, kinds in (
+        (algorithms.rennala_sgd(optax.sgd(0.1), 3), set()),
+        (asynchronous(wait_for_two), {"waits"}),
+        (asynchronous(stop_one), {"computation stopped or lost"}),
+        (asynchronous(None, timeouts=0.6), some),
+        (algorithms.with_diagnostics(algorithms.minibatch_sgd(optax.sgd(0.1))), {"waits"}),
+    ):
+        result = dsgd.run(method, problem, steps=40, key=jax.random.key(0), cluster=cluster)
+        found = spans(plots.timeline(result, until=100))
+        assert found.keys() & some == kinds, method.name
+        end = max(bar[2] for bars in found.values() for bar in bars)
+        for worker in range(5):
+            row = sorted(bar[1:] for bars in found.values() for bar in bars if bar[0] == worker)
+            ends = np.array([0, *(bar[1] for bar in row[:-1])])
+            np.testing.assert_allclose([bar[0] for bar in row], ends, atol=1e-4)
+            np.testing.assert_allclose(row[-1][1], end, rtol=1e-6)
+
+
+def test_a_timeline_needs_a_clock_and_every_round():
+    whole = {"step": np.arange(3), "loss": np.ones(3), "clock": np.arange(3.0)}
+    sparse = whole | {"step": 2 * np.arange(3)}
+    for runs, until, words in (
+        ({}, 1.0, "run has 0 histories"),
+        ({"step": np.arange(3), "loss": np.ones(3)}, 1.0, "run has no clock"),
+        (sparse, 1.0, "run is not recorded in every round; pass record_every=1"),
+        (whole, 1.0, "run does not record when workers compute"),
+        (whole, 0.0, "until = 0.0"),
+        ({"one": whole, "two": whole}, 1.0, "run has 2 histories"),
+    ):
+        with pytest.raises(ValueError, match=f"timeline: {words}"):
+            plots.timeline(runs, until=until)
 
 
 def test_invalid_arguments_are_refused():
