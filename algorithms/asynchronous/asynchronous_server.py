@@ -52,8 +52,8 @@ class Jobs(NamedTuple):
     Args:
         worker: the worker that computes each job, int32 `[J]`, J = N.
         waiting: whether it waits, as that of the arrival does, bool `[J]`.
-        delay: number of steps that the server made since its model was read, int32 `[J]`; ()
-            if its state does not count them.
+        delay: number of steps that the server made since its model was read, int32 `[J]`, 0 if it
+            is not yet read; () if its state does not count them.
     """
 
     worker: jax.Array
@@ -66,7 +66,7 @@ class LocalRuns(NamedTuple):
     x that it has read. It then sends x - y, where y is its model after them.
 
     Args:
-        optimizer: the workers' optimizer, which starts anew with each run.
+        optimizer: the workers' optimizer, which has a new state in each run.
         steps: H, an integer, or one for each worker.
         pull: $\rho$ of the objective $f_n(y) + \frac\rho2 |y - x|^2$ that it minimizes.
     """
@@ -171,8 +171,8 @@ def asynchronous_server(
         order: (model, arrival, jobs, key) -> int32 `[N]`, after the step: for each job, the worker
             that now receives the current model and computes the job; -1: the job goes on, or waits
             if it is that of the arrival. A job that goes on is stopped if it is given a worker. A
-            worker with several jobs computes one after the other. None: the arrival's worker begins
-            again.
+            worker with several jobs computes one gradient at a time. None: the arrival's worker
+            begins again.
         local: training of the workers between two messages; `gradient` is then x - y of a run, and
             a round is one gradient of one worker. None: each gradient is sent.
         timeouts: seconds after which a worker cuts a gradient and asks for the current model, one
@@ -354,7 +354,8 @@ class Rule:
             delay: Any = ()
             if hasattr(model, "steps"):
                 delay = model.steps - now.server.steps[pending.slot[:, 0]]
-                delay = jnp.where(waiting, 0, delay)
+                fresh = waiting | (pending.read[:, 0] > event.applied)
+                delay = jnp.where(fresh, 0, delay)
             of = Jobs(pending.worker, waiting, delay)
             orders = self.order(model, arrival, of, jax.random.fold_in(round.key, 2))
             checks.require_same(f"{self.name}: order gives", orders, pending.worker, types=True)

@@ -235,7 +235,9 @@ def proceed(
         after = _begin_all(after, orders, applied, round, bits, options)
     if options.steps is not None:
         inner = ~(now.sends | now.lost)  # the worker goes on with its own model
-        same = _compute(events, job, now.worker, events.ready[job], round, options)
+        free = _free_at(events, now.worker, jobs != job)
+        begin = jnp.maximum(events.ready[job], free)
+        same = _compute(events, job, now.worker, begin, round, options)
         same = same._replace(left=events.left.at[job].add(-1))
         after = jax.tree.map(partial(jnp.where, inner), same, after)
         new, unused = new & ~inner, unused & ~inner
@@ -309,13 +311,18 @@ def _begin_all(
     def begin_next(left):
         events, orders = left
         job = _first(orders >= 0)
-        others = (events.worker == orders[job]) & (orders < 0) & jnp.isfinite(events.ready)
-        free = jnp.max(events.ready, where=others, initial=-jnp.inf)
+        free = _free_at(events, orders[job], orders < 0)
         own = round._replace(key=jax.random.fold_in(round.key, job))
         events = _begin(events, job, orders[job], free, applied, own, bits, options)
         return events, orders.at[job].set(-1)
 
     return lax.while_loop(lambda left: jnp.any(left[1] >= 0), begin_next, (events, orders))[0]
+
+
+def _free_at(events: Events, worker: jax.Array, jobs: jax.Array) -> jax.Array:
+    """Returns until when the worker computes some of the given jobs, bool `[J]`."""
+    going_on = jobs & (events.worker == worker) & jnp.isfinite(events.ready)
+    return jnp.max(events.ready, where=going_on, initial=-jnp.inf)
 
 
 def _compute(

@@ -396,7 +396,7 @@ def case_given(case: Case, of: Instance, found: Trajectory) -> Given:
     )
 
 
-def compare(case: Case, draws: Draws) -> None:
+def compare(case: Case, draws: Draws, tolerance: float = 1e-9) -> None:
     """Compares method and recursion on a random instance, each symbol in every round."""
     of, found = run(case, draws)
     expected = list(islice(case.recursion(case_given(case, of, found)), case.length))
@@ -408,8 +408,8 @@ def compare(case: Case, draws: Draws) -> None:
             if symbol in bits
             else find_symbol(case, found, found.states, symbol, values)
         )
-        assert_equal(symbol, np.asarray(got)[-case.length :], values)
-    assert_equal("model to take home", found.home, home(papers))
+        assert_equal(symbol, np.asarray(got)[-case.length :], values, tolerance)
+    assert_equal("model to take home", found.home, home(papers), tolerance)
 
 
 def compare_equal(*methods: Callable[[], Algorithm], length: int = 24) -> None:
@@ -435,7 +435,9 @@ def home(papers: Symbols) -> np.ndarray:
     return X.sum(axis=1) / weight.sum(axis=1, keepdims=True)
 
 
-def assert_equal(symbol: str, got: np.ndarray, expected: np.ndarray) -> None:
+def assert_equal(
+    symbol: str, got: np.ndarray, expected: np.ndarray, tolerance: float = 1e-9
+) -> None:
     """Compares two arrays `[T, ...]` up to rounding relative to the largest value until the
     respective round.
     """
@@ -445,7 +447,7 @@ def assert_equal(symbol: str, got: np.ndarray, expected: np.ndarray) -> None:
         for values in (np.asarray(got, float) - expected, expected)
     )
     scale = np.maximum(1.0, np.maximum.accumulate(size))
-    np.testing.assert_array_less(deviation / scale, 1e-9, err_msg=symbol)
+    np.testing.assert_array_less(deviation / scale, tolerance, err_msg=symbol)
 
 
 def find_symbol(case: Case, found: Any, states: Any, symbol: str, like: np.ndarray) -> np.ndarray:

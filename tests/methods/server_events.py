@@ -171,7 +171,7 @@ class Loop:
             down = np.zeros(len(self.jobs))
             if inner:
                 job.left -= 1
-                self._compute(j, n, ended)
+                self._compute(j, n, max(ended, self._busy(n, j)))
             else:
                 if g is not None or self.options.timeouts is not None:
                     change = rule(now)
@@ -245,13 +245,17 @@ class Loop:
         for j in begins:
             self._end(j)
         for j, n in sorted(begins.items()):
-            busy = [job.ready for job in self.jobs if job.worker == n and np.isfinite(job.ready)]
             self.jobs[j] = _Job(n, self._run_length(n))
             reads, arrives = self._send_down(n)
             heapq.heappush(self.reads, (reads, self.computations, self.jobs[j]))
-            self._compute(j, n, max([arrives, *busy]))
+            self._compute(j, n, max(arrives, self._busy(n, j)))
             received[n] += 1
         return received
+
+    def _busy(self, n: int, j: int) -> float:
+        """Returns until when the worker computes jobs other than j."""
+        others = (job.ready for i, job in enumerate(self.jobs) if i != j and job.worker == n)
+        return max((ready for ready in others if np.isfinite(ready)), default=0.0)
 
     def _end(self, j: int) -> None:
         """Ends a computation; the heap's entry is then of no use."""

@@ -41,6 +41,12 @@ MISTAKES = [
         '"tests/algorithms/test_asynchronous_methods.py::test_bounded_staleness_takes_the_first_gradient_that_leaves_an_order_within_the_bound"',
     ),
     Mistake(
+        "algorithms/mechanisms/arrivals.py",
+        " | new[:, None]",
+        " | (new & (jobs == job))[:, None]",
+        "tests/algorithms/test_server_events.py -k stops",
+    ),
+    Mistake(
         "algorithms/local_updates/scaffold.py",
         "round.if_active(gradients, y.control)",
         "gradients",
