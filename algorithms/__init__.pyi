@@ -9,6 +9,7 @@ from .asynchronous.asynchronous_sgd import asynchronous_sgd
 from .asynchronous.fragile_sgd import fragile_sgd
 from .asynchronous.malenia_sgd import malenia_sgd
 from .asynchronous.pair_averaging_sgd import pair_averaging_sgd
+from .asynchronous.random_walk_sgd import random_walk_sgd
 from .asynchronous.rennala_sgd import rennala_sgd
 from .asynchronous.ringleader_sgd import ringleader_sgd
 from .asynchronous.ringmaster_sgd import ringmaster_sgd
@@ -220,6 +221,7 @@ __all__ = [
     "q_fed_avg",
     "qsparse_local_sgd",
     "quasi_global_momentum",
+    "random_walk_sgd",
     "relay_sgd",
     "rennala_sgd",
     "ringleader_sgd",

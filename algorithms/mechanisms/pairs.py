@@ -95,7 +95,7 @@ def pairwise(
     optimizers.require_descent(optimizer)
     gossip.require_topology(method, topology, symmetric=True, fixed=True)
     topology.require_one_exchange(method)
-    neighbours = _neighbours(topology)
+    neighbours = neighbours_of(topology)
 
     def draw(key, ids, gradients):
         partners = neighbours.draw(key, ids)
@@ -161,7 +161,7 @@ class Neighbours(NamedTuple):
         ]
 
 
-def _neighbours(topology: Topology) -> Neighbours:
+def neighbours_of(topology: Topology) -> Neighbours:
     """Returns the neighbours of all workers."""
     links = topology.links[0]
     each = [

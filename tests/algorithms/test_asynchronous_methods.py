@@ -28,6 +28,7 @@ from algorithms import (
     backup_workers_sgd,
     delays,
     fragile_sgd,
+    random_walk_sgd,
     swarm_sgd,
 )
 from dsgd import clusters, network, problems
@@ -339,6 +340,24 @@ def test_random_numbers_of_local_steps_are_geometric():
     lengths = np.concatenate([np.diff(np.flatnonzero(meets[worker == i])) for i in range(n)])
     assert (lengths == 1).mean() == pytest.approx(1 / H, abs=0.08)
     assert (lengths > 2 * H).mean() == pytest.approx((1 - 1 / H) ** (2 * H), abs=0.06)
+
+
+def test_a_walk_moves_with_metropolis_hastings_probabilities():
+    """On a star, the model leaves the hub for each leaf with equal probability, and a leaf with
+    probability 1/5, so that it is everywhere equally often.
+    """
+    n, T = trajectories.N, 3_000
+    at = driven(random_walk_sgd(STEP, topologies.star(n)), T)[1].metrics["worker"]
+    leaves, after = at[:-1] != 0, at[1:]
+    moves = after[leaves] != at[:-1][leaves]
+    assert (after[leaves][moves] == 0).all()
+    assert moves.mean() == pytest.approx(1 / (n - 1), abs=0.03)  # 3.7 standard deviations
+    counts = np.bincount(after[~leaves], minlength=n)
+    assert counts[0] == 0
+    expected = counts.sum() / (n - 1)
+    # 0.999 quantile of chi-squared with 4 degrees of freedom
+    assert ((counts[1:] - expected) ** 2 / expected).sum() < 18.5
+    assert (at == 0).mean() == pytest.approx(1 / n, abs=0.03)
 
 
 # --- Invalid arguments.
