@@ -133,12 +133,15 @@ class Now(NamedTuple):
             read them, and before the run carries the cluster's clock.
         present: participation in this round, bool `[N]`, equal on every device; None: all workers
             participate.
+        message_noise: noise on the messages of the round, a `dsgd.clusters.MessageNoise`, which
+            the communicator adds; None: no noise.
     """
 
     cluster: Any
     clock: jax.Array | float = 0.0
     timings: Timings | None = None
     present: jax.Array | None = None
+    message_noise: Any = None
 
 
 class Round(NamedTuple):

@@ -89,6 +89,7 @@ SYNONYMS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("availability", "two_state"), ("markov",)),
     **dict.fromkeys(("elastic", "churn", "join", "leave", "failures"), ("lifetimes",)),
     **dict.fromkeys(("gilbert_elliott", "burst_losses", "packet_loss"), ("bursts",)),
+    **dict.fromkeys(("gaussian_noise", "noisy_messages", "awgn", "snr"), ("MessageNoise",)),
     **dict.fromkeys(("daily", "diurnal", "time_of_day"), ("square_wave",)),
     "periodic": ("cyclic",),
     **dict.fromkeys(("natural", "by-user", "user"), ("by_user",)),

@@ -138,6 +138,7 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
         "bad": (0.0, 1.5),
         "good": (-0.1, 1.0, 0.5),
     },
+    clusters.MessageNoise: {"std": NEGATIVE, "snr": (NAN, INFINITE, 3.0)},
     clusters.lifetimes: {
         "begins": ([0.0, -1.0], [NAN, 2.0], [0.0], [[0.0, 9.0], 2.0], 2.0),
         "ends": ([5.0, 2.0], [5.0, NAN], [[5.0], [9.0, 8.0]]),

@@ -22,6 +22,7 @@ A cluster also determines which workers participate in a round and which message
 from dsgd import signatures, spelling
 from dsgd.clusters.cluster import Cluster, Overlap
 from dsgd.clusters.files import Equal, load, save
+from dsgd.clusters.message_noise import MessageNoise
 from dsgd.clusters.quantities import (
     bernoulli,
     bounded,
@@ -52,6 +53,7 @@ from dsgd.clusters.selections import (
 __all__ = [
     "Cluster",
     "Equal",
+    "MessageNoise",
     "Overlap",
     "Quantity",
     "bernoulli",

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from dsgd import checks
 from dsgd.base import Real, Round
+from dsgd.clusters.message_noise import MessageNoise
 from dsgd.clusters.quantity import Quantity, require_number, require_probability, same_workers
 from dsgd.network import Convention
 from dsgd.network.switch import check_convention, require_seconds
@@ -105,6 +106,11 @@ class Cluster:
             universal computation model). A computation of h seconds, by `compute` and `per_sample`,
             which begins at t, takes the least s with $\int_t^{t+s} v_n(u)\,du \ge h$, and forever
             if there is none. None: 1.
+        message_noise: noise on the messages between workers, and from workers to servers. In gossip
+            it is drawn for each link and exchange, and a worker's own vector has none. In sums,
+            means and tables of all rows, it is drawn once for each worker's contribution; the
+            result is sent without noise. Methods with compressed messages, and event-driven
+            methods, are refused. None: no noise.
 
     Raises:
         ValueError: if an argument has another type; a bandwidth can be 0; the latency or the noise
@@ -131,6 +137,7 @@ class Cluster:
     participation_period: int = 1
     delivered: Quantity | None = None
     power: Quantity | None = None
+    message_noise: MessageNoise | None = None
 
     def __post_init__(self) -> None:
         for what, quantity in (("up", self.up), ("down", self.down)):
@@ -216,6 +223,7 @@ class Cluster:
             f"present {self.present.name} for {self.participation_period}" if self.present else "",
             f"delivered {self.delivered.name}" if self.delivered else "",
             f"power {self.power.name}" if self.power else "",
+            f"message noise {self.message_noise.name}" if self.message_noise else "",
         ]
         return "; ".join(
             filter(None, [f"{self.micro_batches} x {self.compute.name}", ports, *options])

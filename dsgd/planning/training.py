@@ -234,8 +234,11 @@ def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Tra
 
 
 def _participation(cluster: Cluster) -> Cluster | None:
-    """Returns the cluster of taped runs: that of the plan, if workers or messages may be absent."""
-    return None if cluster.present is None and cluster.delivered is None else cluster
+    """Returns the cluster of taped runs: that of the plan, if workers or messages may be absent, or
+    messages have noise.
+    """
+    faults = cluster.present, cluster.delivered, cluster.message_noise
+    return cluster if any(each is not None for each in faults) else None
 
 
 @dataclass(frozen=True, eq=False)

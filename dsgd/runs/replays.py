@@ -24,7 +24,7 @@ from dsgd.runs.results import Result
 from dsgd.runs.run_spec import Tape
 from dsgd.runs.sweeps import FromPoint, Sweep, all_points, examples, grid_values
 
-_ALL_PARTICIPATE = (None, 1, None)
+_ALL_PARTICIPATE = (None, 1, None, None)
 
 
 @checks.arguments
@@ -69,8 +69,8 @@ def replay(
 
     Raises:
         ValueError: if the run was not taped; the cluster is for another number of workers; its
-            participation and message loss differ from those of the run; a grid is missing, empty
-            or contains non-finite numbers, or a number of it is used as a Python value; or
+            participation, message loss and noise differ from those of the run; a grid is missing,
+            empty or contains non-finite numbers, or a number of it is used as a Python value; or
             `rounds` are not numbers of rounds of the run.
     """
     of = result.tape
@@ -210,15 +210,16 @@ def _require_replays(cluster: Cluster, of: Tape) -> None:
     of_run = None if taped is None else _participation(taped)
     if (of_run or _ALL_PARTICIPATE) != _participation(cluster):
         raise ValueError(
-            f"replay: the cluster ({cluster.name}) has another participation or message loss than "
-            f"that of the run ({'no cluster' if taped is None else taped.name}), on which its "
+            f"replay: the cluster ({cluster.name}) has another participation, message loss "
+            f"or noise than that of the run "
+            f"({'no cluster' if taped is None else taped.name}), on which its "
             "iterates depend; expected the same: pass it to dsgd.run(..., cluster=..., taped=True)"
         )
 
 
 def _participation(cluster: Cluster) -> tuple[Any, ...]:
     present, delivered = (each and each.name for each in (cluster.present, cluster.delivered))
-    return present, cluster.participation_period, delivered
+    return present, cluster.participation_period, delivered, cluster.message_noise
 
 
 def _runs(of: Tape) -> tuple[jax.Array, dict[str, jax.Array]]:

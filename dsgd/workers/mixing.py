@@ -275,6 +275,32 @@ def neighbour_sum(
     )
 
 
+def neighbour_variances(
+    variances: jax.Array,
+    topology: Topology,
+    step: jax.Array | None = None,
+    *,
+    weighted: bool = True,
+) -> jax.Array:
+    r"""Returns the variances of sums over neighbours of independent terms,
+    $\sum_{j \ne i} W_{ij}^2 s_j^2$ over the messages that arrive, `[n]`.
+
+    Args:
+        variances: $s_j^2$ of the block's workers, floating point `[n]`.
+        topology, step, weighted: as in `laplacian`.
+    """
+    routes, at = routes_of(topology, axis.devices()), _here(topology, step)
+    squares = routes._replace(weights=routes.weights**2 if weighted else routes.weights != 0)
+    return add_neighbours(
+        squares,
+        at,
+        jnp.zeros_like(variances),
+        gather_neighbours(variances, topology, step),
+        onto=False,
+        arrives=_arrives(routes, at, topology),
+    )
+
+
 def out_degree(topology: Topology, step: jax.Array | None = None) -> jax.Array:
     """Returns to how many other workers each of the block's workers sends, uint32 `[n]`, in a round
     with participation set: to the neighbours that participate.

@@ -13,6 +13,7 @@ import scipy.stats
 from dsgd import Now, Round
 from dsgd.clusters import (
     Cluster,
+    MessageNoise,
     Overlap,
     Quantity,
     bernoulli,
@@ -282,6 +283,8 @@ CLUSTERS = [
     Cluster(ONE, present=ONE, participation_period=2),
     Cluster(ONE, delivered=ONE),
     *(Cluster(ONE, power=q) for q in (ONE, TWO)),
+    *(Cluster(ONE, message_noise=MessageNoise(s)) for s in (0.1, 0.2)),
+    *(Cluster(ONE, message_noise=MessageNoise(snr=s)) for s in (0.1, 0.2)),
 ]
 
 

@@ -38,15 +38,15 @@ class AllWorkerCalls(Sender):
         Raises:
             ValueError: if the pattern does not carry a mean over all workers.
         """
-        with self._all_reduce("mean", tree, via):
-            return workers.mean(tree)
+        with self._all_reduce("mean", tree, via) as sent:
+            return workers.mean(sent)
 
     def sum(self, tree: PyTree, via: AllReduce = network.ring_all_reduce) -> PyTree:
         """Returns the sum over all workers; otherwise as `mean`. Half-precision leaves are summed
         in float32 and rounded once.
         """
-        with self._all_reduce("sum", tree, via):
-            return workers.sum(tree)
+        with self._all_reduce("sum", tree, via) as sent:
+            return workers.sum(sent)
 
     def weighted_mean(self, tree: PyTree, via: AllReduce = network.ring_all_reduce) -> PyTree:
         r"""Returns the mean with the problem's worker weights, $\sum_n w_n x_n / \sum_n w_n$;
@@ -55,16 +55,16 @@ class AllWorkerCalls(Sender):
         A method that calls this receives gradients of $f_n$ instead of gradients of $w_n f_n$, so
         that each weight counts once.
         """
-        with self._all_reduce("weighted_mean", tree, via, weighted=True):
-            return workers.mean(tree)
+        with self._all_reduce("weighted_mean", tree, via, weighted=True) as sent:
+            return workers.mean(sent)
 
     def average(self, models: PyTree, via: AllReduce = network.ring_all_reduce) -> PyTree:
         """Replaces every worker's model by the `weighted_mean` of all models: leaves `[n, ...]` to
         `[n, ...]`. If no message arrives, workers keep their models.
         """
-        with self._all_reduce("average", models, via, weighted=True):
+        with self._all_reduce("average", models, via, weighted=True) as sent:
             mean = jax.tree.map(
-                lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), workers.mean(models), models
+                lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), workers.mean(sent), models
             )
             return workers.if_nonempty(mean, models)
 
@@ -92,11 +92,11 @@ class AllWorkerCalls(Sender):
             The updated mean, leaves `[...]`, and the vector that each worker keeps, leaves
             `[n, ...]`.
         """
-        with self._all_reduce("aggregate", new, via, weighted=True):
+        with self._all_reduce("aggregate", new, via, weighted=True) as sent:
             if old is None:
                 old = optax.tree.zeros_like(new)
-            vectors = workers.where_delivered(new, old)
-            change = workers.weighted_sum(workers.widen(optax.tree.sub(vectors, old)))
+            vectors, received = (workers.where_delivered(each, old) for each in (new, sent))
+            change = workers.weighted_sum(workers.widen(optax.tree.sub(received, old)))
             change = jax.tree.map(lambda total: total / self.workers, change)
             after = change if mean is None else optax.tree.add(mean, change)
             return workers.narrow(after, new), vectors
@@ -116,7 +116,7 @@ class AllWorkerCalls(Sender):
         transport = transports.to_all(self.workers)
         if compressor is None:
             with self._send("all_gather", transport, bits.row_bits(tree)):
-                return workers.gather(tree)
+                return workers.gather(self._with_noise("all_gather", tree))
         return self._send_compressed(
             "all_gather", transport, compressed.send, compressor, tree, last
         )
@@ -177,8 +177,8 @@ class AllWorkerCalls(Sender):
         keys = jax.random.split(self.record.next_key(), len(leaves))
         rows = [leaf.reshape(leaf.shape[0], -1) for leaf in leaves]
         codes = [jax.vmap(partial(code.encode, key))(x) for key, x in zip(keys, rows, strict=True)]
-        with self._all_reduce(f"mean_of_codes of {code.name}", codes, via, weighted):
-            means = workers.mean(codes)
+        with self._all_reduce(f"mean_of_codes of {code.name}", codes, via, weighted) as sent:
+            means = workers.mean(sent)
 
         def decode(key, sent, x):
             return code.decode(key, sent, x.shape[1]).astype(x.dtype)
@@ -197,9 +197,9 @@ class AllWorkerCalls(Sender):
     @contextmanager
     def _all_reduce(
         self, call: str, tree: PyTree, via: Any, weighted: bool = False
-    ) -> Iterator[None]:
+    ) -> Iterator[PyTree]:
         """Records an all-reduce, and opens the scope in which it is computed; if `weighted`, with
-        the problem's weights.
+        the problem's weights. Yields the tree with the noise of messages.
         """
         via = self._require_pattern(f"{call}: via", via, AllReduce)
         volume = via.volume(self.workers)
@@ -211,4 +211,4 @@ class AllWorkerCalls(Sender):
         transport = transports.all_reduce(via, self.workers)
         weighing = self._weigh() if weighted else nullcontext()
         with self._send(call, transport, bits.row_bits(tree)), weighing:
-            yield
+            yield self._with_noise(call, tree)

@@ -11,7 +11,7 @@ import optax
 
 from dsgd import checks, workers
 from dsgd.base import Compressor, PyTree
-from dsgd.communication import bits, compressed, transports
+from dsgd.communication import bits, compressed, noise, transports
 from dsgd.communication.calls.sender import Sender
 from dsgd.communication.compressed import Delivery
 from dsgd.communication.transports import Transport
@@ -34,7 +34,8 @@ class GraphCalls(Sender):
         if isinstance(topology, Accelerated):
             return optax.tree.add(tree, self.laplacian(tree, topology))
         with self._gossip("mix", tree, topology, _moves_the_mean) as turn:
-            return workers.mix(tree, topology, turn)
+            mixed = workers.mix(tree, topology, turn)
+            return self._with_noise_of_links(mixed, tree, topology)
 
     def laplacian(self, tree: PyTree, topology: Topology, weighted: bool = True) -> PyTree:
         r"""Returns the change that one gossip round would make, $\sum_m W_{nm} (x_m - x_n)$: leaves
@@ -50,7 +51,8 @@ class GraphCalls(Sender):
         if weighted and isinstance(topology, Accelerated):
             return topology.change(lambda x: self.laplacian(x, topology.exchanged), tree)
         with self._gossip("laplacian", tree, topology, _moves_the_mean) as turn:
-            return workers.laplacian(tree, topology, turn, weighted=weighted)
+            change = workers.laplacian(tree, topology, turn, weighted=weighted)
+            return self._with_noise_of_links(change, tree, topology, weighted=weighted)
 
     def push_sum(
         self, tree: PyTree, weights: jax.Array, topology: Topology
@@ -67,7 +69,8 @@ class GraphCalls(Sender):
             topology: W, with columns that sum to 1.
         """
         with self._gossip("push_sum", (tree, weights), topology, _divides_by_zero) as turn:
-            return workers.mix((tree, weights), topology, turn, keep_sums=True)
+            mixed = workers.mix((tree, weights), topology, turn, keep_sums=True)
+            return self._with_noise_of_links(mixed, (tree, weights), topology)
 
     def pull(self, tree: PyTree, topology: Topology) -> PyTree:
         r"""Returns weighted means of the neighbours' vectors, $x_n \leftarrow \sum_m R_{nm} x_m$:
@@ -79,7 +82,8 @@ class GraphCalls(Sender):
             topology: R, with rows that sum to 1: a topology for "pull", or doubly stochastic.
         """
         with self._gossip("pull", tree, topology, None, ("pull",)) as turn:
-            return workers.mix(tree, topology, turn)
+            mixed = workers.mix(tree, topology, turn)
+            return self._with_noise_of_links(mixed, tree, topology)
 
     def push(self, tree: PyTree, topology: Topology) -> PyTree:
         r"""Returns the sums of what workers send each other, $x_n \leftarrow \sum_m P_{nm} x_m$:
@@ -91,7 +95,8 @@ class GraphCalls(Sender):
             topology: P, with columns that sum to 1: a topology for "push" or for "gossip".
         """
         with self._gossip("push", tree, topology, None, ("push", "gossip")) as turn:
-            return workers.mix(tree, topology, turn, keep_sums=True)
+            mixed = workers.mix(tree, topology, turn, keep_sums=True)
+            return self._with_noise_of_links(mixed, tree, topology)
 
     def to_each_neighbour(self, tree: PyTree, otherwise: PyTree, topology: Topology) -> PyTree:
         """Sends a different vector to each neighbour, and returns the vectors that the neighbours
@@ -115,7 +120,8 @@ class GraphCalls(Sender):
         _require_edges(f"{self.record.method}: round.to_each_neighbour", tree, topology)
         size = bits.row_bits(tree) // max(1, topology.degree)
         with self._send("to_each_neighbour", transport, size):
-            return workers.to_each_neighbour(tree, otherwise, topology)
+            sent = self._with_noise("to_each_neighbour", tree)
+            return workers.to_each_neighbour(sent, otherwise, topology)
 
     def to_neighbours(
         self,
@@ -206,6 +212,15 @@ class GraphCalls(Sender):
         transport = transport._replace(simulated=topology.uniform)
         with self._send(call, transport, bits.row_bits(tree)):
             yield self.record.frame.turn
+
+    def _with_noise_of_links(
+        self, sums: PyTree, tree: PyTree, topology: Topology, *, weighted: bool = True
+    ) -> PyTree:
+        """Adds the noise of messages to sums over neighbours, independent at each receiver."""
+        if self._noise is None:
+            return sums
+        key, turn = self.record.next_key(), self.record.frame.turn
+        return noise.on_sums(self._noise, key, sums, tree, topology, turn, weighted=weighted)
 
 
 def _moves_the_mean(topology: Topology) -> str:

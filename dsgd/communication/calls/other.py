@@ -117,9 +117,10 @@ class OtherCalls(Sender):
                 those of the pairs, or as many as it sends.
 
         Raises:
-            ValueError: if it is another pattern.
+            ValueError: if it is another pattern, or messages have noise.
         """
         pattern = self._require_pattern("event: pattern", pattern, Asynchronous)
+        self._refuse_noise("event", "event-driven methods move their messages themselves")
         N, senders, receivers = self.workers, among, among
         if among.ndim == 2:
             senders, receivers = among.T
@@ -151,9 +152,10 @@ class OtherCalls(Sender):
             simulated: whether the collectives in the program differ from these messages.
 
         Raises:
-            ValueError: if the pattern carries nothing, as `network.local`.
+            ValueError: if the pattern carries nothing, as `network.local`, or messages have noise.
         """
         pattern = self._require_pattern("sent: pattern", pattern, Carrying)
+        self._refuse_noise("sent", "the method moves its messages itself")
         transport = Transport(pattern, lambda *_: Bits(up, down), simulated=simulated)
         with self._send("sent", transport, 0):
             pass

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from dsgd import checks, workers
-from dsgd.base import Compressor, Round
+from dsgd.base import Compressor, PyTree, Round
+from dsgd.communication import noise
 from dsgd.communication.compressed import Delivery
 from dsgd.communication.record import Record
 from dsgd.communication.transports import Transport
@@ -44,6 +46,33 @@ class Sender(Round):
             f"tolerates this, such as {GOES_ON}"
         )
 
+    @property
+    def _noise(self) -> Any:
+        """The noise of messages, or None."""
+        given = self.now and self.now.message_noise
+        return None if given is None or given.absent else given
+
+    def _refuse_noise(self, call: str, reason: str) -> None:
+        """Raises ValueError on clusters with noise on messages; `reason` is why `call` cannot have
+        it.
+        """
+        if self._noise is not None:
+            raise ValueError(
+                f"{self.record.method}: round.{call} on a cluster with message_noise "
+                f"({self._noise.name}): {reason}; expected a method that sends uncompressed "
+                "vectors, such as algorithms.decentralized_sgd, or message_noise=None"
+            )
+
+    def _with_noise(self, call: str, tree: PyTree) -> PyTree:
+        """Returns the messages as they are received, with one draw of the noise for each: leaves
+        `[n, ...]`.
+        """
+        if self._noise is None:
+            return tree
+        if not any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(tree)):
+            self._refuse_noise(call, "it sends integers")
+        return noise.on_messages(self._noise, self.record.next_key(), tree, self.workers)
+
     @contextmanager
     def _open(self, call: str, transport: Transport | None = None) -> Iterator[None]:
         """Opens the scope of a call's messages, in which collectives count as recorded."""
@@ -72,6 +101,7 @@ class Sender(Round):
         *options: Any,
     ) -> Delivery:
         """Records the messages of a function of `communication.compressed`."""
+        self._refuse_noise(call, "it sends packed messages")
         with self._open(call, transport):
             key, reply_key = self.record.next_key(), None
             if transport.has_reply:

@@ -75,12 +75,12 @@ def test_participation_of_the_run_is_that_of_the_replay():
             dsgd.replay(result, CLUSTERS[kind]), result.history["clock"], 1e-6
         )
         np.testing.assert_allclose(dsgd.replay(result, slower), clock_of(method, slower), 1e-6)
-        with pytest.raises(ValueError, match="another participation or message loss"):
+        with pytest.raises(ValueError, match="another participation, message loss or noise"):
             dsgd.replay(result, BLOCKING)
     result = tape(method, cluster=CLUSTERS["sampled-4"])
-    with pytest.raises(ValueError, match="another participation or message loss"):
+    with pytest.raises(ValueError, match="another participation, message loss or noise"):
         dsgd.replay(result, replace(CLUSTERS["sampled-4"], participation_period=8))
-    with pytest.raises(ValueError, match="another participation or message loss"):
+    with pytest.raises(ValueError, match="another participation, message loss or noise"):
         dsgd.replay(tape(method), CLUSTERS["sampled-4"])
 
 
