@@ -28,23 +28,34 @@ from theory_checks.statements.dropcompute_convex import bound as dropcompute_con
 from theory_checks.statements.ef21 import bound as ef21
 from theory_checks.statements.error_compensated_sgd import bound as error_compensated_sgd
 from theory_checks.statements.gradient_descent import bound as gradient_descent
+from theory_checks.statements.graph_seconds import (
+    amelie_seconds,
+    fragile_seconds,
+    optimal_seconds_on_graph,
+    optimal_seconds_on_graph_different_data,
+)
 from theory_checks.statements.local_sgd import bound as local_sgd
+from theory_checks.statements.lower_bound import bound as lower_seconds
 from theory_checks.statements.minibatch_sgd import bound as minibatch_sgd
 from theory_checks.statements.seconds import (
     asynchronous_seconds,
+    backup_workers_seconds,
     batch_seconds,
     malenia_seconds,
     minibatch_seconds,
     optimal_seconds,
     optimal_seconds_different_data,
     rennala_seconds,
+    ringleader_seconds,
     ringmaster_seconds,
 )
 from theory_checks.statements.sgd import bound as sgd
 
 __all__ = [
+    "amelie_seconds",
     "asynchronous_seconds",
     "asynchronous_sgd",
+    "backup_workers_seconds",
     "batch_seconds",
     "birch_sgd",
     "compressed_sgd",
@@ -59,8 +70,10 @@ __all__ = [
     "ef_bv_residuals",
     "ef_bv_step",
     "error_compensated_sgd",
+    "fragile_seconds",
     "gradient_descent",
     "local_sgd",
+    "lower_seconds",
     "malenia_seconds",
     "marina",
     "marina_step",
@@ -68,7 +81,10 @@ __all__ = [
     "minibatch_sgd",
     "optimal_seconds",
     "optimal_seconds_different_data",
+    "optimal_seconds_on_graph",
+    "optimal_seconds_on_graph_different_data",
     "rennala_seconds",
+    "ringleader_seconds",
     "ringmaster_seconds",
     "sgd",
 ]

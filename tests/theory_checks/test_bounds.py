@@ -72,6 +72,9 @@ BASE: Numbers = {
     "tree_distance": 3,
     "epsilon": 0.5,
     "times": [2.0, 1.0, 6.0],
+    "travel": [[0.0, 2.0, 5.0], [1.0, 0.0, 4.0], [3.0, 2.5, 0.0]],
+    "backups": 1,
+    "variance": 2.0,
 }
 SPREAD: Numbers = {"omega": 2.0}  # of the compressors of linear rates
 DELTAS: Numbers = {"smoothness": 1.0, "deltas": [2.0, 1.0]}
@@ -173,8 +176,26 @@ VALUES: list[tuple[str, Numbers, Any]] = [
     # L D / eps = 12, sigma^2 / eps = 8; 1 / h = 1, 1/2, 1/6: 12 min(9, 10 / 1.5, 11 / (5/3))
     ("bounds.optimal_seconds", {}, 79.2),
     ("bounds.optimal_seconds", {"noise": 1.0}, 12 * 4 / 1.5),  # of the two fastest
-    ("bounds.asynchronous_seconds", {"noise": 1.0}, 36),  # 12 * 5 / (5/3)
-    ("bounds.minibatch_seconds", {}, 264),  # 6 * 12 * 11/3
+    # R = 4 + 7 + 2 - 2: K = 48 (12 + 16) = 1344, (1344 + 3) / (5/3)
+    ("bounds.asynchronous_seconds", {}, 808.2),
+    ("bounds.minibatch_seconds", {}, 528),  # 6 * 24 * 11/3
+    ("bounds.backup_workers_seconds", {}, 240),  # 2 * 24 * 5
+    ("bounds.backup_workers_seconds", {"backups": 2, "noise": 1.0}, 72),  # 1 * 24 * 3
+    # 1 / B = (1 + 1/4 + 1) / 3, gamma = 1 / (2 max(24, 80 * 3/4)), K = 2400
+    ("bounds.ringleader_seconds", {}, 12 * 800),
+    ("bounds.ringleader_seconds", {"noise": 0.5}, 12 * 320),  # gamma = 1 / 48
+    # to worker 1 and back: 3, 0, 6.5; 12 max(3, 8 / 1.5), and 12 max(1, 2)
+    ("bounds.optimal_seconds_on_graph", {}, 64),
+    ("bounds.optimal_seconds_on_graph", {"noise": 1.0}, 24),
+    ("bounds.optimal_seconds_on_graph_different_data", {}, 96),  # 12 * 3 * 8 / 3
+    ("bounds.optimal_seconds_on_graph_different_data", {"noise": 1.0}, 72),
+    ("bounds.fragile_seconds", {}, 48 * 9),  # (8 + 2 + 3.5) / 1.5
+    ("bounds.fragile_seconds", {"pivot": 0}, 48 * 10),  # (8 + 2 + 5) / 1.5
+    ("bounds.amelie_seconds", {}, 48 * 30.5),  # 6.5 + 24
+    ("bounds.amelie_seconds", {"pivot": 2}, 48 * 32),
+    # T = 4, p = 0.11: the fifth gradient is completed after 4 seconds
+    ("bounds.lower_seconds", {"gap": 4000.0, "noise": sqrt(529 / 0.11)}, 8),
+    ("bounds.lower_seconds", {"gap": 4000.0, "noise": 0.0}, 2),
     ("bounds.optimal_seconds_different_data", {}, 168),  # 12 * (6 + 3 * 8/3)
     ("bounds.batch_seconds", {}, 4),  # min(4, 6 / 1.5, 8 / (5/3))
     ("bounds.batch_seconds", {"batch_size": 40}, 27.6),  # 46 / (5/3)
@@ -342,14 +363,24 @@ OUTSIDE: Numbers = {
     },
     **{
         name: [-1.0, math.nan, math.inf, None]
-        for name in ("noise", "heterogeneity", "compression", "omega", "mean_residual")
+        for name in (
+            "noise",
+            "variance",
+            "heterogeneity",
+            "compression",
+            "omega",
+            "mean_residual",
+        )
     },
     **{name: [0, 1.1, math.nan, None] for name in ("shift", "gain", "probability")},
     **{name: [-0.1, 1.0, math.nan, None] for name in ("bias", "residual")},
     **{
         name: [0, -1, 2.0, math.nan, True] for name in ("steps", "workers", "batch_size", "samples")
     },
-    **{name: [-2, 0.5, math.nan, None] for name in ("staleness", "tree_distance")},
+    **{
+        name: [-2, 0.5, math.nan, None]
+        for name in ("staleness", "tree_distance", "backups", "pivot")
+    },
     "rho": [-0.1, 1.0, 1, math.nan, math.inf],
     "memory": [local_sgd.Memory(np.full((1, 1), drift), np.ones(1)) for drift in (-1.0, math.nan)],
     "effect": [
@@ -363,6 +394,7 @@ OUTSIDE: Numbers = {
     "deltas": [[], [0.0, 1.0], [1.0, -1.0], [1.0, math.nan]],
     "first": [[], [-1.0, 0.0], [0.0, math.inf]],
     "times": [[], [0.0, 1.0], [1.0, -1.0], [1.0, math.inf], 2.0],
+    "travel": [[], [[], []], [[0.0, -1.0], [1.0, 0.0]], [[0.0, math.nan], [1.0, 0.0]], 1.0],
 }
 LINEAR = ("bounds.diana", "bounds.ef_bv", "bounds.marina")
 FUNCTIONS = [

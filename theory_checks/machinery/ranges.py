@@ -74,10 +74,11 @@ RANGES = {
         ("bias", "residual"), _numbers(lambda x: 0 <= x < 1, "a number, at least 0, below 1")
     ),
     **dict.fromkeys(
-        ("noise", "heterogeneity", "compression", "omega", "mean_residual"), _NOT_NEGATIVE
+        ("noise", "variance", "heterogeneity", "compression", "omega", "mean_residual"),
+        _NOT_NEGATIVE,
     ),
     **dict.fromkeys(("steps", "workers", "batch_size", "samples"), _COUNT),
-    **dict.fromkeys(("staleness", "tree_distance"), _NATURAL),
+    **dict.fromkeys(("staleness", "tree_distance", "backups", "pivot"), _NATURAL),
     "rho": _numbers(lambda x: 0 <= x < 1, "a number, at least 0, below 1"),
     "effect": Range(
         lambda effect: all(map(_NOT_NEGATIVE.holds, effect)), "finite numbers, at least 0"
@@ -86,6 +87,7 @@ RANGES = {
         lambda memory: all(np.all((part >= 0) & (part < math.inf)) for part in memory),
         "finite numbers, at least 0",
     ),
+    "travel": _each(_each(_NOT_NEGATIVE)),
     **_LISTS,
 }
 

@@ -4,7 +4,12 @@ One statement holds for many methods. The main branch of a method is $x_{k+1} = 
 g(z_k)$, one gradient after the other. It contains all gradients from which $z_k$ was made, and at
 most R more, and the noise of $g(z_k)$ is independent of them: R = 0 for SGD, B - 1 for Rennala with
 batches of B gradients (its main branch adds gradients one by one, with $\gamma$ equal to its step
-size divided by B), and one less than the threshold for Ringmaster. Then
+size divided by B), and one less than the threshold for Ringmaster. A worker may also make local
+steps with $\gamma$ before the server adds their sum. The distance of $x_k$ and $z_k$ is then the
+number of gradients of the branch since the model from which the worker began, which includes its
+own: R = N H - 1 for local SGD with H steps of N workers, and $n^2/s - 1$ for Cycle SGD, in which
+groups of s of the n workers synchronize one after the other, each after n/s steps. (The paper
+states B - 1 for B = N H gradients in all, and $n^2/s$.) Then
 
 $$ \gamma = \min\Big(\frac1{2L}, \frac1{2RL}, \frac\epsilon{4\sigma^2 L}\Big), \quad
 K \ge \frac{4(R+1)LD}\epsilon + \frac{8\sigma^2 LD}{\epsilon^2} \quad\Rightarrow\quad
@@ -38,16 +43,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cache, partial
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 import algorithms
 import dsgd
+from algorithms.asynchronous.asynchronous_server import Counted, LocalRuns
 from dsgd import clusters
-from dsgd.base import Problem
-from theory_checks.machinery import instances, ranges, runs
+from dsgd.base import Algorithm, Problem
+from theory_checks.machinery import instances, moments, ranges, runs
 from theory_checks.machinery.statement import Condition, Draws, Outcome, Statement
 from theory_checks.statements.asynchronous_sgd import OLDEST, with_table
 from theory_checks.statements.sgd import total_noise
@@ -129,6 +137,71 @@ def distances(history: Mapping[str, np.ndarray]) -> np.ndarray:
     return (branch - branch[first[before - delay]])[used]
 
 
+class Branch(NamedTuple):
+    """The main branch of a method whose workers make local steps.
+
+    Args:
+        base: number of gradients of the branch in the model from which each gradient's worker began
+            its run, `[K]`.
+        run: number of gradients of the branch before the first one of this run, `[K]`.
+    """
+
+    base: np.ndarray
+    run: np.ndarray
+
+    @property
+    def distances(self) -> np.ndarray:
+        """Returns dist(x_k, z_k), `[K]`."""
+        return np.arange(len(self.base)) - self.base
+
+
+def local_branch(history: Mapping[str, np.ndarray]) -> Branch:
+    """Returns the main branch of a method whose workers make local runs, measured in a run. It has
+    one run after the other, in the order in which the server adds them.
+
+    Args:
+        history: of every round of a method on `algorithms.asynchronous_server` with local runs,
+            each of which the server adds when it arrives: `server_steps`, `delay` and `worker`.
+    """
+    steps, delay, worker = (
+        history[name][1:].astype(int) for name in ("server_steps", "delay", "worker")
+    )
+    before = np.concatenate([[0], steps[:-1]])
+    ends = np.flatnonzero(steps > before)  # the last gradient of each run
+    begun, base, run, lengths = {}, [], [], [0]
+    for end in ends:
+        first, n = begun.get(worker[end], 0), worker[end]
+        count = int(np.sum(worker[first : end + 1] == n))
+        base += count * [lengths[before[end] - delay[end]]]
+        run += count * [lengths[-1]]
+        lengths.append(lengths[-1] + count)
+        begun[n] = end + 1
+    return Branch(np.array(base), np.array(run))
+
+
+def slopes(problem: Problem, branch: Branch, learning_rate: float) -> np.ndarray:
+    r"""Returns $E|f'(x_k)|^2$ before each gradient of a branch, `[K]`, exactly: the mean, and the
+    factor of the noise of each gradient, are followed along the branch for each eigenvector.
+
+    Args:
+        problem: a quadratic whose workers have equal data.
+        branch: the branch.
+        learning_rate: gamma.
+    """
+    of = moments.instance(problem, learning_rate, one_worker=True)
+    A, b, root, start = (np.asarray(array) for array in (of.A[0], of.b[0], of.root, of.start))
+    values, vectors = np.linalg.eigh(A)
+    K = len(branch.base)
+    models, gradients = (np.zeros((K + 1, len(A), K + 1)) for _ in range(2))
+    models[0, :, -1] = vectors.T @ (start - np.linalg.solve(A, b))
+    for k, (base, run) in enumerate(zip(*branch, strict=True)):
+        z = models[base] - learning_rate * gradients[run:k].sum(axis=0)
+        gradients[k] = values[:, None] * z
+        gradients[k, :, k] += root[0, 0]  # a multiple of the identity
+        models[k + 1] = models[k] - learning_rate * gradients[k]
+    return np.sum((values[:, None] * models[:-1]) ** 2, axis=(1, 2))
+
+
 def hypotheses(distances: np.ndarray, tree_distance: int) -> list[Condition]:
     """Returns the condition dist(x_k, z_k) <= R."""
     farthest = int(distances.max())
@@ -141,13 +214,15 @@ def hypotheses(distances: np.ndarray, tree_distance: int) -> list[Condition]:
     ]
 
 
-def check(problem: Problem, distances: np.ndarray, *, tree_distance: int, steps: int) -> Outcome:
+def check(
+    problem: Problem, distances: np.ndarray | Branch, *, tree_distance: int, steps: int
+) -> Outcome:
     """Checks the bound against the exact moments, at the step size of the theorem.
 
     Args:
         problem: a quadratic whose workers have equal data.
         distances: dist(x_k, z_k) of the first gradients, at most `OLDEST`; repeated. If all are 0,
-            the method is SGD.
+            the method is SGD. Or the branch of a method with local steps, of K gradients or more.
         tree_distance: R.
         steps: K, at most 64.
 
@@ -155,6 +230,7 @@ def check(problem: Problem, distances: np.ndarray, *, tree_distance: int, steps:
         ValueError: if the problem is another, or a distance is larger than R.
     """
     noise = total_noise(problem)
+    far = distances.distances if isinstance(distances, Branch) else distances
     numbers = {"noise": noise, "steps": steps, "tree_distance": tree_distance}
 
     def epsilon_step(*, gap: float, smoothness: float, **_: float) -> float:
@@ -164,6 +240,8 @@ def check(problem: Problem, distances: np.ndarray, *, tree_distance: int, steps:
         )
 
     def measure(gamma):
+        if isinstance(distances, Branch):
+            return float(slopes(problem, distances, gamma)[:steps].mean()), 0.0
         if not distances.any():
             return runs.gradient(algorithms.sgd, problem, gamma, steps, one_worker=True)
         table = np.resize(distances, _LENGTH).astype(np.int32)
@@ -176,7 +254,7 @@ def check(problem: Problem, distances: np.ndarray, *, tree_distance: int, steps:
         measure,
         lambda learning_rate, **given: bound(**given),
         epsilon_step,
-        lambda gamma: hypotheses(distances, tree_distance),
+        lambda gamma: hypotheses(far, tree_distance),
         None,
         case=f"R = {tree_distance}, ",
         **numbers,
@@ -200,15 +278,54 @@ METHODS = {
 _NONE = np.zeros(1, int)  # the distances of SGD
 
 
+def local_steps(optimizer: optax.GradientTransformation, steps: int, group: int) -> Algorithm:
+    """Returns the method whose workers make local steps and whose server adds the sum of each run.
+    A worker begins again when the runs of its group are added.
+
+    Args:
+        optimizer: of the workers.
+        steps: H, number of local steps of a run.
+        group: s, number of workers that synchronize together; N: local SGD.
+    """
+
+    def start(model, N):
+        return Counted(model.params, model.optimizer, jnp.int32(0))
+
+    def step(model, change, arrival, read):
+        return model._replace(
+            params=jax.tree.map(jnp.subtract, model.params, change), steps=model.steps + 1
+        )
+
+    def order(model, arrival, jobs, key):
+        groups = jnp.arange(len(jobs.worker)) // group
+        mine = groups == groups[arrival.job]
+        return jnp.where(mine & jnp.all(jobs.waiting | ~mine), jobs.worker, -1)
+
+    local = LocalRuns(optimizer, steps)
+    return algorithms.asynchronous_server(
+        f"local_steps({steps}, {group})", optimizer, step, start=start, order=order, local=local
+    )
+
+
+LOCAL_METHODS = {
+    "local SGD": (partial(local_steps, steps=2, group=_WORKERS), 2 * _WORKERS - 1),
+    "Cycle SGD": (partial(local_steps, steps=_WORKERS // 2, group=2), _WORKERS**2 // 2 - 1),
+}
+"""(optimizer -> method, R on workers that are equally fast)."""
+
+
 @cache
 def history(method: str, profile: str) -> Mapping[str, np.ndarray]:
-    """Returns the history of a method of `METHODS` on a cluster of `PROFILES`."""
+    """Returns the history of a method of `METHODS` or `LOCAL_METHODS` on a cluster of `PROFILES`,
+    or on equally fast workers ("equal").
+    """
+    seconds = PROFILES.get(profile, np.full(_WORKERS, 1.75))
     return dsgd.run(
-        METHODS[method][0](optax.sgd(0.1)),
+        (METHODS | LOCAL_METHODS)[method][0](optax.sgd(0.1)),
         instances.unit_bowl(_WORKERS, [1.0]),
         steps=6 * _LENGTH,
         key=jax.random.key(0),
-        cluster=clusters.Cluster(clusters.constant(PROFILES[profile])),
+        cluster=clusters.Cluster(clusters.constant(seconds)),
         mesh=1,
     ).history
 
@@ -216,8 +333,11 @@ def history(method: str, profile: str) -> Mapping[str, np.ndarray]:
 def trial(draws: Draws) -> list[Outcome]:
     """Checks a random quadratic with the distances of a method on a cluster."""
     problem = instances.quadratic(draws, 3, 2, hessians=("isotropic", "equal"), alike=True)
-    method = draws.choice(("sgd", *METHODS))
+    method = draws.choice(("sgd", *METHODS, *LOCAL_METHODS))
     profile, steps = draws.choice(tuple(PROFILES)), draws.choice((3, 20, _LENGTH))
+    if method in LOCAL_METHODS:
+        branch = local_branch(history(method, "equal"))
+        return [check(problem, branch, tree_distance=LOCAL_METHODS[method][1], steps=steps)]
     if method == "sgd":
         return [check(problem, _NONE, tree_distance=0, steps=steps)]
     of = distances(history(method, profile))
@@ -235,6 +355,10 @@ def bowls() -> list[Outcome]:
             (_NONE, 0),
             (np.full(1, OLDEST), OLDEST),
             *((distances(history(method, "one slow")), R) for method, (_, R) in METHODS.items()),
+            *(
+                (local_branch(history(method, "equal")), R)
+                for method, (_, R) in LOCAL_METHODS.items()
+            ),
         ):
             found.append(check(problem, of, tree_distance=R, steps=_LENGTH))
     return found
