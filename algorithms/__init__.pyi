@@ -55,6 +55,7 @@ from .decentralized.local_exact_diffusion import local_exact_diffusion
 from .decentralized.lt_admm import lt_admm, lt_admm_vr
 from .decentralized.nids import nids
 from .decentralized.opapc import opapc
+from .decentralized.overlap_sgp import overlap_sgp
 from .decentralized.prox_skip import prox_skip
 from .decentralized.proximal_tracking import proximal_tracking
 from .decentralized.push_diging import push_diging
@@ -204,6 +205,7 @@ __all__ = [
     "on_ray",
     "one_bit_adam",
     "opapc",
+    "overlap_sgp",
     "page",
     "pair_averaging_sgd",
     "parameter_server_sgd",

@@ -294,6 +294,27 @@ def test_the_messages_of_dgd_can_overlap_with_the_gradient(bandwidth, seconds):
     np.testing.assert_allclose(np.diff(found), seconds, rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("delay", "message", "clock"),
+    [
+        (0, 0.75, [1.75, 3.5, 5.25, 7.0, 8.75, 10.5]),
+        (1, 0.75, [1, 2, 3, 4, 5, 6]),
+        (1, 1.5, [1, 2.5, 4, 5.5, 7, 8.5]),
+        # sent after rounds 1 and 3, and needed in rounds 3 and 5
+        (2, 1.5, [1, 2, 3, 4, 5, 6]),
+        (2, 2.5, [1, 2, 3, 4.5, 5.5, 7]),
+    ],
+)
+def test_messages_of_overlap_sgp_are_sent_during_later_gradients(delay, message, clock):
+    """A gradient takes a second; a message is a model of three elements and a weight."""
+    bandwidth = clusters.constant(4 * 32 / message)
+    cluster = clusters.Cluster(clusters.constant(1.0), up=bandwidth)
+    method = algorithms.overlap_sgp(STEP, topologies.one_peer_exponential(8), delay)
+    options: Any = {"steps": 6, "key": jax.random.key(0), "cluster": cluster, "mesh": 1}
+    found = dsgd.run(method, problems.random_quadratic(8, 3), **options).history["clock"]
+    np.testing.assert_allclose(found[1:], clock, rtol=1e-6)
+
+
 # --- Arguments that are refused.
 
 RING, DOWN = topologies.ring(N), graphs.topology("tree, pull", N)
@@ -324,6 +345,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a method of gossip": (
         lambda: algorithms.push_diging(STEP, PULL),
         "push_diging: directed, pull is a topology for 'pull', which only algorithms.push_pull",
+    ),
+    "nothing kept": (
+        lambda: algorithms.overlap_sgp(STEP, dsgd.Topology("others", (1 - EYE) / (N - 1))),
+        r"overlap_sgp: W\[0, 0\] of others is 0 in round 0; expected a positive number",
     ),
     "a tree for push-sum": (
         lambda: algorithms.stochastic_gradient_push(STEP, UP),
