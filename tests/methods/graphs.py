@@ -44,6 +44,7 @@ def topology(name: str, N: int) -> Topology:
         "irregular": lambda: topologies.from_graph(irregular, name="irregular"),
         "ring": lambda: topologies.ring(N),
         "star": lambda: topologies.star(N),
+        "ring, star": lambda: Topology("ring, star", [topologies.ring(N).W, topologies.star(N).W]),
         "complete": lambda: topologies.complete(N),
         "exponential": lambda: topologies.exponential(N),
         "one peer": lambda: topologies.one_peer_exponential(N),
@@ -77,6 +78,7 @@ def matrices(name: str, N: int) -> Matrices:
         "star": lambda: [
             written.weigh("metropolis", written.edges(N, [(0, n) for n in range(1, N)]))
         ],
+        "ring, star": lambda: [matrices("ring", N)(0), matrices("star", N)(0)],
         "complete": lambda: [np.full((N, N), 1 / N)],
         "exponential": lambda: [
             written.weigh("uniform", written.circulant(N, *(1 << k for k in range(3))))

@@ -41,7 +41,7 @@ CASES = {
         symbols={"x": lambda found: found.home},
         length=12,
     )
-    for title, graph, delay in (("", "directed", 1), ("schedule", "one peer", 3))
+    for title, graph, delay in (("", "directed", 1), ("schedule", "ring, star", 2))
 }
 EQUALS = {
     "no delay": (
