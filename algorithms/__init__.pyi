@@ -3,12 +3,17 @@
 from . import dropcompute, kimad
 from .asynchronous import on_ray
 from .asynchronous.amelie_sgd import amelie_sgd
+from .asynchronous.as_grad import as_grad
 from .asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from .asynchronous.asynchronous_server import asynchronous_server
 from .asynchronous.asynchronous_sgd import asynchronous_sgd
+from .asynchronous.dc_asgd import dc_asgd
+from .asynchronous.delay_adaptive_sgd import delay_adaptive_sgd
 from .asynchronous.fragile_sgd import fragile_sgd
 from .asynchronous.malenia_sgd import malenia_sgd
+from .asynchronous.mind_flayer_sgd import mind_flayer_sgd, vecna_sgd
 from .asynchronous.pair_averaging_sgd import pair_averaging_sgd
+from .asynchronous.picky_sgd import picky_sgd
 from .asynchronous.random_walk_sgd import random_walk_sgd
 from .asynchronous.rennala_sgd import rennala_sgd
 from .asynchronous.ringleader_sgd import ringleader_sgd
@@ -111,6 +116,7 @@ __all__ = [
     "adacomm",
     "amelie_sgd",
     "apfl",
+    "as_grad",
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
@@ -124,10 +130,12 @@ __all__ = [
     "compressed_sgd",
     "cser",
     "d2",
+    "dc_asgd",
     "dcd_sgd",
     "decentlam",
     "decentralized_sgd",
     "deepsqueeze",
+    "delay_adaptive_sgd",
     "delayed_diloco",
     "delays",
     "demo",
@@ -195,6 +203,7 @@ __all__ = [
     "memories",
     "mime",
     "mime_lite",
+    "mind_flayer_sgd",
     "minibatch_sgd",
     "model_averaging_sgd",
     "momentum_tracking",
@@ -210,6 +219,7 @@ __all__ = [
     "pair_averaging_sgd",
     "parameter_server_sgd",
     "pg_extra",
+    "picky_sgd",
     "post_local_sgd",
     "power_of_choice",
     "powersgd",
@@ -242,6 +252,7 @@ __all__ = [
     "tern_grad",
     "three_point",
     "three_points",
+    "vecna_sgd",
     "vr_marina",
     "with_diagnostics",
     "with_local_work",

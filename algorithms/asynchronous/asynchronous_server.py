@@ -36,6 +36,7 @@ class Arrival(NamedTuple):
         job: number of the job, int32 scalar: that of its worker, unless the server gives jobs to
             others.
         lost: whether it was cut, so that the gradient is 0, bool scalar; never without `timeouts`.
+        key: for random choices of the step.
     """
 
     worker: jax.Array
@@ -43,6 +44,7 @@ class Arrival(NamedTuple):
     delay: Any = ()
     job: Any = ()
     lost: jax.Array | bool = False
+    key: Any = ()
 
 
 class Jobs(NamedTuple):
@@ -269,7 +271,8 @@ class Rule:
             message = jax.tree.map(lambda leaf: jnp.where(event.lost, 0, leaf), message)
         delay = before.steps - counts[event.slots[0]] if hasattr(before, "steps") else ()
         staleness = _element_staleness(event.staleness, now.read)
-        arrival = Arrival(event.worker, staleness, delay, event.job, event.lost)
+        key = jax.random.fold_in(round.key, 3)  # 1 and 2: the cluster's, and the order's
+        arrival = Arrival(event.worker, staleness, delay, event.job, event.lost, key)
         model = self.step(before, message, arrival, now.read)
         checks.require_same(f"{self.name}: step gives the model", model, before, types=True)
         loses = self.delays is None and now.round.cluster.spells is not None

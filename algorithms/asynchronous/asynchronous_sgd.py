@@ -83,14 +83,27 @@ def stale_step(
         aware: whether to divide by max(1, staleness).
     """
 
-    def divide(old, new, staleness):
-        return jnp.where(staleness > 1, old + (new - old) / jnp.maximum(1, staleness), new)
+    if aware:
+        return divided_step(optimizer, model, gradient, staleness)
+    return optimizers.step(optimizer, model, gradient)
+
+
+def divided_step(
+    optimizer: optax.GradientTransformation,
+    model: optimizers.Model,
+    gradient: Params,
+    divisor: PyTree,
+) -> optimizers.Model:
+    """Makes the server's step, divided by the divisor if it is above 1.
+
+    Args:
+        optimizer, model, gradient: of the server.
+        divisor: leaves are integers or floats, of a tree like the parameters or a prefix of it.
+    """
+
+    def divide(old, new, divisor):
+        return jnp.where(divisor > 1, old + (new - old) / jnp.maximum(1, divisor), new)
 
     after = optimizers.step(optimizer, model, gradient)
-    if not aware:
-        return after
-    return after._replace(
-        params=jax.tree.map(
-            divide, model.params, after.params, jax.tree.broadcast(staleness, model.params)
-        )
-    )
+    divisors = jax.tree.broadcast(divisor, model.params)
+    return after._replace(params=jax.tree.map(divide, model.params, after.params, divisors))

@@ -74,7 +74,8 @@ def collection(
     optimizer: optax.GradientTransformation, batch: Period
 ) -> tuple[Callable[[optimizers.Model, int], Collected], Callable]:
     """Returns the server's part: the function (model, N) -> its initial state, and the function
-    (state, gradient, worker) -> its state after a gradient at the current model.
+    (state, gradient, worker) -> its state after a gradient that counts, where the state is any with
+    these fields.
 
     Args:
         optimizer: the server's step.
@@ -91,12 +92,12 @@ def collection(
         stepped = optimizers.step(optimizer, optimizers.Model(model.params, model.optimizer), mean)
         return jax.tree.map(
             partial(jnp.where, count == batch),
-            Collected(
-                stepped.params,
-                stepped.optimizer,
-                model.steps + 1,
-                optax.tree.zeros_like(total),
-                jnp.zeros_like(count),
+            model._replace(
+                params=stepped.params,
+                optimizer=stepped.optimizer,
+                steps=model.steps + 1,
+                total=optax.tree.zeros_like(total),
+                arrived=jnp.zeros_like(count),
             ),
             model._replace(total=total, arrived=count),
         )

@@ -312,6 +312,44 @@ def test_results_of_a_custom_step_are_checked():
         asynchronous_server("mine", STEP, lambda model, gradient: model)
 
 
+# --- Servers that make steps with some gradients, or choose who computes.
+
+
+def test_a_server_that_waits_for_all_workers_makes_steps_of_mini_batch_sgd():
+    N, T = 6, 7
+    exact = problems.random_quadratic(N, D, heterogeneity=1.0, noise=0.0, seed=3)
+    cluster = clusters.Cluster(clusters.slow(clusters.exponential(1.5), workers=[2], factor=5))
+    found, expected = (
+        dsgd.run(method, exact, steps=steps, key=jax.random.key(0), mesh=1, cluster=cluster)
+        for method, steps in (
+            (algorithms.as_grad(MOMENTUM, "pure", N), N * T),
+            (algorithms.minibatch_sgd(MOMENTUM), T),
+        )
+    )
+    np.testing.assert_allclose(found.params, expected.params, rtol=1e-5)
+    assert (found.history["server_steps"][-1], found.history["delay"][1:].max()) == (T, 0)
+
+
+@pytest.mark.parametrize(
+    "method", [algorithms.ringmaster_sgd, algorithms.rennala_sgd], ids=["Ringmaster", "Rennala"]
+)
+def test_servers_step_with_muon(method):
+    """A step of Muon from zero has nearly orthonormal rows, of the given size."""
+    size, rng = 0.25, np.random.default_rng(0)
+    problem = problems.finite_sum(
+        problems.Model(lambda key: jnp.zeros((8, 3)), lambda kernel, inputs: inputs @ kernel),
+        lambda outputs, targets: (outputs - targets) ** 2,
+        (rng.normal(size=(40, 8)), rng.normal(size=(40, 3))),
+        workers=5,
+    )
+    muon = method(optax.contrib.muon(size, weight_decay=0.0), 1)
+    found = dsgd.run(muon, problem, steps=1, key=jax.random.key(0), mesh=1)
+    singular = np.linalg.svd(found.params, compute_uv=False)
+    assert singular.shape == (3,)
+    np.testing.assert_allclose(singular, size, rtol=0.6)
+    assert np.ptp(singular) < 0.5 * size
+
+
 # --- Asynchronous gossip.
 
 
@@ -383,6 +421,18 @@ REFUSED = [
         {"topology": topologies.one_peer_exponential(4), "batch": 3},
         None,
         "fragile_sgd: .* is a schedule of 2 rounds",
+    ),
+    (
+        algorithms.as_grad,
+        {"order": "pure", "wait": 5},
+        None,
+        "as_grad: wait = 5 with 4 workers; expected at most 4",
+    ),
+    (
+        algorithms.vecna_sgd,
+        {"trials": [2, 1, 3], "timeouts": 2.0},
+        None,
+        "vecna_sgd: 3 numbers of trials for 4 workers",
     ),
     (backup_workers_sgd, {"backups": 1}, None, "backup_workers_sgd: the run has no cluster"),
     (backup_workers_sgd, {"backups": 4}, UNIT, "backup_workers_sgd: backups = 4 with 4"),

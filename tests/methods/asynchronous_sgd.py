@@ -143,6 +143,7 @@ def bits(t: int, N: int, d: int) -> Bits:
 
 CASES = {
     "": cluster_case(2, "blocking"),
+    "clipped": cluster_case(1, "blocking", optimizer="clipped"),
     "bounded": cluster_case(1, "pipelined", 5, aware=True, optimizer="momentum"),
     "delays": _with_delays(False, "momentum"),
     "delays, staleness-aware": _with_delays(True),

@@ -58,6 +58,11 @@ OPTIMIZERS: dict[
     "plain": (optax.sgd, steps.plain),
     "momentum": (lambda gamma: optax.sgd(gamma, momentum=0.9), steps.momentum),
     "adam": (optax.adam, steps.adam),
+    "lion": (lambda gamma: optax.lion(gamma, weight_decay=0.0), steps.lion),
+    "clipped": (
+        lambda gamma: optax.chain(optax.clip_by_global_norm(steps.CLIP), optax.sgd(gamma)),
+        steps.clipped,
+    ),
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 Step = Callable[..., np.ndarray]  # (g, here=True) -> change
 PENALTY = 0.3  # of the l1 norm
+CLIP = 1.5  # the largest norm of a clipped gradient
 
 
 def plain(gamma: float) -> Step:
@@ -49,6 +50,26 @@ def adam(gamma: float) -> Step:
         return np.where(here, -gamma * change, 0.0)
 
     return step
+
+
+def lion(gamma: float) -> Step:
+    r"""Returns the Lion step $-\gamma\, \mathrm{sign}(0.9 m_{t-1} + 0.1 g_t)$,
+    $m_t = 0.99 m_{t-1} + 0.01 g_t$, from $m = 0$ (Chen et al., 2023).
+    """
+    memory = np.zeros(())
+
+    def step(g: np.ndarray, here: Any = True) -> np.ndarray:
+        nonlocal memory
+        change = np.sign(0.9 * memory + 0.1 * g)
+        memory = np.where(here, 0.99 * memory + 0.01 * g, memory)
+        return np.where(here, -gamma * change, 0.0)
+
+    return step
+
+
+def clipped(gamma: float) -> Step:
+    r"""Returns the clipped step $-\gamma \min(1, c / |g|) g$ of one vector; c is `CLIP`."""
+    return lambda g: -gamma * min(1.0, CLIP / np.linalg.norm(g)) * g
 
 
 def soft_threshold(x: np.ndarray, gamma: np.ndarray | float) -> np.ndarray:
