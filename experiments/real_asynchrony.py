@@ -124,22 +124,19 @@ def methods(args: Args) -> dict[str, Method]:
     """Returns the methods by name."""
     step, bound, graph = optax.sgd(args.learning_rate), args.bound, topologies.ring(args.workers)
     together = optax.sgd(args.learning_rate * args.workers)
-    asynchronous, simulated = on_ray.asynchronous_sgd, algorithms.asynchronous_sgd
+    simulated = algorithms.asynchronous_sgd
+
+    def asynchronous(**options):
+        return Method(partial(on_ray.run, simulated(step, **options)), simulated(STILL, **options))
+
     known = {
         "synchronous": Method(
             partial(on_ray.minibatch_sgd, optimizer=together), None, args.workers
         ),
-        "asynchronous": Method(partial(asynchronous, optimizer=step), simulated(STILL)),
-        "bounded": Method(
-            partial(asynchronous, optimizer=step, bound=bound), simulated(STILL, bound=bound)
-        ),
-        "staleness-aware": Method(
-            partial(asynchronous, optimizer=step, staleness_aware=True), simulated(STILL)
-        ),
-        "servers": Method(
-            partial(asynchronous, optimizer=step, servers=args.servers),
-            simulated(STILL, servers=args.servers),
-        ),
+        "asynchronous": asynchronous(),
+        "bounded": asynchronous(bound=bound),
+        "staleness-aware": asynchronous(staleness_aware=True),
+        "servers": asynchronous(servers=args.servers),
         "AD-PSGD": Method(
             partial(on_ray.asynchronous_gossip_sgd, optimizer=together, topology=graph),
             algorithms.asynchronous_gossip_sgd(STILL, graph),
@@ -176,7 +173,7 @@ def measure(args: Args, problem: dsgd.Problem, method: Method) -> Measured:
     steps = updates(args, method)
     delay = partial(sleep, args.delay, args.slow, args.factor)
     trained = method.run(
-        problem,
+        problem=problem,
         steps=steps,
         key=jax.random.key(args.seed),
         record_every=max(1, steps // 100),

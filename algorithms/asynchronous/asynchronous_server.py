@@ -247,10 +247,27 @@ class Rule:
         if self.local is not None:
             runs, models = optimizers.init_local(self.local.optimizer, params, N), N + 1
         buffer = jnp.repeat(shard(params, self.servers)[:, None], models, axis=1)
-        model = optimizers.init(self.optimizer, params)
-        model = model if self.start is None else self.start(model, N)
+        model = self.initial_model(params, N)
         counts = jnp.zeros(models, jnp.int32) if hasattr(model, "steps") else ()
         return State(Server(model, buffer, events, counts, runs))
+
+    def initial_model(self, params: Params, N: int) -> Any:
+        """Returns the initial model: an `optimizers.Model`, or what `start` returns."""
+        model = optimizers.init(self.optimizer, params)
+        return model if self.start is None else self.start(model, N)
+
+    def make_step(self, model: Any, gradient: Params, arrival: Arrival, read: Params) -> Any:
+        """Returns the model after the step, whose type is validated."""
+        after = self.step(model, gradient, arrival, read)
+        checks.require_same(f"{self.name}: step gives the model", after, model, types=True)
+        return after
+
+    def decide(self, model: Any, arrival: Arrival, jobs: Jobs, key: jax.Array) -> jax.Array:
+        """Returns what `order` does, whose type is validated."""
+        assert self.order is not None
+        orders = self.order(model, arrival, jobs, key)
+        checks.require_same(f"{self.name}: order gives", orders, jobs.worker, types=True)
+        return orders
 
     def query(self, state: State, round: Round) -> Query:
         """Asks the worker of the next arrival."""
@@ -266,15 +283,14 @@ class Rule:
         before, counts, runs = server.model, server.steps, server.local
         message = methods.first(gradients)
         if self.local is not None:
-            runs, message = _local_step(self.local, runs, now, message)
+            runs, message = _step_run(self.local, runs, now, message)
         if self.timeouts is not None:
             message = jax.tree.map(lambda leaf: jnp.where(event.lost, 0, leaf), message)
         delay = before.steps - counts[event.slots[0]] if hasattr(before, "steps") else ()
         staleness = _element_staleness(event.staleness, now.read)
         key = jax.random.fold_in(round.key, 3)  # 1 and 2: the cluster's, and the order's
         arrival = Arrival(event.worker, staleness, delay, event.job, event.lost, key)
-        model = self.step(before, message, arrival, now.read)
-        checks.require_same(f"{self.name}: step gives the model", model, before, types=True)
+        model = self.make_step(before, message, arrival, now.read)
         loses = self.delays is None and now.round.cluster.spells is not None
         if self.local is not None or (loses and self.timeouts is None):
             steps = event.sends if self.timeouts is None else event.sends | event.lost
@@ -360,8 +376,7 @@ class Rule:
                 fresh = waiting | (pending.read[:, 0] > event.applied)
                 delay = jnp.where(fresh, 0, delay)
             of = Jobs(pending.worker, waiting, delay)
-            orders = self.order(model, arrival, of, jax.random.fold_in(round.key, 2))
-            checks.require_same(f"{self.name}: order gives", orders, pending.worker, types=True)
+            orders = self.decide(model, arrival, of, jax.random.fold_in(round.key, 2))
             words = f"{self.name}: order gives worker {{}}; expected -1 to {round.workers - 1}"
             wrong = first_outside(orders + 1, round.workers)
             round.refuse_if(~jnp.isnan(wrong), words, wrong - 1)
@@ -396,21 +411,29 @@ class _Next(NamedTuple):
     first: Any
 
 
-def _local_step(
+def local_step(
+    local: LocalRuns, model: optimizers.Model, read: Params, gradient: Params
+) -> optimizers.Model:
+    """Makes a step of a local run, which began at the model `read`."""
+    if not (isinstance(local.pull, int | float) and local.pull == 0):
+        gradient = jax.tree.map(
+            lambda g, y, x: g + local.pull * (y - x), gradient, model.params, read
+        )
+    return optimizers.step(local.optimizer, model, gradient)
+
+
+def _step_run(
     local: LocalRuns, runs: optimizers.Model, now: _Next, gradient: Params
 ) -> tuple[optimizers.Model, Params]:
-    """Makes a step of a local run. Returns the models of all runs, and the change x - y of this
+    """Makes a step of the event's local run. Returns all runs' models, and the change x - y of this
     one.
     """
-    x, y = now.read, now.at
-    if not (isinstance(local.pull, int | float) and local.pull == 0):
-        gradient = jax.tree.map(lambda g, y, x: g + local.pull * (y - x), gradient, y, x)
-    fresh = optimizers.init(local.optimizer, x).optimizer
+    fresh = optimizers.init(local.optimizer, now.read).optimizer
     kept = jax.tree.map(lambda rows: rows[now.event.job], runs.optimizer)
     memory = jax.tree.map(partial(jnp.where, now.first), fresh, kept)
-    after = optimizers.step(local.optimizer, optimizers.Model(y, memory), gradient)
+    after = local_step(local, optimizers.Model(now.at, memory), now.read, gradient)
     runs = jax.tree.map(lambda rows, row: rows.at[now.event.job].set(row), runs, after)
-    return runs, jax.tree.map(jnp.subtract, x, after.params)
+    return runs, jax.tree.map(jnp.subtract, now.read, after.params)
 
 
 def _each(where: str, given: Any, N: int | None, dtype: type) -> np.ndarray | None:

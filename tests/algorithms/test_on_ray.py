@@ -15,13 +15,14 @@ import signal
 import socket
 import sys
 import tempfile
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -30,11 +31,12 @@ from jax.flatten_util import ravel_pytree
 import algorithms
 import dsgd
 import topologies
-from algorithms import on_ray
+from algorithms import on_ray, optimizers
+from algorithms.asynchronous.asynchronous_server import Counted, LocalRuns
 from algorithms.asynchronous.on_ray import gossip, peer, server, with_servers
 from algorithms.asynchronous.on_ray import worker as on_worker
 from algorithms.asynchronous.on_ray.server import Pushed
-from dsgd import problems
+from dsgd import clusters, problems
 from tests.methods.compressors import shard, unshard
 
 N, GAMMA, D = 3, 0.3, 62
@@ -148,6 +150,10 @@ def slow(worker: int, draw: int) -> float:
     return 0.03 if worker == 0 else 0.005
 
 
+def slow_thread(worker: int, draw: int) -> float:
+    return 0.008 if worker == 0 else 0.001
+
+
 def assert_history(trained, steps) -> None:
     """Checks that the history has the form of `dsgd.run`."""
     history = trained.history
@@ -211,7 +217,8 @@ def test_independent_calls_are_tasks_and_a_lost_one_is_made_again(ray, tmp_path)
 @pytest.mark.long
 def test_two_servers_make_the_steps_of_their_orders(ray):
     run = {"steps": 40, "key": KEY, "record_every": 15, "delay": slow, "patience": 300.0}
-    trained = on_ray.asynchronous_sgd(problem(), STEP, servers=2, staleness_aware=True, **run)
+    method = algorithms.asynchronous_sgd(STEP, servers=2, staleness_aware=True)
+    trained = on_ray.run(method, problem(), **run)
     assert_history(trained, [0, 15, 30, 40])
     assert trained.updates["worker"].shape == (40, 2)
     assert trained.updates["staleness"].max() > 1
@@ -264,11 +271,10 @@ def test_a_killed_worker_is_left_out_and_rejoins_and_a_killed_server_resumes(ray
     marks = tmp_path / "marks"
     marks.mkdir()
     kills = {(1, 5): kill_self, (2, 12): partial(kill_server, "ray::Server")}
-    run = {"steps": 400, "key": KEY, "record_every": 5, "bound": 3, "patience": 300.0}
+    method = algorithms.asynchronous_sgd(STEP, bound=3)
+    run = {"steps": 400, "key": KEY, "record_every": 5, "patience": 300.0}
     run |= {"checkpoint": tmp_path / "run", "checkpoint_seconds": 0.0}
-    trained = on_ray.asynchronous_sgd(
-        problem(), STEP, delay=partial(deadly, str(marks), kills), **run
-    )
+    trained = on_ray.run(method, problem(), delay=partial(deadly, str(marks), kills), **run)
     assert {path.name for path in marks.iterdir()} == {"1", "2", "back"}, (
         "both were killed, and worker 1 came back"
     )
@@ -279,11 +285,11 @@ def test_a_killed_worker_is_left_out_and_rejoins_and_a_killed_server_resumes(ray
     np.testing.assert_allclose(
         flat(trained.params), server_loop(updates, 1, aware=False), rtol=1e-4, atol=1e-6
     )
-    again = on_ray.asynchronous_sgd(problem(), STEP, **run)
+    again = on_ray.run(method, problem(), **run)
     np.testing.assert_array_equal(flat(again.params), flat(trained.params))
     assert_columns(again.updates, clock=updates["clock"])
     with pytest.raises(ValueError, match="another run"):
-        on_ray.asynchronous_sgd(problem(), optax.sgd(0.2), **run)
+        on_ray.run(algorithms.asynchronous_sgd(optax.sgd(0.2), bound=3), problem(), **run)
 
 
 def pair_loop(updates, steps: int | None = None) -> np.ndarray:
@@ -331,25 +337,27 @@ def test_neighbours_continue_without_a_killed_worker_which_rejoins(ray, tmp_path
 PART = {"w": np.array([1.0, -2.0], np.float32)}
 
 
-def rules(**options) -> server.Rules:
+def settings(method=None, **options) -> server.Settings:
     given = {
         "steps": 100,
         "record_every": 1,
         "together": False,
-        "bound": None,
         "seconds": 0.0,
-        "staleness_aware": False,
         "folder": None,
         "about": {"method": "test"},
     }
-    return server.Rules(STEP, **given | options)
+    rule = (method or algorithms.asynchronous_sgd(STEP)).init.__self__
+    return server.Settings(rule, **given | options)
+
+
+BOUNDED = {tau: algorithms.asynchronous_sgd(STEP, bound=tau) for tau in (2, 3)}
 
 
 @pytest.fixture
 def alone(monkeypatch):
     """Returns a factory of servers that are not actors."""
     monkeypatch.setattr(server, "is_replacement", lambda: False)
-    return lambda workers=2, **options: server.Server(PART, rules(**options), workers)
+    return lambda workers=2, **options: server.Server(PART, settings(**options), workers)
 
 
 def gradient(value: float) -> dict[str, np.ndarray]:
@@ -360,6 +368,8 @@ async def push_gradient(
     to: server.Server, worker: int, reply, incarnation: int = 0, value: float = 1.0
 ) -> server.Reply:
     """Pushes a gradient at the model of that reply; None: the first gradient."""
+    if reply is None and to.queues[worker]:
+        await to.pull(worker, incarnation)
     version, server_incarnation = (
         (0, 0) if reply is None else (reply.version, reply.server_incarnation)
     )
@@ -388,28 +398,28 @@ async def is_held(waiting) -> bool:
 
 @story
 async def test_a_bounded_server_delays_a_gradient_that_would_make_another_too_old(alone):
-    to = alone(bound=2)
+    to = alone(method=BOUNDED[2])
     fast = await push_gradient(to, 0, await push_gradient(to, 0, None))
     third = asyncio.ensure_future(push_gradient(to, 0, fast))
     assert await is_held(third), "worker 1's gradient of model 0 is to be update 2"
     late = await push_gradient(to, 1, None)
-    assert (late.version, (await third).version) == (4, 4)
+    assert (late.version, (await third).version) == (3, 4)
     assert [(update.worker, update.step - update.version) for update in to.updates] == [
         (0, 0),
         (0, 0),
         (1, 2),
         (0, 1),
     ]
-    fast = await push_gradient(to, 0, await push_gradient(to, 0, await third))
+    fast = await push_gradient(to, 0, await third)
     stuck = asyncio.ensure_future(push_gradient(to, 0, fast))
     assert await is_held(stuck)
     await to.progress({0: 0, 1: 1})
-    assert (await stuck).version == 7, "worker 1 has died, and is not waited for"
+    assert (await stuck).version == 6, "worker 1 has died, and is not waited for"
 
 
 @story
 async def test_only_gradients_of_the_last_model_read_by_the_current_process_are_applied(alone):
-    to = alone(bound=3)
+    to = alone(method=BOUNDED[3])
     one = await push_gradient(to, 0, None)
     assert (await push_gradient(to, 0, None)).version == 1, "of the version before"
     assert (await push_gradient(to, 0, one._replace(version=2))).version == 1
@@ -432,6 +442,7 @@ async def test_a_synchronous_server_averages_all_live_workers(alone):
     assert await is_held(first[0])
     reply = await push_gradient(to, 1, None, value=1.0)
     assert (reply.version, [each.done() for each in first]) == (1, [False, False])
+    assert to.messages == 6
     np.testing.assert_allclose(reply.part["w"], PART["w"] - GAMMA * 1.0)
     two = [asyncio.ensure_future(push_gradient(to, worker, reply, value=3.0)) for worker in (0, 2)]
     assert await is_held(two[0])
@@ -442,6 +453,61 @@ async def test_a_synchronous_server_averages_all_live_workers(alone):
     waiting = asyncio.ensure_future(push_gradient(to, 0, reply))
     assert await is_held(waiting), "worker 1 is there again, though another has died"
     assert (await push_gradient(to, 1, back, incarnation=1)).version == (await waiting).version == 3
+
+
+@story
+async def test_a_stopped_gradient_is_discarded_and_its_worker_continues_at_the_current_model(alone):
+    """Jobs are stopped when their models are 2 steps old; worker 2 has not asked for its own."""
+
+    def order(model, arrival, jobs, key):
+        return jnp.where((jobs.delay >= 2) | jobs.waiting, jobs.worker, -1)
+
+    to = alone(3, method=server_method(order=order))
+    old, reply = await to.pull(1, 0), None
+    for version in (1, 2, 3):
+        reply = await push_gradient(to, 0, reply)
+        assert to.stopped == ({1} if version > 1 else set())
+    assert to.messages == 3 + 5, "3 gradients, and 5 models, two of them to workers 1 and 2"
+    assert to._table().delay.tolist() == [0, 0, 1]
+    back = await push_gradient(to, 1, old)
+    assert (back.version, to.version, to.messages) == (3, 3, 9)
+    reply = await push_gradient(to, 0, reply)
+    assert (await push_gradient(to, 1, back, value=0.5)).version == 5
+    assert [(each.worker, each.delay) for each in to.updates[3:]] == [(0, 0), (1, 1)]
+    np.testing.assert_allclose(to.model.params["w"], PART["w"] - GAMMA * 4.5, rtol=1e-6)
+
+
+@story
+async def test_a_worker_that_died_loses_its_jobs_which_the_order_gives_again(alone):
+    """All jobs go to worker 0, unless one is lost."""
+
+    def order(model, arrival, jobs, key):
+        to = jnp.where(arrival.lost, arrival.worker, 0)
+        return jnp.where(jobs.waiting, to, -1).astype(jnp.int32)
+
+    to = alone(3, method=server_method(order=order))
+    reply = await to.pull(0, 0)
+    waiting = asyncio.ensure_future(push_gradient(to, 1, None))
+    assert await is_held(waiting)
+    assert to.queues == {0: [1], 1: [], 2: [2]}
+    await to.progress({0: 1, 1: 0, 2: 0})
+    assert (await push_gradient(to, 0, reply)).version == 1
+    assert to.version == 1, "of a process that died"
+    back = await to.pull(0, 1)
+    assert (back.version, to.computing, to.queues[0]) == (1, {0: 0}, [1])
+    assert (await push_gradient(to, 0, back, incarnation=1)).version == 1
+    assert (to.computing, to.queues[0]) == ({0: 1}, [0])
+    waiting.cancel()
+
+
+@story
+async def test_a_server_refuses_to_wait_for_workers_that_wait_for_it(alone):
+    to = alone(1, method=server_method(order=lambda model, *_: jnp.full(1, -1, jnp.int32)))
+    with pytest.raises(ValueError, match="a_method: all workers wait for the server"):
+        await push_gradient(to, 0, None)
+    to = alone(2, method=server_method(order=lambda model, *_: jnp.full(2, 2, jnp.int32)))
+    with pytest.raises(ValueError, match=r"gives the workers \[2, 2\]; expected -1 to 1"):
+        await push_gradient(to, 0, None)
 
 
 @story
@@ -473,7 +539,7 @@ async def test_a_server_resumes_from_its_checkpoint_and_refuses_earlier_gradient
     second.checkpoint.__exit__()
     monkeypatch.setattr(server, "is_replacement", lambda: True)
     for incarnation in (2, 3):  # it is killed again before it has made an update
-        again = server.Server(PART, first.rules, 2)
+        again = server.Server(PART, first.settings, 2)
         assert (await again.progress({})).server_incarnation == incarnation
         again.checkpoint.__exit__()
 
@@ -495,6 +561,134 @@ async def test_a_server_keeps_records_until_it_is_done_or_not_finite(alone):
     assert not reply.done
     assert (await push_gradient(broken, 0, reply)).done
     assert not (await broken.progress({})).finite
+
+
+# --- The simulation with the arrivals of a real run.
+
+
+def server_method(count: bool = True, **options):
+    """Returns an asynchronous method whose server makes a step with each gradient."""
+
+    def start(model, N):
+        return Counted(*model, jnp.int32(0))
+
+    def step(model, gradient, arrival, read):
+        stepped = optimizers.step(STEP, optimizers.Model(*model[:2]), gradient)
+        return Counted(*stepped, model.steps + 1) if count else stepped
+
+    options = ({"start": start} if count else {}) | options
+    return algorithms.asynchronous_server("a_method", STEP, step, **options)
+
+
+def wait_for_all(model, arrival, jobs, key):
+    return jnp.where(jnp.all(jobs.waiting), jobs.worker, -1)
+
+
+def assign_next(model, arrival, jobs, key):
+    """The arrival's job is given to the worker whose turn it is; others may be without a job."""
+    return jnp.where(jobs.waiting, model.steps * 2 % N, -1)
+
+
+LOCAL = LocalRuns(optax.sgd(0.2, momentum=0.7), (2, 4, 3), 0.5)
+REPLAYED = {
+    "rennala_sgd": algorithms.rennala_sgd(STEP, 2),
+    "ringmaster_sgd": algorithms.ringmaster_sgd(optax.sgd(GAMMA, momentum=0.6), 2),
+    "malenia_sgd": algorithms.malenia_sgd(STEP, 4.5),
+    "local runs": server_method(local=LOCAL),
+    "bounded": BOUNDED[3],
+    "waiting": server_method(order=wait_for_all),
+    "assigned": server_method(order=assign_next),
+}
+
+
+def replay(method: dsgd.Algorithm, updates) -> dsgd.Result:
+    """Simulates a method on a cluster on which gradient t, or the last one of local run t, arrives
+    after t + 1 seconds, and with the recorded batches.
+    """
+    workers, T = updates["worker"], len(updates["worker"])
+    local = method.init.__self__.options(N).steps
+    each = np.ones(N, int) if local is None else local
+    arrives = np.full((T + 1, N), 2.0**10)  # of a worker that begins after t seconds; or never
+    for t in reversed(range(T)):
+        arrives[t] = np.where(np.arange(N) == workers[t], t + 1, arrives[t + 1])
+    short = 1 / 64  # seconds of the gradients of a run except the first
+
+    def seconds(key, clock, worker):
+        before = (jnp.asarray(each)[worker] - 1) * short
+        first = jnp.asarray(arrives)[jnp.int32(clock), worker] - before - clock
+        return jnp.where(clock == jnp.floor(clock), first, short)
+
+    numbers = zip(updates["draw"], each[workers], strict=True)
+    draws = np.concatenate([np.arange(draw - H + 1, draw + 1) for draw, H in numbers])
+
+    def query(state, round):
+        batch = jnp.full(N, jnp.asarray(draws, jnp.int32)[round.step])
+        work = dsgd.LocalWork(np.ones((N, 1), bool), np.ones((N, 1), np.float32), batch)
+        return method.query(state, round)._replace(work=work)
+
+    cluster = clusters.Cluster(clusters.Quantity(seconds, "recorded", positive=True))
+    run = {"steps": len(draws), "key": KEY, "cluster": cluster, "mesh": 1}
+    return dsgd.run(method._replace(query=query), problem(), **run)
+
+
+ALONE = ["rennala_sgd", "local runs", "bounded", "waiting", "assigned"]
+"""Those that run in this process; `--long` runs the others in real processes."""
+
+
+def assert_replays(method: dsgd.Algorithm, trained: on_ray.Trained, steps: int) -> None:
+    """Checks every model of a real run with a record of each update against the simulation."""
+    updates, found = trained.updates, trained.history
+    assert len(updates["worker"]) == steps
+    local = method.init.__self__.options(N).steps
+    ends = np.cumsum(np.ones(steps, int) if local is None else local[updates["worker"]])
+    simulated = replay(method, updates)
+    history = {name: values[[0, *ends]] for name, values in simulated.history.items()}
+    assert_columns(history, worker=found["worker"], clock=np.arange(steps + 1))
+    counted = [name for name in ("delay", "server_steps") if name in history]
+    assert_columns(history, **{name: found[name] for name in counted})
+    if local is None:
+        assert_columns(history, staleness=found["staleness"])
+    for name in ("loss", "grad_sqnorm"):
+        np.testing.assert_allclose(found[name], history[name], rtol=1e-4, err_msg=name)
+    np.testing.assert_allclose(flat(trained.params), flat(simulated.params), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["rennala_sgd", "ringmaster_sgd", "malenia_sgd", "local runs"])
+def test_the_simulation_finds_the_models_of_a_real_run_from_its_arrivals(ray, name):
+    method = REPLAYED[name]
+    trained = on_ray.run(method, problem(), steps=40, key=KEY, delay=slow, patience=300.0)
+    assert trained.updates["delay"].max() > 1
+    assert_replays(method, trained, 40)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_the_simulation_finds_the_models_of_a_server_from_its_arrivals(alone, monkeypatch, name):
+    """Workers are threads of this process; worker 0 is slower."""
+    monkeypatch.setattr(on_worker, "require_ray", lambda: THREADS)
+    method, steps = REPLAYED[name], 40
+    given = settings(method, steps=steps, record_every=1)
+    first = jax.tree.map(np.asarray, params())
+    to = server.Server(first, given, N)
+    task = with_servers.tasks(problem(), KEY, first, slow_thread, given.rule)
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        handle = Named(
+            pull=lambda *args: asyncio.run_coroutine_threadsafe(to.pull(*args), loop),
+            push=lambda *args: asyncio.run_coroutine_threadsafe(to.push(*args), loop),
+        )
+        await to.compile()
+        with ThreadPoolExecutor(N) as threads:
+            each = [on_worker.Worker(worker, task(worker)) for worker in range(N)]
+            runs = [loop.run_in_executor(threads, one.run, [handle], 0) for one in each]
+            await asyncio.wait_for(asyncio.gather(*runs), 60)
+        return await to.history()
+
+    history = asyncio.run(run())
+    assert_replays(
+        method, with_servers._combine(name, problem(), given, params(), [history]), steps
+    )
 
 
 # --- A worker of AD-PSGD by itself, in this process.
@@ -536,6 +730,9 @@ NO_RAY = SimpleNamespace(
     ),
     get=found,
 )
+
+
+THREADS = SimpleNamespace(get=lambda answers: [answer.result(60) for answer in answers])
 
 
 @pytest.fixture
@@ -719,25 +916,40 @@ def test_the_last_message_is_not_lost():
 # --- Invalid arguments.
 
 
+RUN = partial(on_ray.run, algorithms.asynchronous_sgd(STEP))
+PAIRS = partial(on_ray.asynchronous_gossip_sgd, optimizer=STEP)
 REFUSED = [
-    (on_ray.asynchronous_sgd, {"bound": 1}, "bound = 1 with 3 workers"),
-    (on_ray.asynchronous_sgd, {"patience": 0.0}, "patience"),
-    (on_ray.minibatch_sgd, {"checkpoint_seconds": -1.0}, "checkpoint_seconds"),
-    (on_ray.asynchronous_gossip_sgd, {"topology": topologies.ring(4)}, "4 nodes .* problem has 3"),
+    (on_ray.run, {"method": BOUNDED[2]._replace(update=BOUNDED[3].update)}, "no asynchronous serv"),
+    (on_ray.run, {"method": algorithms.sgd(STEP)}, "run: .* has no asynchronous server; expected"),
     (
-        on_ray.asynchronous_gossip_sgd,
-        {"topology": topologies.one_peer_exponential(4)},
-        "schedule",
+        on_ray.run,
+        {"method": algorithms.asynchronous_sgd(STEP, bound=1)},
+        "bound = 1 with 3 workers",
     ),
-    (on_ray.asynchronous_sgd, {}, r"Ray is not installed; .*'dsgd\[ray\]'"),
+    (on_ray.run, {"method": server_method(timeouts=2.0)}, "interrupted; expected timeouts=None"),
+    (
+        on_ray.run,
+        {"method": algorithms.asynchronous_sgd(STEP, algorithms.delays.constant(2))},
+        "has delays, .* expected delays=None",
+    ),
+    (
+        on_ray.run,
+        {"method": server_method(local=LocalRuns(STEP, [2, 4]))},
+        "local.steps: 2 numbers for 3 workers",
+    ),
+    (RUN, {"patience": 0.0}, "patience"),
+    (partial(on_ray.minibatch_sgd, optimizer=STEP), {"checkpoint_seconds": -1.0}, "checkpoint_sec"),
+    (PAIRS, {"topology": topologies.ring(4)}, "4 nodes .* problem has 3"),
+    (PAIRS, {"topology": topologies.one_peer_exponential(4)}, "schedule"),
+    (RUN, {}, r"Ray is not installed; .*'dsgd\[ray\]'"),
 ]
 
 
-@pytest.mark.parametrize(("method", "wrong", "words"), REFUSED)
-def test_invalid_arguments_are_refused_before_a_process_starts(method, wrong, words, monkeypatch):
+@pytest.mark.parametrize(("call", "given", "words"), REFUSED)
+def test_invalid_arguments_are_refused_before_a_process_starts(call, given, words, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=words):
-        method(problem(), STEP, steps=5, key=KEY, **wrong)
+        call(problem=problem(), steps=5, key=KEY, **given)
 
 
 # --- Measurements as a cluster.
@@ -772,29 +984,33 @@ def test_a_measured_cluster_has_each_workers_seconds_and_the_servers_port():
 def update(
     step: int, worker: int, version: int, at: float, draw: int = 0, read: tuple[int, ...] = (0, 0)
 ) -> server.Update:
-    return server.Update(step, worker, version, read, draw, 0.5 * worker, 0.25, at, 0.125)
+    """Returns an update of a server that makes a step with every second arrival, to which 3
+    messages belong.
+    """
+    row = (step, worker, version, read, draw, 0.5 * worker, 0.25)
+    steps, messages = (step + 1) // 2, 3 * (step + 1)
+    return server.Update(*row, steps - (version + 1) // 2, steps, messages, at, 0.125)
 
 
 def put_together(P: int, parts, **given) -> on_ray.Trained:
-    return with_servers._combine("a method", problem(), rules(**given), params(), parts)
+    return with_servers._combine("a method", problem(), settings(**given), params(), parts)
 
 
-def test_bits_count_gradients_and_not_steps():
-    """A step with the mean of N gradients is N messages up and N down; N - 1 if a worker was
-    killed.
-    """
+def test_the_history_has_the_last_update_of_each_record():
+    """One gradient of a worker that was killed is missing."""
     taken = [(step, worker) for step in range(5) for worker in range(N) if (step, worker) != (1, 2)]
     rows = [update(step, worker, step, at=1.0 + step, read=(step,)) for step, worker in taken]
     records = [shift_params(0.1 * i) for i in range(4)]
-    parts = [(rows, records, records[-1], 0.0)]
+    parts = [(rows, records, records[-1])]
     found = put_together(1, parts, steps=5, record_every=2, together=True)
-    gradients = np.array([0, N + N - 1, 4 * N - 1, 5 * N - 1])
     assert_columns(
         found.history,
         step=[0, 2, 4, 5],
-        bits=2 * 32 * D * gradients / N,
+        bits=32 * D * np.array([0, 6, 12, 15]) / N,
         clock=[0.0, 2.0, 4.0, 5.0],
         staleness=[np.nan, 0.0, 0.0, 0.0],
+        delay=[np.nan, 0.0, 0.0, 0.0],
+        server_steps=[np.nan, 1.0, 2.0, 2.0],
         worker=[np.nan, 1.0, 2.0, 2.0],
     )
     assert found.bits == 32 * D
@@ -812,9 +1028,9 @@ def test_with_several_servers_staleness_is_that_of_the_oldest_part():
     ]
     other = [update(0, 1, 0, 1.5, 3), update(1, 0, 0, 2.0), update(2, 2, 0, 3.5, 4, read=(0, 2))]
     parts = []
-    for updates, at in ((one, 9.0), (other, 3.5)):
+    for updates in (one, other):
         records = [np.full(-(-D // 2), 0.1 * i, np.float32) for i in range(len(updates) + 1)]
-        parts.append((updates, records, records[-1], at))
+        parts.append((updates, records, records[-1]))
     found = put_together(2, parts, steps=3, record_every=1)
     assert_columns(
         found.history,
@@ -822,7 +1038,7 @@ def test_with_several_servers_staleness_is_that_of_the_oldest_part():
         staleness=[np.nan, 0, 1, 2],
         clock=[0.0, 1.5, 2.5, 3.5],
         worker=[np.nan, 0, 1, 0],
-        bits=2 * 32 * D * np.arange(4) / N,
+        bits=3 * 32 * D * np.arange(4) / N,
     )
     assert_columns(
         found.updates,

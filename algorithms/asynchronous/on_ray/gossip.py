@@ -47,7 +47,7 @@ def asynchronous_gossip_sgd(
     after its restart it continues with the model of one of them.
 
     Args:
-        problem, optimizer, key, delay, address, restarts, patience: see `on_ray.asynchronous_sgd`.
+        problem, optimizer, key, delay, address, restarts, patience: see `on_ray.run`.
         topology: determines the neighbours; its weights are not used.
         steps: number of updates after which the workers are stopped; they make a few more until the
             stop reaches them.
@@ -55,13 +55,13 @@ def asynchronous_gossip_sgd(
             Lamport's logical clock, which every worker has.
 
     Returns:
-        As `on_ray.asynchronous_sgd`; the model is the workers' mean, and `consensus` is (1/N) sum
+        As `on_ray.run`; the model is the workers' mean, and `consensus` is (1/N) sum
         |x_n - x|^2.
 
     Raises:
         ValueError: if the topology is a schedule, a directed graph or has another number of
             workers, a number is out of range, or Ray is not available.
-        ChildProcessError, TimeoutError, Diverged: see `on_ray.asynchronous_sgd`.
+        ChildProcessError, TimeoutError, Diverged: see `on_ray.run`.
 
     Source: Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", 2018,
     algorithm 1.
@@ -273,7 +273,9 @@ def _combine(
         "consensus": np.array(
             [_consensus(rows, mean) for rows, mean in zip(stacked, means, strict=True)]
         ),
-        **select_records(step, step - 1, updates["clock"], updates["staleness"], updates["worker"]),
+        **select_records(
+            step, step - 1, {name: updates[name] for name in ("clock", "staleness", "worker")}
+        ),
     }
     return Trained(
         means[-1], evaluate(name, problem, means, history), updates, problem.workers, int(bits)

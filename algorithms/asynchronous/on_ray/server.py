@@ -1,58 +1,71 @@
-"""A parameter server: a process with one shard of the model, which makes a step with each gradient
-that arrives.
+"""A parameter server: a process with one shard of the model, which applies a method's rule to each
+gradient that arrives.
+
+A *job* is a model that was read, and the computation at it, as in `algorithms.mechanisms.arrivals`.
+The rule is the simulation's: `step` makes the step, and `order` says who begins which jobs at the
+current model. A computation in another process cannot be interrupted. If its job is stopped, its
+gradient is discarded when it arrives, and its worker then begins at the model that is current then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from algorithms import optimizers
-from algorithms.asynchronous.asynchronous_sgd import stale_step
+from algorithms.asynchronous.asynchronous_server import Arrival, Jobs, Rule
 from algorithms.asynchronous.on_ray.actors import is_replacement
 from algorithms.mechanisms import arrivals
-from algorithms.optimizers import Model
 from dsgd.base import Params, PyTree, State
 from dsgd.engine import randomness
 from dsgd.engine.plan import Carry
 from dsgd.runs.checkpoints import Checkpoint
 
 
-class Rules(NamedTuple):
+class Settings(NamedTuple):
     """Options of a server.
 
     Args:
-        optimizer: the optimizer of its step.
+        rule: the method.
         steps: T, number of updates after which it is done.
         record_every: updates between two models that it keeps for the history.
         together: whether a step uses the mean of the gradients of all workers (synchronous).
-        bound: tau of bounded staleness, or None.
-        staleness_aware: whether steps are divided by the staleness.
+        seconds: between two checkpoints.
         folder: folder of its checkpoint, or None.
         about: description of the run, for the checkpoint.
-        seconds: between two checkpoints.
-        key: for random keys in the optimizer's state, derived from the run's key and this server's
-            number; as its data and the name of its implementation.
+        key: for random keys in the optimizer's state and of the rule, derived from the run's key
+            and this server's number; as its data and the name of its implementation.
     """
 
-    optimizer: optax.GradientTransformation
+    rule: Rule
     steps: int
     record_every: int
     together: bool
-    bound: int | None
-    staleness_aware: bool
-    folder: str | None
-    about: dict[str, str]
     seconds: float
+    folder: str | None = None
+    about: Mapping[str, str] = {}
     key: tuple[np.ndarray, str] = (np.zeros(2, np.uint32), "threefry2x32")
+
+
+class Job(NamedTuple):
+    """A computation.
+
+    Args:
+        worker: the worker that computes it.
+        model: the shard at which it is computed.
+        version: number of updates made to the shard before it was read.
+        steps: number of the server's steps before.
+    """
+
+    worker: int
+    model: Params
+    version: int
+    steps: int
 
 
 class Pushed(NamedTuple):
@@ -64,8 +77,8 @@ class Pushed(NamedTuple):
         version: version of the shard at which the gradient was computed.
         read: versions of all shards at which it was computed.
         server_incarnation: number of restarts of the server when the shard was read.
-        draw: number of its batch in the worker's stream.
-        computed: seconds of the gradient.
+        draw: number of its batch in the worker's stream; of a local run, that of its last batch.
+        computed: seconds of the gradient; of a local run, the mean of its gradients.
         round_trip: seconds of the last exchange with the servers, without the time spent in the
             servers; NaN before the first.
     """
@@ -81,10 +94,10 @@ class Pushed(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The server's reply to a worker, with the current shard.
+    """The server's reply to a worker, with its next job.
 
     Args:
-        part: the shard, with NumPy leaves.
+        part: the shard at which it is computed, with NumPy leaves.
         version: number of updates made to it.
         server_incarnation: number of restarts of the server.
         draw: number of batches that the worker is known to have drawn, for a worker that starts.
@@ -101,11 +114,15 @@ class Reply(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A gradient that was applied.
+    """A gradient to which the rule was applied.
 
     Args:
         step: number of the update to which it belongs, from 0.
         worker, version, read, draw, computed, round_trip: as in `Pushed`.
+        delay: number of the server's steps since its shard was read.
+        server_steps: number of the server's steps after it; if the rule does not count them, each
+            update is a step.
+        messages: number of gradients and models that were sent up to and including the update.
         at: seconds since the start of the run when the update had been made.
         busy: seconds that the server worked on it.
     """
@@ -117,6 +134,9 @@ class Update(NamedTuple):
     draw: int
     computed: float
     round_trip: float
+    delay: int
+    server_steps: int
+    messages: int
     at: float
     busy: float
 
@@ -141,37 +161,53 @@ class Server:
 
     Args:
         part: the initial shard, with NumPy leaves.
-        rules: its options.
+        settings: its options.
         workers: number of workers.
     """
 
-    def __init__(self, part: PyTree, rules: Rules, workers: int) -> None:
-        self.rules = rules
-        self.step: Callable[..., Model] = jax.jit(
-            partial(stale_step, rules.optimizer), static_argnames="aware"
-        )
+    def __init__(self, part: PyTree, settings: Settings, workers: int) -> None:
+        self.settings: Settings = settings
+        self.rule: Rule = settings.rule
+        self.step: Callable[..., Any] = jax.jit(self.rule.make_step)
+        self.decide: Callable[..., jax.Array] = jax.jit(self.rule.decide)
         self.allowed: Callable[..., jax.Array] = jax.jit(
             arrivals.allowed_workers, static_argnames="bound"
         )
-        numbers, kind = rules.key
-        key = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
-        self.model: Model = randomness.fold_owner(optimizers.init(rules.optimizer, part), key)
+        numbers, kind = settings.key
+        self.key: jax.Array = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
+        self.model: Any = randomness.fold_owner(self.rule.initial_model(part, workers), self.key)
         self.version: int = 0
         self.server_incarnation: int = 0
         self.updates: list[Update] = []
         self.records: list[PyTree] = [part]
+        self.messages: int = 0
         # the latest known incarnation of each worker
         self.incarnations: dict[int, int] = dict.fromkeys(range(workers), 0)
-        # versions read by the workers whose gradients are expected
-        self.reads: dict[int, int] = dict.fromkeys(range(workers), 0)
-        self.waiting: dict[int, tuple[Pushed, PyTree, asyncio.Future[None]]] = {}
+        self.dead: set[int] = set()  # workers that died and have not asked for a job since then
+        self.jobs: list[Job] = []
+        self.waiting: set[int] = set()  # jobs that wait for an order
+        self.queues: dict[int, list[int]] = {}  # jobs that each worker will compute
+        self.computing: dict[int, int] = {}  # the job that each worker computes
+        self.stopped: set[int] = set()  # workers that still compute a job that was stopped
+        # gradients that were not applied yet
+        self.pending: dict[int, tuple[Pushed, PyTree]] = {}
+        self.news: asyncio.Event = asyncio.Event()
         self.finite: bool = True
         self.zero: float = time.monotonic()
         self.checkpoint: Checkpoint | None = None
         self.saved: float = -np.inf
-        self._compile(part)
+        self._start()
         if is_replacement():
             self._restore(after_death=True)
+
+    async def compile(self) -> None:
+        """Compiles the server's programs before the first gradient arrives."""
+        arrival, part = self._arrival(0), self.model.params
+        jax.block_until_ready(self.step(self.model, part, arrival, part))
+        if self.rule.order is not None:
+            self.decide(self.model, arrival, self._table(), self.key)
+        if self.rule.bound is not None:
+            self._allowed(self.jobs)
 
     async def restore(self) -> Progress:
         """Restores the checkpoint, if there is one."""
@@ -184,29 +220,37 @@ class Server:
         self._save()
 
     async def pull(self, worker: int, incarnation: int) -> Reply:
-        """Returns the shard to a worker that starts, with the number of batches that the worker
-        drew before, in an earlier incarnation or before a checkpoint.
+        """Returns the first job of a worker that starts, with the number of batches that the worker
+        drew before, in an earlier incarnation or before a checkpoint. A gradient that it computed
+        then is lost.
         """
+        arrived = time.monotonic()
         drawn = (
             max((update.draw for update in self.updates if update.worker == worker), default=-1) + 1
         )
-        return self._reply(worker, incarnation, time.monotonic(), drawn)
+        self._enter(worker, incarnation)
+        if incarnation == self.incarnations[worker]:
+            self._lose(worker)
+        return await self._reply(worker, incarnation, arrived, drawn)
 
     async def push(self, gradient: PyTree, about: Pushed) -> Reply:
-        """Applies a gradient as soon as it is allowed, and returns the current shard. A gradient
-        that was computed before a death of the server is discarded.
+        """Applies a gradient as soon as it is allowed, and returns the worker's next job as soon as
+        it has one. A gradient is discarded if its job was stopped, or if it was computed before a
+        death of the server.
         """
-        arrived = time.monotonic()
-        newest = (
-            about.incarnation == self.incarnations[about.worker]
-            and self.reads.get(about.worker) == about.version
-        )
-        if about.server_incarnation == self.server_incarnation and newest and not self._done():
-            taken = asyncio.get_running_loop().create_future()
-            self.waiting[about.worker] = (about, gradient, taken)
+        arrived, worker = time.monotonic(), about.worker
+        self._enter(worker, about.incarnation)
+        job = self.computing.get(worker)
+        current = about.incarnation == self.incarnations[worker]
+        expected = job is not None and self.jobs[job].version == about.version
+        if current and expected and about.server_incarnation == self.server_incarnation:
+            self.pending[worker] = about, gradient
             self._advance()
-            await taken
-        return self._reply(about.worker, about.incarnation, arrived)
+        else:
+            self.messages += 1
+            if current:
+                self._lose(worker)
+        return await self._reply(worker, about.incarnation, arrived)
 
     async def progress(self, incarnations: Mapping[int, int]) -> Progress:
         """Returns the progress to the driver, which sends the current incarnation of each worker:
@@ -217,30 +261,45 @@ class Server:
         self._advance()
         return self._progress()
 
-    async def history(self) -> tuple[list[Update], list[PyTree], PyTree, float]:
-        """Returns all updates, the models of the records, the last model, and the seconds of the
-        run.
-        """
-        return self.updates, self.records, to_numpy(self.model.params), self._seconds()
+    async def history(self) -> tuple[list[Update], list[PyTree], PyTree]:
+        """Returns all updates, the models of the records, and the last model."""
+        return self.updates, self.records, to_numpy(self.model.params)
 
     def _progress(self) -> Progress:
         return Progress(self.version, self.server_incarnation, self.finite)
 
     def _done(self) -> bool:
-        return self.version >= self.rules.steps or not self.finite
+        return self.version >= self.settings.steps or not self.finite
 
     def _seconds(self) -> float:
         """Returns the seconds of the run at the last update."""
         return self.updates[-1].at if self.updates else 0.0
 
-    def _reply(self, worker: int, incarnation: int, arrived: float, drawn: int = 0) -> Reply:
-        """Returns the shard, and waits for the gradient of the worker that receives it."""
-        self._enter(worker, incarnation)
-        if incarnation == self.incarnations[worker]:
-            self.reads[worker] = self.version
+    def _steps(self) -> int:
+        """Returns the number of the server's steps."""
+        return int(getattr(self.model, "steps", self.version))
+
+    def _start(self) -> None:
+        """Gives each worker its own job, at the current model."""
+        workers = range(len(self.incarnations))
+        self.jobs = [self._read(worker) for worker in workers]
+        self.queues = {worker: [worker] for worker in workers}
+
+    def _read(self, worker: int) -> Job:
+        return Job(worker, self.model.params, self.version, self._steps())
+
+    async def _reply(self, worker: int, incarnation: int, arrived: float, drawn: int = 0) -> Reply:
+        """Waits until the worker has a job, and returns it."""
+        queue = self.queues[worker]
+        while not (queue or self._done() or incarnation < self.incarnations[worker]):
+            await self.news.wait()
+        job = self._read(worker)
+        if queue and not self._done() and incarnation == self.incarnations[worker]:
+            self.computing[worker] = queue.pop(0)
+            job = self.jobs[self.computing[worker]]
         return Reply(
-            to_numpy(self.model.params),
-            self.version,
+            to_numpy(job.model),
+            job.version,
             self.server_incarnation,
             drawn,
             time.monotonic() - arrived,
@@ -248,94 +307,157 @@ class Server:
         )
 
     def _enter(self, worker: int, incarnation: int) -> None:
-        """Leaves out a worker whose earlier run has ended, until it reads the shard again."""
+        """Leaves out a worker whose earlier run has ended, until it asks for a job."""
         if incarnation > self.incarnations[worker]:
             self.incarnations[worker] = incarnation
-            self.reads.pop(worker, None)
-            if worker in self.waiting:
-                _resolve(self.waiting.pop(worker)[2])
+            self.dead.add(worker)
+            self.pending.pop(worker, None)
+            self._wake()
+
+    def _wake(self) -> None:
+        """Lets the calls that wait for news look again."""
+        self.news.set()
+        self.news.clear()
 
     def _advance(self) -> None:
         """Makes all updates that can be made now."""
         while not self._done() and (chosen := self._choose()):
-            began = time.monotonic()
-            taken = [self.waiting.pop(worker) for worker in chosen]
-            self._update(
-                [about for about, _, _ in taken], [gradient for _, gradient, _ in taken], began
-            )
-            for worker, (_, _, future) in zip(chosen, taken, strict=True):
-                self.reads[worker] = self.version
-                _resolve(future)
+            self._update(chosen)
         if self._done():
-            for _, _, future in self.waiting.values():
-                _resolve(future)
-            self.waiting.clear()
+            self._wake()
 
     def _choose(self) -> list[int]:
         """Returns the workers whose gradients make the next update."""
-        if not self.waiting:
-            return []
-        if self.rules.together:
-            return sorted(self.waiting) if self.reads.keys() <= self.waiting.keys() else []
-        if self.rules.bound is None:
-            return [next(iter(self.waiting))]  # in the order of arrival
-        readers = sorted(self.reads)
-        versions = np.array([[self.reads[worker]] for worker in readers], np.int32)
-        may = dict(
-            zip(
-                readers,
-                np.asarray(self.allowed(versions, np.int32(self.version), bound=self.rules.bound)),
-                strict=True,
-            )
-        )
-        return next(([worker] for worker in self.waiting if may[worker]), [])
+        live = [job for job in self.jobs if job.worker not in self.dead]
+        if self.settings.together:
+            everybody = {job.worker for job in live}
+            return sorted(self.pending) if everybody <= self.pending.keys() else []
+        allowed = self.pending if self.rule.bound is None else self._allowed(live)
+        return next(([worker] for worker in self.pending if worker in allowed), [])
 
-    def _update(self, about: list[Pushed], gradients: list[PyTree], began: float) -> None:
-        """Makes one update with the mean of these gradients."""
+    def _allowed(self, jobs: Sequence[Job]) -> set[int]:
+        """Returns the workers whose gradients a bounded server accepts now."""
+        versions = np.array([[job.version] for job in jobs], np.int32)
+        may = self.allowed(versions, np.int32(self.version), bound=self.rule.bound)
+        return {job.worker for job, each in zip(jobs, np.asarray(may), strict=True) if each}
+
+    def _update(self, workers: list[int]) -> None:
+        """Makes one update with the mean of these workers' gradients, which several have computed
+        at the same model, and begins the next jobs.
+        """
+        began = time.monotonic()
+        taken = [(self.computing.pop(worker), *self.pending.pop(worker)) for worker in workers]
+        numbers, about, gradients = zip(*taken, strict=True)
         mean = (
             gradients[0]
             if len(gradients) == 1
             else jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *gradients)
         )
-        staleness = np.int32(self.version - min(each.version for each in about))
-        self.model = jax.block_until_ready(
-            self.step(self.model, mean, staleness, aware=self.rules.staleness_aware)
-        )
+        job, arrival = self.jobs[numbers[0]], self._arrival(numbers[0])
+        delay = self._steps() - job.steps
+        self.model = jax.block_until_ready(self.step(self.model, mean, arrival, job.model))
+        self.version += 1
+        self.messages += len(taken)
+        self._begin(numbers, arrival)
         now = time.monotonic()
-        busy = (now - began) / len(about)
+        after = (delay, self._steps(), self.messages, now - self.zero, (now - began) / len(about))
         for each in about:
             row = (each.worker, each.version, each.read, each.draw, each.computed, each.round_trip)
-            self.updates.append(Update(self.version, *row, at=now - self.zero, busy=busy))
-        self.version += 1
-        if self.version % self.rules.record_every == 0 or self.version == self.rules.steps:
+            self.updates.append(Update(self.version - 1, *row, *after))
+        settings = self.settings
+        if self.version % settings.record_every == 0 or self.version == settings.steps:
             self.records.append(to_numpy(self.model.params))
             self.finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(self.records[-1]))
-            if time.monotonic() - self.saved > self.rules.seconds or self._done():
+            if time.monotonic() - self.saved > settings.seconds or self._done():
                 self._save()
 
-    def _compile(self, part: PyTree) -> None:
-        """Compiles the server's programs before the first gradient arrives."""
-        jax.block_until_ready(
-            self.step(self.model, part, np.int32(0), aware=self.rules.staleness_aware)
+    def _lose(self, worker: int) -> None:
+        """Ends the job that a worker was computing, without a gradient; all of its jobs if its
+        process died. If that job was stopped, the worker's next jobs read the current model.
+        """
+        if worker in self.stopped:
+            self.stopped.remove(worker)
+            for job in self.queues[worker]:
+                self.jobs[job] = self._read(worker)
+        lost = [self.computing[worker]] if worker in self.computing else []
+        if worker in self.dead:
+            self.dead.remove(worker)
+            lost += self.queues[worker]
+        for job in lost:
+            self._stop(job)
+            self.stopped.discard(worker)
+            self._begin([job], self._arrival(job, lost=True))
+
+    def _arrival(self, job: int, *, lost: bool = False) -> Arrival:
+        """Returns the arrival of a job's gradient, as passed to the rule."""
+        worker, read, version, steps = self.jobs[job]
+        staleness = np.int32(self.version - version)
+        delay: Any = np.int32(self._steps() - steps) if hasattr(self.model, "steps") else ()
+        each = jax.tree.map(lambda leaf: staleness, read)
+        key = jax.random.fold_in(self.key, self.version)
+        return Arrival(jnp.int32(worker), each, delay, np.int32(job), lost, key)
+
+    def _table(self) -> Jobs:
+        """Returns the jobs, as passed to the rule."""
+        waiting = [job in self.waiting for job in range(len(self.jobs))]
+        delays = [
+            0 if waits or job.worker in self.stopped else self._steps() - job.steps
+            for waits, job in zip(waiting, self.jobs, strict=True)
+        ]
+        return Jobs(
+            jnp.array([job.worker for job in self.jobs], jnp.int32),
+            jnp.array(waiting),
+            jnp.array(delays, jnp.int32) if hasattr(self.model, "steps") else (),
         )
-        if self.rules.bound is not None:
-            self.allowed(
-                np.zeros((len(self.reads), 1), np.int32), np.int32(0), bound=self.rules.bound
+
+    def _begin(self, ended: Sequence[int], arrival: Arrival) -> None:
+        """Begins jobs at the current model, after an event that ended some."""
+        orders = {job: self.jobs[job].worker for job in ended}
+        if self.rule.order is not None:
+            self.waiting.update(ended)
+            key = jax.random.fold_in(arrival.key, 1)
+            given = np.asarray(self.decide(self.model, arrival, self._table(), key)).tolist()
+            if not all(-1 <= worker < len(given) for worker in given):
+                raise ValueError(
+                    f"{self.rule.name}: order gives the workers {given}; expected -1 to "
+                    f"{len(given) - 1}"
+                )
+            orders = {job: worker for job, worker in enumerate(given) if worker >= 0}
+        for job, worker in orders.items():
+            self._stop(job)
+            self.jobs[job] = self._read(worker)
+            self.queues[worker].append(job)
+        self.messages += len(orders)
+        if not (self.computing or any(self.queues.values())):
+            raise ValueError(
+                f"{self.rule.name}: all workers wait for the server, which waits for them; "
+                "expected an order that lets one begin"
             )
+        self._wake()
+
+    def _stop(self, job: int) -> None:
+        """Takes a job away from its worker, whose gradient will not be expected."""
+        worker = self.jobs[job].worker
+        self.waiting.discard(job)
+        if job in self.queues[worker]:
+            self.queues[worker].remove(job)
+        if self.computing.get(worker) == job:
+            del self.computing[worker]
+            self.stopped.add(worker)
 
     def _restore(self, *, after_death: bool) -> None:
         """Restores the checkpoint, if there is one. `after_death`: whether the process died, so
         that the time without it counts as time of the run.
         """
-        if self.rules.folder is None:
+        if self.settings.folder is None:
             return
-        self.checkpoint = Checkpoint(self.rules.folder, self.rules.about)
+        self.checkpoint = Checkpoint(self.settings.folder, dict(self.settings.about))
         found = self.checkpoint.restore(jax.tree.map(_shape_of, self._carry()))
         if found is None:
             return
         carry, records = found
         kept, wall = dict(records), float(records["wall"])
-        self.model, self.version = Model(*carry.state.server), int(carry.state.step)
+        self.model, self.version = carry.state.server, int(carry.state.step)
         columns = {name: kept[name].tolist() for name in Update._fields}
         columns["read"] = [tuple(versions) for versions in columns["read"]]
         self.updates = [Update(*row) for row in zip(*columns.values(), strict=True)]
@@ -344,8 +466,8 @@ class Server:
             self.model.params,
         )
         self.server_incarnation = int(kept["server_incarnation"]) + 1
-        # the next reads are of this version or a later one
-        self.reads = dict.fromkeys(self.reads, self.version)
+        self.messages = self.updates[-1].messages if self.updates else 0
+        self._start()
         self.zero = time.monotonic() - (
             float(kept["elapsed"]) + (time.time() - wall if after_death else 0.0)
         )
@@ -354,7 +476,7 @@ class Server:
             self._save()  # another death before the next checkpoint is another incarnation
 
     def _carry(self) -> Carry:
-        return Carry(State(tuple(self.model), step=np.int32(self.version)), ())
+        return Carry(State(self.model, step=np.int32(self.version)), ())
 
     def _save(self) -> None:
         if self.checkpoint is None:
@@ -379,12 +501,10 @@ class Server:
         self.saved = time.monotonic()
 
 
-_TYPES: Mapping[str, type] = {"step": int, "worker": int, "version": int, "read": int, "draw": int}
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(("step", "worker", "version", "read", "draw"), int),
+    **dict.fromkeys(("delay", "server_steps", "messages"), int),
+}
 
 
 def to_numpy(tree: Params) -> PyTree:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -29,11 +29,13 @@ class Trained(NamedTuple):
         history: as that of `dsgd.run`, NumPy arrays `[records]`; `clock` is in real seconds.
         updates: series over all applied gradients, NumPy arrays `[gradients]`, or with P servers
             `[gradients, P]`, in each server's own order: `worker`; `draw`, the number of its batch
-            in the worker's stream; `staleness`; `clock`, real seconds; `computed`, seconds of the
-            gradient; `round_trip`, seconds of the worker's messages before it, without the time
-            spent waiting for other workers (NaN before the first); `busy`, seconds of the update.
-            With several servers also `read` `[gradients, P, P]`: the number of updates of each
-            shard when the worker read it. For gossip also `partner`.
+            in the worker's stream (of a local run, the last one); `staleness`, and `delay`, the
+            same in steps of the server; `server_steps`; `clock`, real seconds; `computed`, seconds
+            of the gradient (of a local run, their mean); `round_trip`, seconds of the worker's
+            messages before it, without the time spent waiting for other workers (NaN before the
+            first); `busy`, seconds of the update. With several servers also `read`
+            `[gradients, P, P]`: the number of updates of each shard when the worker read it. For
+            gossip also `partner`; it has no `delay` and no `server_steps`.
         workers: N.
         bits: size of one message, a model or a gradient.
     """
@@ -101,7 +103,7 @@ def measured_cluster(trained: Trained, bits: int | None = None) -> clusters.Clus
 
 
 def select_records(
-    step: np.ndarray, last: np.ndarray, clock: np.ndarray, staleness: np.ndarray, worker: np.ndarray
+    step: np.ndarray, last: np.ndarray, columns: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns the history's series of each record's last update, `[records]`; the initial record
     has clock 0, and NaN otherwise.
@@ -109,12 +111,11 @@ def select_records(
     Args:
         step: number of updates before each record.
         last: index of its last update.
-        clock, staleness, worker: series over the updates.
+        columns: series over the updates, by name.
     """
-    values = {"clock": (clock, 0.0), "staleness": (staleness, np.nan), "worker": (worker, np.nan)}
     return {
-        name: np.where(step > 0, column[last].astype(float), start)
-        for name, (column, start) in values.items()
+        name: np.where(step > 0, series[last].astype(float), 0.0 if name == "clock" else np.nan)
+        for name, series in columns.items()
     }
 
 

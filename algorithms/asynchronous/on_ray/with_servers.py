@@ -1,9 +1,10 @@
-"""Asynchronous and synchronous SGD with parameter servers, in real processes."""
+"""Methods with asynchronous servers, and synchronous SGD, in real processes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import numpy as np
 import optax
 
 from algorithms import optimizers
+from algorithms.asynchronous.asynchronous_server import Rule
+from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.asynchronous.on_ray.actors import actor, kill
-from algorithms.asynchronous.on_ray.server import Progress, Rules, Server, Update
+from algorithms.asynchronous.on_ray.server import Progress, Server, Settings, Update
 from algorithms.asynchronous.on_ray.trained import Trained, evaluate, first_params, select_records
 from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, join, split
 from algorithms.asynchronous.on_ray.worker_pool import StallTimeout, WorkerPool
-from dsgd import checks, communication
+from dsgd import Algorithm, checks, communication
 from dsgd.base import Key, Params, Problem
 from dsgd.engine import oracle, pooled, run_keys
 from dsgd.machines.ray_session import session
@@ -26,15 +29,12 @@ from dsgd.runs import fingerprint
 
 
 @checks.arguments
-def asynchronous_sgd(
+def run(
+    method: Algorithm,
     problem: Problem,
-    optimizer: optax.GradientTransformation,
     *,
     steps: int,
     key: Key,
-    servers: int = 1,
-    bound: int | None = None,
-    staleness_aware: bool = False,
     record_every: int = 1,
     delay: Delay | None = None,
     address: str = "local",
@@ -43,88 +43,80 @@ def asynchronous_sgd(
     restarts: int = 3,
     patience: float = 120.0,
 ) -> Trained:
-    r"""Asynchronous SGD in real processes: a server makes a step with every gradient that arrives,
-    even if it was computed at an earlier model.
+    r"""Runs a method with an asynchronous server in real processes: the server applies the method's
+    rule to every gradient that arrives.
 
-    $$ x_{t+1} = x_t - \gamma\, g_t(x_{D(t)}), \qquad 0 \le t - D(t) \le \tau $$
+    $$ x_{t+1} = \text{step}(x_t, g_t(x_{D(t)}), t - D(t), x_{D(t)}) $$
 
-    The step, the bound and the division by the staleness are those of
-    `algorithms.asynchronous_sgd`, but nothing is simulated: each worker is a Ray actor that has
-    only its own data, sends its gradient when it is computed, and continues at the model that it
-    receives in return. A worker's gradient k uses batch k of its stream (`Query.first_batch`), so
-    that only the order of updates depends on the machines: with `Trained.updates` a run can be
-    recomputed with the same result.
+    The rule is that of the simulation, `dsgd.run(method, problem, ...)`, but nothing is simulated:
+    each worker is a Ray actor that has only its own data, sends its gradient (with local runs, its
+    change) when it is computed, and continues at the model that it receives in return. A worker's
+    gradient k uses batch k of its stream (`LocalWork.first_batch`), so that only the order of the
+    arrivals depends on the machines: with `Trained.updates` a run can be recomputed with the same
+    result.
+
+    With several servers, each is an actor with one shard of the model, its own state of the rule,
+    and its own order of the arrivals; shards do not wait for each other.
+
+    A worker cannot be interrupted: if the rule stops its computation, its gradient is discarded
+    when it arrives, and the worker continues at the model that is current then.
 
     Args:
+        method: a method of `algorithms.asynchronous_server`, such as `algorithms.asynchronous_sgd`
+            or `algorithms.rennala_sgd`.
         problem: with N workers.
-        optimizer: the server's step; `optax.sgd(gamma)` gives the equation. With several servers,
-            each has its own optimizer for its shard.
-        steps: T, updates of each shard.
+        steps: T, arrivals to which the rule is applied, also those that it ignores; with several
+            servers, of each shard.
         key: for the initial model and the batches.
-        servers: P, number of server actors, each with one shard of the model and its own order of
-            updates and staleness; shards do not wait for each other.
-        bound: tau of bounded staleness: a server delays a gradient if accepting it would make
-            another one too stale; None: it accepts any.
-        staleness_aware: whether to divide the step by $\max(1, t - D(t))$, for each shard.
-        record_every: updates between two records. The servers keep a model for each record; the
+        record_every: arrivals between two records. The servers keep a model for each record; the
             models are evaluated after the run.
         delay: (worker, gradient) -> seconds for which the worker sleeps in this gradient, counted
             as computing time, to emulate stragglers; None: no delay.
         address: "local": processes on this machine; otherwise the address of a Ray cluster,
             "10.0.0.1:6379" or "auto". If Ray is already initialized, that instance is used.
         checkpoint: a folder that all servers' machines can access. A server whose process dies
-            resumes from it, and so does a repeated call. None: the run ends if a server dies.
+            resumes from it, and so does a repeated call; all workers then begin at its model. None:
+            the run ends if a server dies.
         checkpoint_seconds: seconds between two checkpoints. A server writes them between two
             updates.
         restarts: how often each worker and server may be restarted after its process died. A worker
-            that died is left out until it has been restarted.
+            that died is left out until it has been restarted; its gradient is then lost.
         patience: seconds without an update, or for the start, after which the run ends with an
             error.
 
     Returns:
-        The final model, the history (with `clock` in real seconds), and every update; see
+        The final model, the history (with `clock` in real seconds), and every arrival; see
         `Trained`.
 
     Raises:
-        ValueError: if a number is out of range, the bound is below N - 1, Ray is not installed or
-            cannot be reached, or the checkpoint belongs to another run.
+        ValueError: if the method has no asynchronous server, or has given delays or time-outs; a
+            number is out of range, the bound is below N - 1, Ray is not installed or cannot be
+            reached, or the checkpoint belongs to another run.
         ChildProcessError: if all workers, or a server, died and cannot be restarted.
         TimeoutError: if no update was made for `patience` seconds.
         Diverged: if the loss became infinite or NaN.
 
     Source: Liu and Zhang, section 4.1; Li et al., "Scaling distributed machine learning with the
-    parameter server", 2014; for the bound and the division see `algorithms.asynchronous_sgd`.
+    parameter server", 2014; of a rule: its method.
     """
-    N = problem.workers
-    if bound is not None and checks.natural("asynchronous_sgd: bound", bound) < N - 1:
+    rule = getattr(method.init, "__self__", None)
+    if not isinstance(rule, Rule) or method.update != rule.update:
         raise ValueError(
-            f"asynchronous_sgd: bound = {bound} with {N} workers; expected at least N - 1 = "
-            f"{N - 1}, because all workers start from the initial model"
+            f"run: {method.name} has no asynchronous server; expected a method of "
+            "algorithms.asynchronous_server, such as algorithms.asynchronous_sgd (for pairs of "
+            "workers: on_ray.asynchronous_gossip_sgd; with rounds: on_ray.minibatch_sgd)"
         )
-    checks.positive_int("asynchronous_sgd: servers", servers)
-    how = [
-        "on_ray",
-        f"servers={servers}" * (servers > 1),
-        "" if bound is None else f"bound={bound}",
-        "staleness_aware" * staleness_aware,
-    ]
-    name = f"asynchronous_sgd({', '.join(filter(None, how))})"
-    validate_numbers(name, steps, record_every, restarts, patience, checkpoint_seconds)
-    rules = Rules(
-        optimizer, steps, record_every, False, bound, staleness_aware, None, {}, checkpoint_seconds
+    for option, why in (
+        ("delays", "the delays of real processes result from their times"),
+        ("timeouts", "a gradient that a process computes cannot be interrupted"),
+    ):
+        if getattr(rule, option) is not None:
+            raise ValueError(f"run: {method.name} has {option}, but {why}; expected {option}=None")
+    name, settings = (
+        f"run({method.name})",
+        Settings(rule, steps, record_every, False, checkpoint_seconds),
     )
-    return _train(
-        name,
-        problem,
-        rules,
-        checks.typed_key(key),
-        servers,
-        delay,
-        address,
-        checkpoint,
-        restarts,
-        patience,
-    )
+    return _train(name, problem, settings, key, delay, address, checkpoint, restarts, patience)
 
 
 @checks.arguments
@@ -149,23 +141,26 @@ def minibatch_sgd(
     The server does not wait for a worker that has died; the mean is then over the others.
 
     Args:
-        problem, optimizer, key, record_every, delay, address: see `asynchronous_sgd`.
-        checkpoint, checkpoint_seconds, restarts, patience: see `asynchronous_sgd`.
+        problem, key, record_every, delay, address: see `on_ray.run`.
+        checkpoint, checkpoint_seconds, restarts, patience: see `on_ray.run`.
+        optimizer: the server's step; `optax.sgd(gamma)` gives the equation.
         steps: T, number of rounds.
 
     Returns:
-        As `asynchronous_sgd`; in `updates` each round has N gradients.
+        As `on_ray.run`; in `updates` each round has N gradients.
 
     Raises:
-        ValueError: as `asynchronous_sgd`.
+        ValueError: as `on_ray.run`.
 
     Source: Liu and Zhang, section 2.2, with one server.
     """
-    name = "minibatch_sgd(on_ray)"
-    validate_numbers(name, steps, record_every, restarts, patience, checkpoint_seconds)
-    rules = Rules(optimizer, steps, record_every, True, None, False, None, {}, checkpoint_seconds)
-    start = checks.typed_key(key)
-    return _train(name, problem, rules, start, 1, delay, address, checkpoint, restarts, patience)
+    name, rule = (
+        "minibatch_sgd(on_ray)",
+        getattr(asynchronous_sgd(optimizer).init, "__self__", None),
+    )
+    assert isinstance(rule, Rule)
+    settings = Settings(rule, steps, record_every, True, checkpoint_seconds)
+    return _train(name, problem, settings, key, delay, address, checkpoint, restarts, patience)
 
 
 def validate_numbers(
@@ -189,10 +184,11 @@ def validate_numbers(
 
 
 def tasks(
-    problem: Problem, key: jax.Array, like: Params, delay: Delay | None
+    problem: Problem, key: jax.Array, like: Params, delay: Delay | None, rule: Rule | None = None
 ) -> Callable[[int], Task]:
-    """Returns a function worker -> `Task`, with the worker's own data."""
+    """Returns a function worker -> `Task`, with the worker's own data and local runs."""
     sent = key_to_numbers(run_keys.stream(run_keys.split(key)[1]))
+    steps = None if rule is None else rule.options(problem.workers).steps
     shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
 
     def task(worker: int) -> Task:
@@ -203,6 +199,8 @@ def tasks(
             sent,
             shapes,
             delay,
+            None if rule is None else rule.local,
+            1 if steps is None else int(steps[worker]),
         )
 
     return task
@@ -216,18 +214,22 @@ def key_to_numbers(key: jax.Array) -> tuple[np.ndarray, str]:
 def _train(
     name: str,
     problem: Problem,
-    rules: Rules,
-    key: jax.Array,
-    P: int,
+    settings: Settings,
+    key: Key,
     delay: Delay | None,
     address: str,
     checkpoint: str | Path | None,
     restarts: int,
     patience: float,
 ) -> Trained:
-    N = problem.workers
+    validate_numbers(
+        name, settings.steps, settings.record_every, restarts, patience, settings.seconds
+    )
+    rule, N, P = settings.rule, problem.workers, settings.rule.servers
+    key = checks.typed_key(key)
     params = first_params(problem, key)
-    task = tasks(problem, key, params, delay)
+    jax.eval_shape(partial(rule.init, N=N), params)  # raises an error if the rule refuses them
+    task = tasks(problem, key, params, delay, rule)
     with session(N + P, address) as ray:
         servers: list[Any] = []
         workers: list[Any] = []
@@ -235,11 +237,10 @@ def _train(
             parts = list(map(ray.put, split(params, P)))
             given = [ray.put(task(worker)) for worker in range(N)]
             for p, part in enumerate(parts):
-                own = rules._replace(
-                    folder=_folder(checkpoint, p), about=_about(name, problem, rules, key, p)
-                )
-                own = own._replace(
-                    key=key_to_numbers(jax.random.fold_in(run_keys.split(key)[0], p))
+                own = settings._replace(
+                    folder=_folder(checkpoint, p),
+                    about=_about(name, problem, settings, key, p),
+                    key=key_to_numbers(jax.random.fold_in(run_keys.split(key)[0], p)),
                 )
                 servers.append(
                     actor(
@@ -252,8 +253,10 @@ def _train(
                         retries=-1,
                     )
                 )
-            restored = _restore(ray, servers, patience) if checkpoint else [_NOTHING] * P
-            if any(each.version < rules.steps for each in restored):
+            restored = [_NOTHING] * P
+            if checkpoint:
+                restored = _answers(ray, [each.restore.remote() for each in servers], patience)
+            if any(each.version < settings.steps for each in restored):
                 workers.extend(
                     actor(ray, Worker, worker, each, restarts=restarts)
                     for worker, each in enumerate(given)
@@ -270,7 +273,7 @@ def _train(
             raise ChildProcessError(f"{name}: {why} ({str(error).splitlines()[0]})") from error
         finally:
             kill(ray, [*servers, *workers])
-    return _combine(name, problem, rules, params, histories)
+    return _combine(name, problem, settings, params, histories)
 
 
 def _folder(checkpoint: str | Path | None, p: int) -> str | None:
@@ -281,19 +284,23 @@ def _folder(checkpoint: str | Path | None, p: int) -> str | None:
     )
 
 
-def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) -> dict[str, str]:
+def _about(
+    name: str, problem: Problem, settings: Settings, key: jax.Array, p: int
+) -> dict[str, str]:
     """Returns a description of the run by name, for its checkpoints."""
+    rule = settings.rule
+    used = [rule.optimizer] if rule.local is None else [rule.optimizer, rule.local.optimizer]
     return {
         "method": name,
-        "step size": f"{optimizers.require_descent(rules.optimizer):.9g}",
+        "step size": ", ".join(f"{optimizers.require_descent(each):.9g}" for each in used),
         "problem": problem.name,
         "workers": str(problem.workers),
         "batch_size": str(problem.batch_size),
         "data": fingerprint.digest(
             (problem.data, problem.evaluation.replicated), fingerprint.weights_text(problem)
         ),
-        "record_every": str(rules.record_every),
-        "steps": str(rules.steps),
+        "record_every": str(settings.record_every),
+        "steps": str(settings.steps),
         "key": fingerprint.digest(key),
         "server": str(p),
         "jax": jax.__version__,
@@ -303,20 +310,19 @@ def _about(name: str, problem: Problem, rules: Rules, key: jax.Array, p: int) ->
 _NOTHING = Progress(0, 0, True)  # for a server without a checkpoint
 
 
-def _restore(ray: Any, servers: list[Any], patience: float) -> list[Progress]:
-    """Returns the progress of the servers' checkpoints.
-
-    Raises:
-        ValueError: if they belong to another run.
+def _answers(ray: Any, calls: list[Any], patience: float) -> list[Any]:
+    """Returns the answers of servers, or raises the error of one: their checkpoint belongs to
+    another run, or the rule's functions fail.
     """
     try:
-        return ray.get([server.restore.remote() for server in servers], timeout=patience)
+        return ray.get(calls, timeout=patience)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
 
 
 def _run(ray: Any, name: str, servers: list[Any], pool: WorkerPool, patience: float) -> None:
     """Waits until all servers have made enough updates."""
+    _answers(ray, [server.compile.remote() for server in servers], patience)
     pool.start(patience)
     ray.get([server.begin.remote() for server in servers], timeout=patience)
     waiting = StallTimeout(patience)
@@ -333,7 +339,7 @@ def _run(ray: Any, name: str, servers: list[Any], pool: WorkerPool, patience: fl
 
 
 def _combine(
-    name: str, problem: Problem, rules: Rules, params: Params, parts: list[Any]
+    name: str, problem: Problem, settings: Settings, params: Params, parts: list[Any]
 ) -> Trained:
     """Combines the results of all servers."""
     P, N = len(parts), problem.workers
@@ -350,7 +356,8 @@ def _combine(
         return each.reshape(P, least, *[P] * (field == "read")).swapaxes(0, 1)
 
     columns = {field: column(field) for field in Update._fields}
-    updates = {field: columns[field].astype(int) for field in ("worker", "draw", "read")}
+    counts = ("worker", "draw", "read", "delay", "server_steps")
+    updates = {field: columns[field].astype(int) for field in counts}
     updates["staleness"] = (columns["step"] - columns["version"]).astype(int)
     updates |= {
         "clock": columns["at"],
@@ -360,26 +367,29 @@ def _combine(
     models = [join([records[i] for _, records, *_ in parts], params) for i in range(count)]
     done = min(max((int(update.step) + 1 for update in taken), default=0) for taken, *_ in parts)
     step = (
-        np.append(np.arange(count - 1) * rules.record_every, done)
+        np.append(np.arange(count - 1) * settings.record_every, done)
         if count > 1
         else np.zeros(1, int)
     )
     bits = communication.bits.row_bits(jax.tree.map(lambda leaf: leaf[None], params))
     # The last gradient of each record's last update.
     last = np.searchsorted(columns["step"][:, 0], step - 1, side="right") - 1
+    messages = np.append(columns["messages"][:, 0], 0)[last]  # 0 before the first update
     history = {
         "step": step,
-        "bits": 2.0 * bits * (last + 1) / N,
+        "bits": float(bits) * messages / N,
         "consensus": np.zeros(count),
         **select_records(
             step,
             last,
-            updates["clock"].max(axis=1),
-            updates["staleness"].max(axis=1),
-            updates["worker"][:, 0],
+            {
+                "worker": updates["worker"][:, 0],
+                "server_steps": updates["server_steps"][:, 0],
+                **{name: updates[name].max(axis=1) for name in ("staleness", "delay", "clock")},
+            },
         ),
     }
-    last_model = join([model for *_, model, _ in parts], params)
+    last_model = join([model for *_, model in parts], params)
     flat = (
         updates
         if P > 1

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from algorithms.asynchronous.asynchronous_server import shard, unshard
+from algorithms import optimizers
+from algorithms.asynchronous.asynchronous_server import LocalRuns, local_step, shard, unshard
 from algorithms.asynchronous.on_ray.server import Pushed
+from algorithms.optimizers import Model
 from dsgd import checks
 from dsgd.base import Params, Problem, PyTree
 from dsgd.engine import oracle
@@ -32,12 +34,16 @@ class Task(NamedTuple):
             cannot be sent.
         like: a tree with the shapes of the model.
         delay: (worker, gradient) -> seconds for which it sleeps in each gradient, or None.
+        local: its local runs, or None.
+        steps: number of its gradients in a message.
     """
 
     problem: Problem
     stream: tuple[np.ndarray, str]
     like: PyTree
     delay: Delay | None
+    local: LocalRuns | None = None
+    steps: int = 1
 
 
 class Gradients:
@@ -88,6 +94,27 @@ def _gradient(
     return oracle.value_and_grad(problem)(params, batch)[1]
 
 
+class Changes:
+    """The changes x - y of one worker's local runs. A run of H steps that ends with gradient k uses
+    the gradients k - H + 1 to k.
+    """
+
+    def __init__(self, gradients: Gradients, local: LocalRuns, steps: int) -> None:
+        self.gradients: Gradients = gradients
+        self.steps: int = steps
+        self.begin: Callable[..., Model] = jax.jit(partial(optimizers.init, local.optimizer))
+        self.step: Callable[..., Model] = jax.jit(partial(local_step, local))
+
+    def __call__(self, params: Params, k: int) -> tuple[PyTree, float]:
+        """Returns the change of a run, with NumPy leaves, and the mean seconds of its gradients."""
+        model, total = self.begin(params), 0.0
+        for draw in range(k - self.steps + 1, k + 1):
+            slope, seconds = self.gradients(model.params, draw)
+            model, total = self.step(model, params, slope), total + seconds
+        change = jax.tree.map(lambda x, y: x - np.asarray(y), params, model.params)
+        return change, total / self.steps
+
+
 class Worker:
     """Ray actor of a worker. If a server dies during a call and is restarted, Ray repeats the call.
 
@@ -99,37 +126,43 @@ class Worker:
     def __init__(self, worker: int, task: Task) -> None:
         self.worker: int = worker
         self.gradients: Gradients = Gradients(worker, task)
-        self.like: PyTree = task.like
+        self.message: Callable[..., tuple[PyTree, float]] = self.gradients
+        if task.local is not None:
+            self.message = Changes(self.gradients, task.local, task.steps)
+        self.task: Task = task
 
     def compile(self) -> None:
         """Compiles the worker's programs."""
         self.gradients.compile()
 
     def run(self, servers: Sequence[Any], incarnation: int) -> int:
-        """Reads the model, computes, sends the gradient, and continues with the model in the reply,
-        until all servers are done.
+        """Reads a model, computes, sends the gradient or the change of its local run, and continues
+        with the model in the reply, until all servers are done.
 
         Args:
             servers: the servers of the shards, in order.
             incarnation: number of restarts of this worker.
 
         Returns:
-            The number of gradients that it sent.
+            The number of messages that it sent.
         """
-        self.gradients.compile()
+        self.compile()
         ray = require_ray()
         replies = ray.get([server.pull.remote(self.worker, incarnation) for server in servers])
-        first = k = max(reply.draw for reply in replies)
-        round_trip = float("nan")
+        drawn = max(reply.draw for reply in replies)
+        sent, round_trip = 0, float("nan")
         while not all(reply.done for reply in replies):
-            slope, computed = self.gradients(join([reply.part for reply in replies], self.like), k)
-            read = tuple(reply.version for reply in replies)
+            sent += 1
+            k = drawn + sent * self.task.steps - 1
+            read = join([reply.part for reply in replies], self.task.like)
+            message, computed = self.message(read, k)
+            versions = tuple(reply.version for reply in replies)
             about = [
                 Pushed(
                     self.worker,
                     incarnation,
                     reply.version,
-                    read,
+                    versions,
                     reply.server_incarnation,
                     k,
                     computed,
@@ -138,11 +171,10 @@ class Worker:
                 for reply in replies
             ]
             began = time.monotonic()
-            sent = zip(servers, split(slope, len(servers)), about, strict=True)
-            replies = ray.get([server.push.remote(part, one) for server, part, one in sent])
+            parts = zip(servers, split(message, len(servers)), about, strict=True)
+            replies = ray.get([server.push.remote(part, one) for server, part, one in parts])
             round_trip = time.monotonic() - began - max(reply.served for reply in replies)
-            k += 1
-        return k - first
+        return sent
 
 
 def split(params: Params, servers: int) -> list[PyTree]:
