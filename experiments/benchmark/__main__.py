@@ -1,5 +1,5 @@
 """Benchmarks: `python -m experiments.benchmark rounds`, which is the default, `start`,
-`compression`, `mixing`, `peers`, `clients`, `tokens` and `workarounds`.
+`compression`, `mixing`, `events`, `peers`, `clients`, `tokens` and `workarounds`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from experiments import benchmark
 from experiments.benchmark import (
     clients,
     compression,
+    events,
     mixing,
     peers,
     rounds,
@@ -26,12 +27,13 @@ Choice = (
     | Annotated[start.Args, tyro.conf.subcommand("start")]
     | Annotated[compression.Args, tyro.conf.subcommand("compression")]
     | Annotated[mixing.Args, tyro.conf.subcommand("mixing")]
+    | Annotated[events.Args, tyro.conf.subcommand("events")]
     | Annotated[peers.Args, tyro.conf.subcommand("peers")]
     | Annotated[clients.Args, tyro.conf.subcommand("clients")]
     | Annotated[tokens.Args, tyro.conf.subcommand("tokens")]
     | Annotated[workarounds.Args, tyro.conf.subcommand("workarounds")]
 )
-MODULES = (rounds, start, compression, mixing, peers, clients, tokens, workarounds)
+MODULES = (rounds, start, compression, mixing, events, peers, clients, tokens, workarounds)
 MAIN = {module.Args: module.main for module in MODULES}
 
 if __name__ == "__main__":

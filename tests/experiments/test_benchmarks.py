@@ -19,6 +19,7 @@ from dsgd.workers import routes
 from experiments.benchmark import (
     by_hand,
     clients,
+    events,
     mixing,
     peers,
     rounds,
@@ -182,6 +183,19 @@ def test_a_benchmark_times_all_versions(
         assert (few["chosen"], larger["chosen"]) == ("rows", "product")
         assert min(float(few["3"]), float(larger["3"])) > 0
         assert few[str(mixing.MOST)] == "nan", "so many elements are too many"
+
+
+def test_the_benchmark_of_events_times_equal_simulations(tmp_path):
+    setting = events.make_setting(5, 3, threshold=2, sigma=0.0)
+    ends = {name: run(60) for name, run in events.versions(setting).items()}
+    for name, end in ends.items():
+        np.testing.assert_allclose(end, ends["heap"], atol=1e-6, err_msg=name)
+    assert np.abs(ends["heap"]).max() > 0.05
+    args = events.Args(workers=5, dimension=3, seconds=1e-3, repeats=1, out=tmp_path)
+    scripts.ran(events.main, args)
+    rows = scripts.rows(tmp_path / "events.csv")
+    assert [row["version"] for row in rows] == list(ends)
+    assert all(float(row["per_minute"]) > 0 for row in rows)
 
 
 def test_all_public_compressors_are_timed():
