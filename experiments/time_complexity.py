@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,9 +37,10 @@ from theory_checks import bounds
 
 PERIOD = 10.0  # seconds of a period of the speeds
 # Records of a run; each evaluates the full gradient, which costs more with data.
-RECORDS, DATA_RECORDS = 400, 100
+RECORDS, DATA_RECORDS = 250, 60
 BASE = 0.5  # spread p of the clusters with delays, and of those whose speeds change
 DATA_SPREAD = 1.0
+DATA = "data"  # instead of a panel's name
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ class Args(commands.Data, commands.Common, commands.Tasks):
     """B of Rennala, S of Malenia and R of Ringmaster; B gradients have a variance of epsilon."""
     accuracy: commands.Share = 0.05
     """epsilon, as a share of |f'|^2 at the start."""
-    gradients: commands.Count = 6000
+    gradients: commands.Count = 4000
     """Number of gradients of a run that may be computed."""
-    learning_rates: commands.Positives = (0.01, 0.03, 0.1, 0.3, 1.0)
+    learning_rates: commands.Positives = (0.03, 0.1, 0.3, 1.0)
     """Candidate step sizes; L = 1 on the quadratic."""
     spreads: tuple[commands.NotNegative, ...] = (0.0, 0.5, 1.5)
     """p: worker i needs i^p seconds for a gradient."""
@@ -103,33 +104,43 @@ class Method(NamedTuple):
     Args:
         settings: (arguments) -> its arguments after the optimizer.
         gradients: (arguments) -> number of gradients of a round, of all workers.
-        seconds: the theorem, of `bounds`; None: there is none.
-        different: whether it is for workers with different data; methods that are not run on these
-            only with data, where the step size decides how far they get.
+        seconds: the theorem, of `bounds`, with the batch sizes and thresholds of `settings`.
+        at_most: whether it holds if workers are faster at times.
+        data: whether it is for workers with equal data, with different data, or for both.
     """
 
+    seconds: Callable[..., float]
     settings: Callable[[Args], Sequence[float]] = lambda args: ()
     gradients: Callable[[Args], int] = lambda args: 1
-    seconds: Callable[..., float] | None = None
-    different: bool = False
+    at_most: bool = True
+    data: Literal["equal", "different", "both"] = "equal"
 
 
 def _batch(args: Args) -> tuple[int]:
     return (args.batch,)
 
 
+def _backups(args: Args) -> int:
+    return args.workers // 2
+
+
+def _fastest_half(times: Sequence[float], **constants: float) -> float:
+    """Returns the seconds of `backup_workers_sgd` with as many backups as `_backups`."""
+    return bounds.backup_workers_seconds(**constants, times=times, backups=len(times) // 2)
+
+
 METHODS = {
     "minibatch_sgd": Method(
-        gradients=lambda args: args.workers, seconds=bounds.minibatch_seconds, different=True
+        bounds.minibatch_seconds, gradients=lambda args: args.workers, data="both"
     ),
     "backup_workers_sgd": Method(
-        lambda args: (args.workers // 2,), lambda args: args.workers - args.workers // 2
+        _fastest_half, lambda args: (_backups(args),), lambda args: args.workers - _backups(args)
     ),
-    "asynchronous_sgd": Method(seconds=bounds.asynchronous_seconds),
-    "rennala_sgd": Method(_batch, seconds=bounds.rennala_seconds),
-    "ringmaster_sgd": Method(_batch, seconds=bounds.ringmaster_seconds),
-    "malenia_sgd": Method(_batch, seconds=bounds.malenia_seconds, different=True),
-    "ringleader_sgd": Method(different=True),
+    "asynchronous_sgd": Method(bounds.asynchronous_seconds, at_most=False),
+    "rennala_sgd": Method(bounds.rennala_seconds, _batch),
+    "ringmaster_sgd": Method(bounds.ringmaster_seconds, _batch),
+    "malenia_sgd": Method(bounds.malenia_seconds, _batch, data="different"),
+    "ringleader_sgd": Method(bounds.ringleader_seconds, at_most=False, data="different"),
 }
 """Methods by name; a new one is one entry."""
 
@@ -197,7 +208,7 @@ def main(args: Args) -> None:
         3,
         f"{args.workers} workers, seconds to |f'|² ≤ ε = {args.accuracy:g} |f'(x₀)|², best step "
         f"size; B = S = R = {args.batch}; {statistics.errors('bars', args.seeds)}; dashed: "
-        "theorems (mini-batch and asynchronous SGD: without constants)",
+        "theorems",
         height=3.4,
         sharey=False,
     )
@@ -231,36 +242,31 @@ def make_cases(args: Args, panels: Mapping[str, Panel], names: Sequence[str]) ->
     cases: dict[Key, Case] = {}
     same: dict[tuple[bool, Profile, str], Case] = {}
     quadratics = {different: make_quadratic(args, different) for different in (False, True)}
-    machines: dict[Profile, clusters.Cluster] = {}
     for name, panel in panels.items():
+        suitable = ("different", "both") if panel.different else ("equal", "both")
         for value, profile in panel.clusters.items():
-            machine = machines.setdefault(profile, make_cluster(args, profile))
-            for method in names:
-                if panel.different and not METHODS[method].different:
-                    continue
-                case = make_case(args, method, quadratics[panel.different], machine, RECORDS)
-                key = name, f"{value:g}", method
-                cases[key] = same.setdefault((panel.different, profile, method), case)
-    machine = make_cluster(args, Profile(DATA_SPREAD))
+            for method in (one for one in names if METHODS[one].data in suitable):
+                which = panel.different, profile, method
+                if which not in same:
+                    problem = quadratics[panel.different]
+                    same[which] = make_case(args, method, problem, profile, RECORDS)
+                cases[name, f"{value:g}", method] = same[which]
     for name, problem in make_problems(args).items():
         for method in names:
-            cases[DATA, name, method] = make_case(args, method, problem, machine, DATA_RECORDS)
+            if name == "different" or METHODS[method].data != "different":
+                profile = Profile(DATA_SPREAD)
+                cases[DATA, name, method] = make_case(args, method, problem, profile, DATA_RECORDS)
     return cases
 
 
-DATA = "data"  # instead of a panel's name
-
-
-def make_case(
-    args: Args, name: str, problem: dsgd.Problem, machine: clusters.Cluster, records: int
-) -> Case:
+def make_case(args: Args, name: str, problem: dsgd.Problem, profile: Profile, records: int) -> Case:
     """Returns the runs of a method, which compute the same number of gradients for all."""
     method = METHODS[name]
     steps = max(1, args.gradients // method.gradients(args))
     return Case(
         with_sgd(getattr(algorithms, name), *method.settings(args)),
         problem,
-        machine,
+        make_cluster(args, profile),
         steps=steps,
         records=records,
         cost=lambda history: (cost(args, history).seconds, history["grad_sqnorm"][:, -1].mean()),
@@ -367,17 +373,19 @@ def cost(args: Args, history: Mapping[str, np.ndarray]) -> Cost:
 def theorem(args: Args, name: str, profile: Profile, problem: dsgd.Problem) -> float:
     """Returns the seconds of a method's theorem on a quadratic; NaN if there is none.
 
-    A message of d seconds makes each gradient of a worker take 2 d seconds longer, if messages do
-    not wait for each other; a computation takes at most 1 / (1 - s) times as long if speeds change.
+    A message of d seconds makes each gradient of an asynchronous method take 2 d seconds longer,
+    since messages do not wait for each other; a computation takes at most 1 / (1 - s) times as long
+    if speeds change.
     """
-    constants, seconds = problem.constants, METHODS[name].seconds
-    explicit = METHODS[name].settings is _batch
-    if seconds is None or (not explicit and (profile.delay or profile.swing)):
+    constants, method = problem.constants, METHODS[name]
+    rounds = method.gradients(args) > 1
+    if (rounds and profile.delay) or (profile.swing and not method.at_most):
         return math.nan
     assert constants is not None
     assert constants.minimum is not None
+    assert constants.noise is not None
     times = seconds_of(args, profile) / (1 - profile.swing) + 2 * profile.delay
-    return seconds(
+    return method.seconds(
         gap=-constants.minimum,  # f(0) = 0
         smoothness=constants.smoothness,
         noise=constants.noise,

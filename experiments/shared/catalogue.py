@@ -171,6 +171,7 @@ COMMANDS = {
         "-",
         "--methods ec_sgd diloco --workers 8 --steps 100 --seeds 2 --learning-rates 1 3",
     ),
+    "time_complexity": Command(BEYOND, "-", "--quick"),
     "worst_case": Command(BEYOND, "-", "--workers 4 --steps 4 --rates 0.05 0.3 1.0 --rounds 1 2 4"),
     "published": Command(OTHERS, "their figures and tables", "relaysgd-8 --quick"),
     "benchmark": Command(
@@ -195,6 +196,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "availability": "availability",
     "benchmark_clients": "benchmark clients",
     "benchmark_compression": "benchmark compression --dimensions 1048576",
+    "benchmark_events": "benchmark events",
     "benchmark_mixing": "benchmark mixing",
     "benchmark_peers": "benchmark peers --repeats 2 --seconds 0.3",
     "benchmark_rounds": "benchmark rounds --seconds 0.3",
@@ -230,6 +232,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "slow_links": "slow_links",
     "stragglers": "stragglers",
     "switch_timelines": "switch_timelines",
+    "time_complexity": "time_complexity",
     "topology": "topology",
     "worst_case": "worst_case",
 }
