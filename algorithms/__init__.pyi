@@ -4,11 +4,14 @@ from . import dropcompute, kimad
 from .asynchronous import on_ray
 from .asynchronous.amelie_sgd import amelie_sgd
 from .asynchronous.as_grad import as_grad
+from .asynchronous.asynchronous_diloco import asynchronous_diloco
 from .asynchronous.asynchronous_gossip_sgd import asynchronous_gossip_sgd
 from .asynchronous.asynchronous_server import asynchronous_server
 from .asynchronous.asynchronous_sgd import asynchronous_sgd
 from .asynchronous.dc_asgd import dc_asgd
 from .asynchronous.delay_adaptive_sgd import delay_adaptive_sgd
+from .asynchronous.fed_async import fed_async
+from .asynchronous.fed_buff import fed_buff
 from .asynchronous.fragile_sgd import fragile_sgd
 from .asynchronous.malenia_sgd import malenia_sgd
 from .asynchronous.mind_flayer_sgd import mind_flayer_sgd, vecna_sgd
@@ -117,6 +120,7 @@ __all__ = [
     "amelie_sgd",
     "apfl",
     "as_grad",
+    "asynchronous_diloco",
     "asynchronous_gossip_sgd",
     "asynchronous_server",
     "asynchronous_sgd",
@@ -165,8 +169,10 @@ __all__ = [
     "extra",
     "fed_adagrad",
     "fed_adam",
+    "fed_async",
     "fed_avg",
     "fed_avgm",
+    "fed_buff",
     "fed_comgate",
     "fed_dyn",
     "fed_ef",

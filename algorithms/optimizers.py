@@ -50,6 +50,13 @@ def init(optimizer: optax.GradientTransformation, params: Params) -> Model:
     return Model(params, _wrap_keys(optimizer, params, memory))
 
 
+def first_memory(optimizer: optax.GradientTransformation, params: Params, key: jax.Array) -> PyTree:
+    """Returns the optimizer's state before its first step, with random numbers that also depend on
+    the key.
+    """
+    return randomness.fold_owner(init(optimizer, params).optimizer, key)
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def initial_model(
     problem_init: Callable[[jax.Array], Params],

@@ -315,7 +315,7 @@ class Rule:
         steps = None if self.local is None else self.local.steps
         return arrivals.Options(
             self.bound,
-            _each(f"{self.name}: local.steps", steps, N, np.int32),
+            _each(f"{self.name}: steps of local runs", steps, N, np.int32),
             _each(f"{self.name}: timeouts", self.timeouts, N, np.float32),
         )
 
@@ -428,7 +428,7 @@ def _step_run(
     """Makes a step of the event's local run. Returns all runs' models, and the change x - y of this
     one.
     """
-    fresh = optimizers.init(local.optimizer, now.read).optimizer
+    fresh = optimizers.first_memory(local.optimizer, now.read, now.round.key)
     kept = jax.tree.map(lambda rows: rows[now.event.job], runs.optimizer)
     memory = jax.tree.map(partial(jnp.where, now.first), fresh, kept)
     after = local_step(local, optimizers.Model(now.at, memory), now.read, gradient)

@@ -19,7 +19,7 @@ from dsgd.extend import Params, Period, PyTree
 
 class Collected(NamedTuple):
     """The server's state: a model, the number of its steps, and the sum and the number of gradients
-    at this model.
+    since the last one.
     """
 
     params: Params

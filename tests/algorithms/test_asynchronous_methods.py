@@ -350,6 +350,45 @@ def test_servers_step_with_muon(method):
     assert np.ptp(singular) < 0.5 * size
 
 
+# --- Local runs.
+
+
+def fresh_only(method: dsgd.Algorithm) -> dsgd.Algorithm:
+    """Returns the method with workers that wait until all have sent."""
+
+    def order(model, arrival, jobs, key):
+        return jnp.where(jobs.waiting & jnp.all(jobs.waiting), jobs.worker, -1)
+
+    rule: Any = method.init
+    waiting = replace(rule.__self__, order=order)
+    return method._replace(init=waiting.init, query=waiting.query, update=waiting.update)
+
+
+def test_fed_buff_with_the_fresh_changes_of_all_workers_is_fed_opt():
+    """The server makes a step after H gradients of each of N workers."""
+    H, steps, inner, outer = 3, 5, optax.adam(GAMMA), optax.sgd(0.7, momentum=0.5)
+    problem = problems.random_quadratic(N, D, heterogeneity=1.0)
+    buffered = fresh_only(algorithms.fed_buff(inner, H, N, outer))
+    options: Any = {"key": jax.random.key(0), "mesh": 1, "cluster": UNIT}
+    with jax.enable_x64(True):
+        found = dsgd.run(buffered, problem, steps=steps * H * N, record_every=H * N, **options)
+        synchronous = algorithms.fed_opt(inner, H, outer)
+        expected = dsgd.run(synchronous, problem, steps=steps * H, record_every=H, **options)
+    assert (found.history["server_steps"][1:] == np.arange(1, steps + 1)).all()
+    np.testing.assert_allclose(found.params, expected.params, rtol=1e-12)
+    for name in ("loss", "bits", "clock"):
+        np.testing.assert_allclose(found.history[name], expected.history[name], rtol=1e-12)
+
+
+def test_random_numbers_of_local_runs_differ_between_runs_and_workers():
+    noisy = optax.chain(optax.add_noise(1.0, 0.0, jax.random.key(5)), STEP)
+    of, found = driven(algorithms.fed_buff(noisy, 1, 1, exponent=0.0), 3 * trajectories.N)
+    change = np.diff(found.home, axis=0, prepend=np.asarray(of.start)[None])
+    noise = -change / GAMMA - found.gradients[:, 0]
+    apart = np.linalg.norm(noise[:, None] - noise[None], axis=2)
+    assert np.sort(apart, axis=None)[len(noise)] > 1  # of 22 elements
+
+
 # --- Asynchronous gossip.
 
 
