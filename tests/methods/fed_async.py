@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-import optax
-
-from algorithms import fed_async, fed_buff
+from algorithms import fed_async
 from tests.methods.fed_buff import bits, local_case
 from tests.methods.given import Given
 from tests.methods.server_events import Rule
@@ -41,10 +39,4 @@ CASES = {
         RHO,
     )
     for title, (options, discount) in DISCOUNTS.items()
-}
-EQUALS = {
-    "only changes at the current model": (
-        lambda: fed_async(optax.sgd(0.6), 1, 1.0, hinge=(1e30, 0.0)),
-        lambda: fed_buff(optax.sgd(0.6), 1, 1, exponent=1e30),
-    )
 }
