@@ -14,9 +14,10 @@ from dsgd import Algorithm, Topology, checks
 @method(
     sends="gradients to the pivot along shortest paths, models back after each step",
     exact="any data",
-    needs=("one W", "all workers"),
+    needs=("columns of W sum to 1", "one W", "all workers"),
     paper="Amelie SGD: Tyurin and Richtárik, 2024",
     page="how_to/clusters/asynchronous.md",
+    aliases=("amelie",),
     graph=topologies.ring,
     settings={"batch": 3.5},
 )

@@ -13,9 +13,10 @@ from dsgd import Algorithm, Topology, checks
 
 @method(
     sends="gradients to the pivot along shortest paths, models back after each step",
-    needs=("one W", "all workers"),
+    needs=("columns of W sum to 1", "one W", "all workers"),
     paper="Fragile SGD: Tyurin and Richtárik, 2024",
     page="how_to/clusters/asynchronous.md",
+    aliases=("fragile",),
     graph=topologies.ring,
     settings={"batch": 3},
 )

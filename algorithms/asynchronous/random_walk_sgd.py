@@ -42,6 +42,7 @@ class Token(NamedTuple):
     needs=("symmetric W", "one W", "all workers"),
     paper="Johansson et al., 2009; Metropolis-Hastings steps",
     page="how_to/clusters/asynchronous.md",
+    aliases=("random_walk",),
     graph=topologies.ring,
 )
 @checks.arguments

@@ -43,6 +43,7 @@ class Local(NamedTuple):
     needs=("symmetric W", "one W", "all workers"),
     paper="SWARM-SGD: Nadiradze et al., 2021",
     page="how_to/clusters/asynchronous.md",
+    aliases=("swarm",),
     graph=topologies.ring,
     settings={"period": 4},
 )
