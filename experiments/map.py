@@ -11,6 +11,15 @@ With `--participations 1 0.25`, the methods are also trained with a quarter of t
 are drawn in each round, or once for all local steps between two exchanges. Methods that require all
 workers are left out of these panels.
 
+Methods whose iterates depend on the clock, such as asynchronous ones, are not in the map by
+default: they run on each of the networks, with all step sizes and settings. With
+
+    python -m experiments.map --methods ringmaster_sgd rennala_sgd --points 5
+
+these are 25 networks for each distribution of the data and each delay; the command prints the
+number of runs and the seconds that they took. A round is one gradient of each worker on average:
+they have the same budget of gradients, `--steps` times the number of workers.
+
 The trained model is small. Bits are scaled as if it had `--size` elements: a network of that
 bandwidth divided by the ratio of the sizes is replayed. The number of rounds is that of the small
 model.
@@ -20,6 +29,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -35,14 +45,15 @@ from matplotlib.patches import Patch
 from rich.table import Table
 
 import dsgd
-from algorithms import SYNCHRONOUS, registry
+from algorithms import CANDIDATES, SYNCHRONOUS, registry
 from dsgd import Candidate, clusters, plots, records
 from experiments.planning import plane
-from experiments.planning.plane import Best, Chosen, Runs
+from experiments.planning.plane import Best, Chosen, OnEach, Ran, Runs
 from experiments.shared import commands, figures, statistics, tables, tuning
 
 BASELINE = SYNCHRONOUS[0].name
 METHODS = tuple(dict.fromkeys(candidate.name for candidate in SYNCHRONOUS))
+KNOWN = tuple(dict.fromkeys(candidate.name for candidate in CANDIDATES))
 SPEEDUPS = (1.1, 1.5, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -51,7 +62,9 @@ class Args(commands.Data, commands.Tuning):
     """Maps the fastest method against bandwidth and latency."""
 
     methods: tuple[str, ...] = METHODS
-    """Which methods besides mini-batch SGD, by name."""
+    """Which methods besides mini-batch SGD, by name. By default those that are replayed; others,
+    such as asynchronous_sgd or ringmaster_sgd, run on each of --points x --points networks.
+    """
     partitions: tuple[str, ...] = ("iid", "by-label")
     """Which worker gets which samples: iid, blocks, by-label or dirichlet; a row of panels each."""
     delays: tuple[commands.NotNegative, ...] = (0.0, 1.0)
@@ -79,7 +92,7 @@ class Args(commands.Data, commands.Tuning):
     learning_rates: commands.Positives = (0.1, 0.3, 1.0, 3.0, 10.0)
     """Candidate step sizes."""
     steps: commands.Count = 480
-    """Number of rounds; one gradient each."""
+    """Number of rounds; one gradient of each worker each, on average."""
     every: commands.Count = 4
     """Number of rounds between two evaluations of the loss."""
     out: Path = Path("results/map")
@@ -94,6 +107,7 @@ class Panel(NamedTuple):
         target: the loss.
         chosen: settings of all methods.
         best: the best settings of each method on each network, `[methods, latency, bandwidth]`.
+        costs: of the methods that ran on each network.
         left_out: names of the methods that require all workers.
     """
 
@@ -101,15 +115,16 @@ class Panel(NamedTuple):
     delay: float
     participation: float
     target: float
-    chosen: list[Chosen]
+    chosen: list[Chosen | Ran]
     best: Best
+    costs: list[str]
     left_out: list[str]
 
 
 def main(args: Args) -> None:
     given = [registry.full_name(name.lower()) for name in args.methods]
-    commands.require_known("--methods", given, METHODS)
-    methods = [name for name in METHODS if name == BASELINE or name in given]
+    commands.require_known("--methods", given, KNOWN)
+    methods = [name for name in KNOWN if name == BASELINE or name in given]
     tasks = {
         partition: tuning.logistic_regression(args, args.workers, partition)
         for partition in args.partitions
@@ -129,7 +144,7 @@ def panels_of(
     args: Args, partition: str, problem: dsgd.Problem, methods: list[str]
 ) -> Iterator[Panel]:
     """Yields the panels of a partition, for each delay those of all participations."""
-    candidates = [each for each in SYNCHRONOUS if each.name in methods]
+    candidates = [each for each in CANDIDATES if each.name in methods]
     trained, target = [], args.target
     for share in args.participations:
         words = f"training, {partition}" + f", {share:g} of the workers" * (share < 1)
@@ -138,14 +153,16 @@ def panels_of(
         runs = {candidate: found[i] for i, candidate in enumerate(candidates)}
         chosen, reached = choose(args, partition, runs, target)
         target = target or reached
-        trained.append((share, reached, chosen, left_out(runs)))
+        on_each = [each for some in runs.values() for each in some if isinstance(each, OnEach)]
+        trained.append((share, reached, chosen, on_each, left_out(runs)))
     for delay in args.delays:
-        for share, reached, chosen, others in trained:
-            best = locate(args, problem, delay, methods, chosen)
-            yield Panel(partition, delay, share, reached, chosen, best, others)
+        for share, reached, chosen, on_each, others in trained:
+            every, best = locate(args, problem, delay, methods, chosen, on_each, reached)
+            costs = [each.cost(args.points**2) for each in on_each]
+            yield Panel(partition, delay, share, reached, every, best, costs, others)
 
 
-def left_out(runs: dict[Candidate, list[Runs]]) -> list[str]:
+def left_out(runs: dict[Candidate, list[Runs | OnEach]]) -> list[str]:
     """Returns the names of the methods without runs, or of their settings if others have runs."""
     methods = {candidate.name for candidate, trained in runs.items() if trained}
     return list(
@@ -166,12 +183,12 @@ def participants(args: Args, share: float) -> int | None:
 
 
 def choose(
-    args: Args, partition: str, runs: dict[Candidate, list[Runs]], target: float | None
+    args: Args, partition: str, runs: dict[Candidate, list[Runs | OnEach]], target: float | None
 ) -> tuple[list[Chosen], float]:
     """Returns the settings of all methods at their best step sizes, and the target: the given one,
     or the default if there is none or mini-batch SGD does not reach it.
     """
-    (baseline,) = runs[SYNCHRONOUS[0]]
+    (baseline,) = plane.replayed(runs[SYNCHRONOUS[0]])
     if target is not None and not plane.choose(baseline, target):
         if args.target is not None:
             raise ValueError(
@@ -180,7 +197,7 @@ def choose(
             )
         target = None
     reached = default_target(baseline.trained.history) if target is None else target
-    every = itertools.chain.from_iterable(runs.values())
+    every = plane.replayed(itertools.chain.from_iterable(runs.values()))
     return [each for trained in every for each in plane.choose(trained, reached)], reached
 
 
@@ -193,9 +210,19 @@ def default_target(history: dict[str, np.ndarray]) -> float:
 
 
 def locate(
-    args: Args, problem: dsgd.Problem, delay: float, methods: list[str], chosen: list[Chosen]
-) -> Best:
-    """Replays all settings on all networks."""
+    args: Args,
+    problem: dsgd.Problem,
+    delay: float,
+    methods: list[str],
+    chosen: list[Chosen],
+    on_each: list[OnEach],
+    target: float,
+) -> tuple[list[Chosen | Ran], Best]:
+    """Replays all settings on all networks, and runs the methods that depend on the network.
+
+    Returns:
+        All settings, and the best ones of each method.
+    """
     scale = tuning.elements(problem) / args.size
     compute = clusters.constant(args.compute)
     if delay:
@@ -212,7 +239,17 @@ def locate(
     found = [
         plane.seconds(each, cluster, **grids) for each in tables.bar(chosen, words, args.progress)
     ]
-    return plane.best_of_each(methods, chosen, found)
+    every: list[Chosen | Ran] = [*chosen]
+    if on_each:
+        words, began = f"on each of {args.points**2} networks, delay {delay:g}", time.perf_counter()
+        tables.notes(f"{words}: {each.cost(args.points**2)}" for each in on_each)
+        run = partial(plane.run_on_each, target=target, cluster=cluster, grids=grids)
+        done = dict(commands.run_each(args, words, run, on_each))
+        tables.notes([f"{words}: {time.perf_counter() - began:.0f} s"])
+        pairs = [pair for i in range(len(on_each)) for pair in done[i]]
+        every += [each for each, _ in pairs]
+        found += [seconds for _, seconds in pairs]
+    return every, plane.best_of_each(methods, every, found)
 
 
 def axis(args: Args, ends: tuple[float, float]) -> np.ndarray:
@@ -266,7 +303,7 @@ def write(args: Args, panels: list[Panel], methods: list[str]) -> None:
     records.write_rows(args.out / "map.csv", columns, rows)
 
 
-def settings(chosen: Chosen) -> str:
+def settings(chosen: Chosen | Ran) -> str:
     """Describes the settings besides the step size."""
     return plane.describe(chosen.candidate.settings, chosen.settings)
 
@@ -274,11 +311,14 @@ def settings(chosen: Chosen) -> str:
 def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:
     """Tabulates the fastest method and its settings on nine networks."""
     names = f"Left out, because they require all workers: {', '.join(panel.left_out)}."
+    costs = f"On each of {args.points**2} networks ran {'; '.join(panel.costs)}."
     table = tables.table(
         f"{describe(args, panel)}: fastest method to loss {panel.target:g}",
         ("latency\nms", "bandwidth\nMbit/s", "method", "settings", "seconds", "speedup"),
         f"Speedup over {BASELINE}. *: the difference from the second method\nis less than two "
-        "standard errors." + f"\n{textwrap.fill(names)}" * bool(panel.left_out),
+        "standard errors."
+        + f"\n{textwrap.fill(costs)}" * bool(panel.costs)
+        + f"\n{textwrap.fill(names)}" * bool(panel.left_out),
         left=0,
     )
     first, speedup, undecided = winners(panel.best)
@@ -342,16 +382,17 @@ def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
     return sheet
 
 
-# Colours of METHODS, light so that contours can be read on them: plots.COLOURS and further ones.
+# Colours of KNOWN, light so that contours can be read on them: plots.COLOURS and further ones.
 COLOURS = (
     *("#D9D9D9", "#B5A1D8", "#66C5AB", "#F2CB70", "#C4B08B", "#66AAD7", "#8C8C8C", "#EBA06B"),
     *("#A8D08D", "#F4A6A6", "#E0AFCA", "#D6D27A", "#9AD2F2"),
+    *("#F7E08A", "#7FB7BE", "#C98F8F", "#9FA8DA", "#B8E0C8", "#C9A0DC"),
 )
 
 
 def colour(method: str) -> str:
     """Returns the colour of a method, the same in all figures."""
-    return COLOURS[METHODS.index(method) % len(COLOURS)]
+    return COLOURS[KNOWN.index(method) % len(COLOURS)]
 
 
 def draw_panel(args: Args, axes: Axes, panel: Panel, colours: list[str]) -> None:

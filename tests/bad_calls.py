@@ -664,6 +664,15 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "dsgd.sweep(delays.constant, problem, steps=1, key=key, bound=[1])": "returned the Delays",
     "dsgd.sweep(delayed, problem, steps=1, key=key, bound=[1, -1])": "bound = -1",
     "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "consensus_step = 1.5",
+    "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5], cluster=clusters.constant)": (
+        "sweep: cluster is a function of (value), but the grids are step"
+    ),
+    "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5], cluster=clusters.constant, value=[2.0], taped=True)": (
+        "sweep: taped, with a function that returns clusters"
+    ),
+    "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5], cluster=clusters.constant, value=[2.0])": (
+        "sweep: cluster returned"
+    ),
     "plots.curves(swept, band='deviation')": "curves: band = 'deviation'",
     "dsgd.frame(problem)": "a dsgd.Result, a dsgd.Sweep, a history",
     "swept.best(share=-1)": "share = -1",

@@ -192,6 +192,14 @@ class Cluster:
         """`Quantity.spells` of `present`; None: participation is not given in seconds."""
         return self.present and self.present.spells
 
+    @property
+    def participation(self) -> tuple[str | None, int, str | None, MessageNoise | None]:
+        """What the iterates of all methods depend on: which workers participate, which messages
+        arrive, and their noise.
+        """
+        present, delivered = (each and each.name for each in (self.present, self.delivered))
+        return present, self.participation_period, delivered, self.message_noise
+
     def require_workers(self, N: int) -> None:
         """Raises ValueError if the cluster is not for N workers, or if a function of one of its
         quantities does not return a float scalar.

@@ -131,7 +131,8 @@ def advance(
 
     def run(points, keys, carry, data, shared, batches, chunk):
         def one_run(point, key, carry):
-            return _advance_one(plan, plan.method(point), key, carry, data, shared, batches, chunk)
+            of_run, method = plan.at(point), plan.method(point)
+            return _advance_one(of_run, method, key, carry, data, shared, batches, chunk)
 
         return plan.map_runs(one_run, (0, None, 0), (None, 0, 0))(points, keys, carry)
 

@@ -64,7 +64,8 @@ class Plan(NamedTuple):
         runs: number of leading axes of independent runs: 0, 1 (seeds) or 2 (grid, seeds).
         record_every: rounds between records.
         capacity: number of records that one call of `advance` can make.
-        cluster: cluster on which the run is simulated; None: the run has no clock.
+        cluster: cluster on which the run is simulated; None: the run has no clock. With `place`,
+            that of one point.
         train_loss: whether records include the loss on the drawn batches.
         evaluate_every: records between evaluations of the problem.
         timings: number of micro-batches of a round, if their timings are carried for a method that
@@ -75,6 +76,8 @@ class Plan(NamedTuple):
         taped: whether the records include the tape, from which `dsgd.replay` computes seconds.
         cohort: which rows a round has; None: those of all workers.
         own_time: whether the method keeps its own time, and itself reads when workers are there.
+        place: hyperparameters -> Cluster, called while the program is traced; None: all runs have
+            the same cluster.
     """
 
     build: Callable[[dict[str, jax.Array]], Algorithm]
@@ -93,6 +96,11 @@ class Plan(NamedTuple):
     taped: bool = False
     cohort: Layout | None = None
     own_time: bool = False
+    place: Callable[[dict[str, jax.Array]], Cluster] | None = None
+
+    def at(self, point: dict[str, jax.Array]) -> Plan:
+        """Returns the plan with the cluster of a run with the given hyperparameters."""
+        return self if self.place is None else self._replace(cluster=self.place(point))
 
     def method(self, point: dict[str, jax.Array]) -> Method:
         """Returns the method with the given hyperparameters."""

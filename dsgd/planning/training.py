@@ -71,7 +71,7 @@ class Trained(NamedTuple):
 
     Args:
         contender: the candidate and its points.
-        history: the evaluated records, `[points, seeds, records]`.
+        history: the evaluated records, `[points, *grids, seeds, records]`.
         sweep: the taped runs; if the rounds depend on the cluster, those on the plan's cluster.
         workers: N.
     """
@@ -103,6 +103,16 @@ class Trained(NamedTuple):
         ends = np.broadcast_to(self.ends[:, None], (*series.shape[:-1], self.ends.shape[-1]))
         at = np.searchsorted(step, np.minimum(ends, step[-1]))
         return np.where(ends <= step[-1], np.take_along_axis(series, at, axis=-1), np.inf)
+
+    def on(self, index: tuple[int, ...]) -> Trained:
+        """Returns the runs on one of the clusters, by its index in the grids."""
+
+        def take(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            at = (slice(None), *index)
+            return {name: x if name == "step" else x[at] for name, x in history.items()}
+
+        sweep = self.sweep._replace(history=take(self.sweep.history))
+        return self._replace(history=take(self.history), sweep=sweep)
 
 
 def all_points(
@@ -167,8 +177,9 @@ def rounds_of(
 
 
 def _rounds(setting: Setting, candidate: Candidate, rate: float, values: Point) -> Rounds | str:
-    """Returns what a candidate does in its rounds; or, if only its cluster excludes it, the reason."""
-    everyone = replace(setting.cluster, present=None, participation_period=1, delivered=None)
+    """Returns what a candidate does in its rounds; if only its cluster excludes it, the reason."""
+    faultless: dict[str, Any] = {"present": None, "delivered": None, "message_noise": None}
+    everyone = replace(setting.cluster, participation_period=1, **faultless)
     refusal = ""
     for each in (setting.cluster, everyone):
         try:
@@ -200,7 +211,14 @@ def _name_errors(candidate: Candidate, what: str = "") -> Iterator[None]:
         raise ValueError(f"{where}: {cause}") from error
 
 
-def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Trained:
+def train(
+    setting: Setting,
+    contender: Contender,
+    rounds: int,
+    name: str,
+    place: Callable[..., Cluster] | None = None,
+    **grids: Sequence[float] | np.ndarray,
+) -> Trained:
     """Runs a contender at all its points, with all seeds.
 
     Args:
@@ -208,10 +226,12 @@ def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Tra
         contender: the candidate and its points.
         rounds: number of rounds of N gradients.
         name: of the checkpoint's folder.
+        place: numbers by name -> cluster, if the rounds depend on it; None: that of the plan.
+        grids: values of the arguments of `place`.
     """
     candidate, times = contender.candidate, contender.times
     options: dict[str, Any] = (
-        {"cluster": setting.cluster, "record_every": times}
+        {"cluster": place or setting.cluster, "record_every": times}
         if contender.on_cluster
         else {"taped": True, "cluster": _participation(setting.cluster)}
     )
@@ -228,6 +248,7 @@ def train(setting: Setting, contender: Contender, rounds: int, name: str) -> Tra
             evaluate_every=every,
             progress=False,
             point=range(len(contender.points)),
+            **grids,
             **options,
         )
     return Trained(contender, evaluated_records(found.history), found, setting.problem.workers)

@@ -207,19 +207,14 @@ def _require_replays(cluster: Cluster, of: Tape) -> None:
     """Raises ValueError if the rounds of the run could differ on this cluster."""
     cluster.require_workers(of.plan.N)
     taped = of.plan.cluster
-    of_run = None if taped is None else _participation(taped)
-    if (of_run or _ALL_PARTICIPATE) != _participation(cluster):
+    of_run = _ALL_PARTICIPATE if taped is None else taped.participation
+    if of_run != cluster.participation:
         raise ValueError(
             f"replay: the cluster ({cluster.name}) has another participation, message loss "
             f"or noise than that of the run "
             f"({'no cluster' if taped is None else taped.name}), on which its "
             "iterates depend; expected the same: pass it to dsgd.run(..., cluster=..., taped=True)"
         )
-
-
-def _participation(cluster: Cluster) -> tuple[Any, ...]:
-    present, delivered = (each and each.name for each in (cluster.present, cluster.delivered))
-    return present, cluster.participation_period, delivered, cluster.message_noise
 
 
 def _runs(of: Tape) -> tuple[jax.Array, dict[str, jax.Array]]:

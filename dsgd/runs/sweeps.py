@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -289,7 +290,7 @@ def sweep(
     key: Key,
     seeds: int = 1,
     batches: Iterable[PyTree] | None = None,
-    cluster: Cluster | None = None,
+    cluster: Cluster | Callable[..., Cluster] | None = None,
     record_every: int = 1,
     evaluate_every: int = 1,
     mesh: Mesh | int | None = None,
@@ -310,11 +311,23 @@ def sweep(
             problem, steps=1_000, key=key, seeds=4, learning_rate=np.logspace(-3, 0, 20),
         )
 
+    A function of numbers as `cluster` runs on many clusters, for methods whose iterates depend on
+    the cluster, such as asynchronous ones (for others `dsgd.replay` is faster):
+
+        dsgd.sweep(
+            lambda learning_rate: algorithms.asynchronous_sgd(optax.sgd(learning_rate)),
+            problem, steps=1_000, key=key, learning_rate=[0.1, 0.3], latency=[1e-4, 1e-2],
+            cluster=lambda latency: clusters.Cluster(clusters.exponential(0.01), latency=latency),
+        )
+
     Args:
         factory: keyword arguments -> Algorithm. It receives traced scalars, so it must not branch
             on their values, and integers that determine a shape (bits, a number of workers) cannot
             be swept.
-        problem, steps, key, batches, cluster: as in `dsgd.run`.
+        problem, steps, key, batches: as in `dsgd.run`.
+        cluster: as in `dsgd.run`; or keyword arguments -> cluster, which receives those of `grids`
+            that its signature names, and the factory the others. The latency, `clusters.constant`
+            and multiples of quantities accept traced numbers.
         record_every, evaluate_every, mesh, checkpoint, train_loss: as in `dsgd.run`.
         progress, taped, on_record: as in `dsgd.run`.
         seeds: R runs for each grid point, with the keys `jax.random.split(key, R)`.
@@ -322,8 +335,9 @@ def sweep(
 
     Raises:
         ValueError: if there is no grid, a grid is empty or contains non-finite numbers, the factory
-            rejects a value, or a hyperparameter is used as a Python value; otherwise as in
-            `dsgd.run`.
+            rejects a value, or a hyperparameter is used as a Python value; `cluster` is a function
+            without a grid, returns clusters that differ in who participates, or the run is taped;
+            otherwise as in `dsgd.run`.
         Interrupted, OSError, PeerLost, PeerFailed: as in `dsgd.run`.
     """
     forks.require_threads()
@@ -333,20 +347,26 @@ def sweep(
             "sweep: no grid given; expected at least one, such as learning_rate=[0.1, 0.01]"
         )
     steps, seeds = plans.check_steps(steps), checks.positive_int("seeds", seeds)
-    build = FromPoint("sweep: factory", factory, Algorithm)
+    on = (
+        None if cluster is None or isinstance(cluster, Cluster) else _clusters(cluster, grid, taped)
+    )
+    build: FromPoint | Part = FromPoint("sweep: factory", factory, Algorithm)
+    if on is not None:
+        build = Part(build, tuple(name for name in grid if name not in on.names))
     methods = examples(build, grid)
     shape = tuple(len(values) for values in grid.values())
     points = jax.tree.map(arrays.from_host, all_points(grid))
     size = int(np.prod(shape)) * seeds
     options: dict[str, Any] = {
         "record_every": record_every,
-        "cluster": cluster,
+        "cluster": cluster if on is None else _first_cluster(on, grid, problem),
         "train_loss": train_loss,
         "evaluate_every": evaluate_every,
         "taped": taped,
     }
     options |= {"methods": methods, "streamed": batches is not None}
     plan = plans.make_plan(build, methods[0], problem, mesh, runs=2, size=size, **options)
+    plan = plan._replace(place=on)
     feed = None if batches is None else Feed(plan, batches, steps)
     job = RunSpec(
         plan, methods, problem, points, jax.random.split(key, seeds), steps, feed, progress=progress
@@ -371,12 +391,22 @@ def sweep(
         raise Interrupted(str(stopped), unfold_history(stopped.history)) from None
     except (TypeError, ValueError) as error:
 
-        def trace(build, values):
-            part = plan._replace(build=build, runs=2 if values else 1)
+        def trace(values, **changes):
+            part = plan._replace(place=None)._replace(runs=2 if values else 1, **changes)
             part = job._replace(plan=part, points=jax.tree.map(jnp.asarray, values))
             jax.eval_shape(partial(loop.advance, part.plan), *part.shapes())
 
-        traced.require_arithmetic("sweep", factory, grid, trace, error)
+        def of_factory(build, values):
+            trace(values, build=build)
+
+        def of_cluster(place, values):
+            trace(values, build=plans.ConstantFactory(methods[0]), place=place)
+
+        of = {name: grid[name] for name in grid if on is None or name not in on.names}
+        traced.require_arithmetic("sweep", factory, of, of_factory, error)
+        if on is not None:
+            of = {name: grid[name] for name in on.names}
+            traced.require_arithmetic("sweep", on.build.factory, of, of_cluster, error)
         raise
     plans.warn_if_silent(job, result.history["bits"])
     plans.warn_if_stalled(job, result)
@@ -406,6 +436,7 @@ class FromPoint(sameness.Compared):
 
     def __call__(self, point: dict[str, Any]) -> Any:
         numbers = ", ".join(f"{name} = {checks.show(value)}" for name, value in point.items())
+        numbers = numbers or "no numbers"
         with causes.error_context(f"{self.where} with {numbers}"):
             made = self.factory(**point)
         if not isinstance(made, self.kind):
@@ -416,12 +447,60 @@ class FromPoint(sameness.Compared):
         return made
 
 
-def examples(build: FromPoint, grid: dict[str, np.ndarray]) -> tuple[Any, ...]:
+@dataclass(frozen=True, eq=False)
+class Part(sameness.Compared):
+    """A function of a point's values that uses some of them.
+
+    Args:
+        build: the function.
+        names: the names of its values.
+    """
+
+    build: FromPoint
+    names: tuple[str, ...]
+
+    def __call__(self, point: dict[str, Any]) -> Any:
+        return self.build({name: point[name] for name in self.names})
+
+
+def _clusters(cluster: Callable[..., Cluster], grid: dict[str, np.ndarray], taped: bool) -> Part:
+    """Returns the function from a point's values to its cluster."""
+    accepted = inspect.signature(cluster).parameters
+    names = tuple(name for name in grid if name in accepted)
+    if not names:
+        raise ValueError(
+            f"sweep: cluster is a function of ({', '.join(accepted)}), but the grids are "
+            f"{', '.join(grid)}; expected values of one of its arguments"
+        )
+    if taped:
+        raise ValueError(
+            "sweep: taped, with a function that returns clusters; expected one of both, since "
+            "dsgd.replay computes the seconds of a taped run on all clusters"
+        )
+    return Part(FromPoint("sweep: cluster", cluster, Cluster), names)
+
+
+def _first_cluster(on: Part, grid: dict[str, np.ndarray], problem: Problem) -> Cluster:
+    """Returns the cluster of the first grid point, after validation of the others."""
+    first, *others = examples(on, {name: grid[name] for name in on.names})
+    for other in others:
+        other.require_workers(problem.workers)
+        if other.participation != first.participation:
+            raise ValueError(
+                f"sweep: cluster returns clusters with another participation, message loss or "
+                f"noise, {first.name} and {other.name}; expected the same"
+            )
+    return first
+
+
+def examples(build: FromPoint | Part, grid: dict[str, np.ndarray]) -> tuple[Any, ...]:
     """Returns the factory's result for the first grid point, and one for each other value, varied
     one at a time.
 
     Inside the trace the values are unknown, so a factory could not reject any of them there.
     """
+    if isinstance(build, Part):
+        return examples(build.build, {name: grid[name] for name in build.names})
     checks.require_call(build.where, build.factory, keywords=list(grid))
     first = {name: values[0].item() for name, values in grid.items()}
     others = [

@@ -1,10 +1,12 @@
-"""Seconds of methods to a target on a plane of networks, by replaying their runs."""
+"""Seconds of methods to a target on a plane of networks, by replaying their runs; those of methods
+whose rounds depend on the network, by runs on each of them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +33,28 @@ class Runs(NamedTuple):
     participation: Mapping[str, Any]
 
 
+class OnEach(NamedTuple):
+    """A method whose rounds depend on the cluster, so that it runs on each of the networks.
+
+    Args:
+        setting: what all runs share.
+        contender: the method with all step sizes and settings.
+        steps: number of rounds of N gradients.
+        participation: as in `Runs`.
+    """
+
+    setting: training.Setting
+    contender: training.Contender
+    steps: int
+    participation: Mapping[str, Any]
+
+    def cost(self, networks: int) -> str:
+        """Describes the work on so many networks."""
+        runs = networks * len(self.contender.points) * self.setting.seeds
+        gradients = self.steps * self.setting.problem.workers
+        return f"{self.contender.candidate}, {runs:,} runs of {gradients:,} gradients"
+
+
 class Chosen(NamedTuple):
     """A method with settings at its best step size.
 
@@ -50,6 +74,17 @@ class Chosen(NamedTuple):
     participation: Mapping[str, Any] = {}
 
 
+class Ran(NamedTuple):
+    """A method that ran on each of the networks.
+
+    Args:
+        candidate, settings: as in `Chosen`.
+    """
+
+    candidate: Candidate
+    settings: Mapping[str, float]
+
+
 def describe(fixed: str, values: Mapping[str, float]) -> str:
     """Describes the settings of a method besides the step size.
 
@@ -63,8 +98,9 @@ def describe(fixed: str, values: Mapping[str, float]) -> str:
 
 def train(
     args: Any, problem: dsgd.Problem, candidate: Candidate, participants: int | None = None
-) -> list[Runs]:
-    """Runs a candidate with all step sizes and settings, taped.
+) -> list[Runs | OnEach]:
+    """Runs a candidate with all step sizes and settings, taped; if its rounds depend on the
+    cluster, it runs later.
 
     Args:
         args: the command's arguments.
@@ -88,7 +124,7 @@ def train(
         None,
     )
 
-    def run(participation: Mapping[str, Any], period: int | None = None) -> list[Runs]:
+    def run(participation: Mapping[str, Any], period: int | None = None) -> list[Runs | OnEach]:
         """Runs the points with this period; None: all."""
         cluster = dataclasses.replace(setting.cluster, **participation)
         with_cluster = setting._replace(cluster=cluster)
@@ -97,7 +133,10 @@ def train(
         kept = [(point, each) for point, each in pairs if period in (None, each)]
         if not kept:
             return []
-        contender = training.Contender(candidate, *zip(*kept, strict=True))
+        points, periods = zip(*kept, strict=True)
+        contender = found._replace(points=points, periods=periods)
+        if contender.on_cluster:
+            return [OnEach(with_cluster, contender, args.steps, participation)]
         return [Runs(training.train(with_cluster, contender, args.steps, ""), participation)]
 
     if participants is None:
@@ -109,6 +148,11 @@ def train(
         for period in dict.fromkeys(found.periods)
         for runs in run({"present": present, "participation_period": period}, period)
     ]
+
+
+def replayed(runs: Iterable[Runs | OnEach]) -> list[Runs]:
+    """Returns the runs that do not depend on the network."""
+    return [each for each in runs if isinstance(each, Runs)]
 
 
 def choose(runs: Runs, target: float) -> list[Chosen]:
@@ -155,10 +199,38 @@ def seconds(
 
 
 def _place(
-    cluster: Callable[..., clusters.Cluster], participation: Mapping[str, Any], **numbers: Any
+    cluster: Callable[..., clusters.Cluster],
+    participation: Mapping[str, Any],
+    latency: Any,
+    bandwidth: Any,
 ) -> clusters.Cluster:
     """Returns the cluster with these numbers, in which workers participate as in the runs."""
-    return dataclasses.replace(cluster(**numbers), **participation)
+    return dataclasses.replace(cluster(latency=latency, bandwidth=bandwidth), **participation)
+
+
+def run_on_each(
+    method: OnEach,
+    target: float,
+    cluster: Callable[..., clusters.Cluster],
+    grids: Mapping[str, np.ndarray],
+) -> list[tuple[Ran, np.ndarray]]:
+    """Runs a method on all clusters, in one compiled program.
+
+    Returns:
+        For each of its step sizes and settings, itself and the seconds to the target, `[*grids,
+        seeds]`; inf for runs that do not reach it.
+    """
+    contender, on = method.contender, functools.partial(_place, cluster, method.participation)
+    trained = training.train(method.setting, contender, method.steps, "", on, **grids)
+    shape = tuple(map(len, grids.values()))
+    found = np.empty((len(contender.points), *shape, method.setting.seeds))
+    for index in np.ndindex(shape):
+        here = trained.on(index)
+        clock = here.take_ends(here.sweep.history["clock"])
+        reached = here.history["loss"] <= target
+        found[(slice(None), *index)] = np.where(reached, clock, np.inf).min(axis=-1)
+    settings = [Ran(contender.candidate, point) for point in contender.points]
+    return list(zip(settings, found, strict=True))
 
 
 class Best(NamedTuple):
@@ -175,7 +247,9 @@ class Best(NamedTuple):
     choice: np.ndarray
 
 
-def best_of_each(methods: list[str], chosen: list[Chosen], found: list[np.ndarray]) -> Best:
+def best_of_each(
+    methods: list[str], chosen: Sequence[Chosen | Ran], found: list[np.ndarray]
+) -> Best:
     """Returns the settings with the fewest mean seconds of each method on each cluster.
 
     Args:

@@ -278,7 +278,7 @@ def train(args: Args, problem: dsgd.Problem) -> tuple[float, list[Chosen]]:
     trained = [
         each
         for candidate in tables.bar(list(candidates(args)), "training", args.progress)
-        for each in plane.train(args, problem, candidate)
+        for each in plane.replayed(plane.train(args, problem, candidate))
     ]
     baseline = trained[0].trained.history
     reached = baseline["loss"][..., baseline["step"] <= args.rounds]

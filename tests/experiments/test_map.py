@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 
+import jax
 import numpy as np
+import optax
 import pytest
 import scripts
 
-from dsgd import network
+import algorithms
+import dsgd
+from dsgd import clusters, network
 from experiments import map as the_map
 from experiments.planning import plane
 from experiments.planning.plane import Best
@@ -71,7 +75,7 @@ def test_seconds_of_minibatch_sgd_are_those_of_the_all_reduce(small, baseline):
     (trained,) = baseline
     (chosen,) = plane.choose(trained, 0.8)
     assert (chosen.rounds > 0).all()
-    best = the_map.locate(args, problem, 0.0, [BASELINE.name], [chosen])
+    _, best = the_map.locate(args, problem, 0.0, [BASELINE.name], [chosen], [], 0.8)
     workers = 2 if trained.participation else 4
     for i, latency in enumerate(the_map.axis(args, args.latencies)):
         for j, bandwidth in enumerate(the_map.axis(args, args.bandwidths)):
@@ -81,11 +85,45 @@ def test_seconds_of_minibatch_sgd_are_those_of_the_all_reduce(small, baseline):
             np.testing.assert_allclose(best.mean[0, i, j], expected.mean(), 1e-3)
 
 
+def test_asynchronous_methods_run_on_each_network(small):
+    """With the seconds of a run on it, whose rounds are gradients of one worker."""
+    args, problem = small
+    name, target = "ringmaster_sgd", 0.8
+    (candidate,) = (each for each in algorithms.CANDIDATES if each.name == name)
+    candidate = dataclasses.replace(candidate, grids={"threshold": (2, 5)})
+    (method,) = plane.train(args, problem, candidate)
+    assert isinstance(method, plane.OnEach)
+    chosen, best = the_map.locate(args, problem, 0.5, [BASELINE.name, name], [], [method], target)
+    assert np.isinf(best.mean[0]).all()
+    latencies, bandwidths = (the_map.axis(args, x) for x in (args.latencies, args.bandwidths))
+    cluster = clusters.Cluster(
+        clusters.constant(args.compute) + clusters.exponential(0.5 * args.compute),
+        up=clusters.constant(650 / args.size * bandwidths[0]),
+        latency=latencies[1],
+    )
+    threshold = chosen[int(best.choice[1, 1, 0])].settings["threshold"]
+    history = dsgd.sweep(
+        lambda rate: algorithms.ringmaster_sgd(optax.sgd(rate), int(threshold)),
+        problem,
+        steps=4 * args.steps,
+        key=jax.random.key(args.seed),
+        seeds=args.seeds,
+        cluster=cluster,
+        record_every=4 * args.every,
+        rate=args.learning_rates,
+    ).history
+    expected = np.where(history["loss"] <= target, history["clock"], np.inf).min(axis=-1)
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(best.mean[1, 1, 0], expected.mean(), 1e-5)
+    assert (best.mean[1, :, 0] > best.mean[1, :, 1]).all()
+
+
 def test_a_model_counts_after_the_next_exchange(small):
     """The loss is that of the mean model, which the workers have after rounds 8, 16 and so on."""
     args, problem = small
     (local,) = (each for each in the_map.SYNCHRONOUS if each.name == "local_sgd")
-    (runs,) = plane.train(args, problem, dataclasses.replace(local, grids={"H": (1, 8)}))
+    candidate = dataclasses.replace(local, grids={"H": (1, 8)})
+    (runs,) = plane.replayed(plane.train(args, problem, candidate))
     history = runs.trained.history
     target = float(history["loss"][1].max(axis=0)[3])  # at round 12
     often, seldom = plane.choose(runs, target)

@@ -13,7 +13,7 @@ import pytest
 import algorithms
 import dsgd
 import topologies
-from dsgd import checks
+from dsgd import checks, clusters
 from dsgd.engine import programs
 from dsgd.runs.results import Settings
 from tests.dsgd.by_hand import method, run
@@ -81,6 +81,45 @@ def test_twenty_step_sizes_compile_once_and_are_reused(problem):
     assert after == before + 3, "the start, the loop, and the models to take home"
     sweep(factory, problem, 5, seeds=2, learning_rate=np.logspace(-2, 0, 20))
     assert programs.count_compiled() == after
+
+
+def test_a_function_of_numbers_returns_the_clusters(problem):
+    """The seconds of each run are those of the same run on its cluster."""
+
+    def cluster(latency, mbit=1.0):
+        return clusters.Cluster(
+            clusters.exponential(0.3), up=clusters.constant(1e6 * mbit), latency=latency
+        )
+
+    given = {"latency": [0.02, 2.0], "mbit": [3e-4]}
+    found = sweep(factory, problem, learning_rate=[0.1, 0.2], cluster=cluster, **given).history
+    for i, latency in enumerate(given["latency"]):
+        for j, mbit in enumerate(given["mbit"]):
+            alone = sweep(
+                factory, problem, learning_rate=[0.1, 0.2], cluster=cluster(latency, mbit)
+            ).history
+            np.testing.assert_allclose(found["clock"][:, i, j], alone["clock"], 1e-5)
+            np.testing.assert_allclose(found["loss"][:, i, j], alone["loss"], 1e-5, 1e-6)
+
+
+def with_python(factor):
+    return clusters.Cluster(clusters.constant(3.0 if factor > 1 else 2.0))
+
+
+def with_participation(factor):
+    return clusters.Cluster(clusters.constant(3.0), present=clusters.bernoulli(factor, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        (with_python, "sweep: factor is used as a Python value"),
+        (with_participation, "sweep: cluster returns clusters with another participation"),
+    ],
+)
+def test_clusters_that_differ_in_more_than_numbers_are_refused(cluster, words, problem):
+    with pytest.raises(ValueError, match=words):
+        sweep(factory, problem, learning_rate=[0.1], cluster=cluster, factor=[0.5, 0.25])
 
 
 USES = {
