@@ -664,15 +664,13 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "dsgd.sweep(delays.constant, problem, steps=1, key=key, bound=[1])": "returned the Delays",
     "dsgd.sweep(delayed, problem, steps=1, key=key, bound=[1, -1])": "bound = -1",
     "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5, 1.5])": "consensus_step = 1.5",
-    "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5], cluster=clusters.constant)": (
+    "dsgd.sweep(tuned, problem, **steady)": (
         "sweep: cluster is a function of (value), but the grids are step"
     ),
-    "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5], cluster=clusters.constant, value=[2.0], taped=True)": (
+    "dsgd.sweep(tuned, problem, **steady, value=[2.0], taped=True)": (
         "sweep: taped, with a function that returns clusters"
     ),
-    "dsgd.sweep(tuned, problem, steps=1, key=key, step=[0.5], cluster=clusters.constant, value=[2.0])": (
-        "sweep: cluster returned"
-    ),
+    "dsgd.sweep(tuned, problem, **steady, value=[2.0])": ("sweep: cluster returned"),
     "plots.curves(swept, band='deviation')": "curves: band = 'deviation'",
     "dsgd.frame(problem)": "a dsgd.Result, a dsgd.Sweep, a history",
     "swept.best(share=-1)": "share = -1",
@@ -827,6 +825,7 @@ def messages() -> dict[str, str]:
         "run": dsgd.run,
         "delayed": lambda bound: algorithms.asynchronous_sgd(SGD, delays.constant(bound)),
         "tuned": lambda step: algorithms.choco_sgd(SGD, ring, SIGN, step),
+        "steady": {"steps": 1, "key": KEY, "step": [0.5], "cluster": clusters.constant},
     }
     raised = dict.fromkeys(MESSAGES, "nothing raised")
     for case in MESSAGES:

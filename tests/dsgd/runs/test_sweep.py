@@ -4,6 +4,8 @@ point; metrics with one number for each worker.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,7 +93,7 @@ def test_a_function_of_numbers_returns_the_clusters(problem):
             clusters.exponential(0.3), up=clusters.constant(1e6 * mbit), latency=latency
         )
 
-    given = {"latency": [0.02, 2.0], "mbit": [3e-4]}
+    given: dict[str, Any] = {"latency": [0.02, 2.0], "mbit": [3e-4]}
     found = sweep(factory, problem, learning_rate=[0.1, 0.2], cluster=cluster, **given).history
     for i, latency in enumerate(given["latency"]):
         for j, mbit in enumerate(given["mbit"]):
