@@ -29,6 +29,7 @@ from dsgd import clusters, workers
 from dsgd.base import Algorithm, Loss, Problem
 from dsgd.engine import clock, columns, oracle, plan, rounds
 from theory_checks.machinery.rounds import place_on_one_device
+from theory_checks.machinery.statement import ROUNDING
 
 _KEPT = (columns.CLOCK, "delay", "server_steps", "worker")
 _Factory = Callable[..., Algorithm]
@@ -55,7 +56,7 @@ class Clocked(NamedTuple):
         """
         ends = np.flatnonzero(np.diff(self.steps, prepend=0))
         means = np.cumsum(self.slope[ends]) / np.arange(1, len(ends) + 1)
-        reached = ends[means <= epsilon]
+        reached = ends[means <= epsilon * (1 + ROUNDING)]
         return float(self.seconds[reached[0]]) if len(reached) else np.inf
 
 
