@@ -40,6 +40,10 @@ SYNONYMS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("least_squares", "ridge"), ("random_linear_regression",)),
     "binary_classification": ("binary_logistic_regression",),
     "bits": ("levels",),
+    "buffer_size": ("buffer",),
+    **dict.fromkeys(
+        ("async_local_sgd", "asynchronous_local_sgd"), ("asynchronous_diloco", "fed_buff")
+    ),
     **dict.fromkeys(("grid_search", "search", "tuning"), ("tune", "sweep")),
     "dataset": ("data",),
     "eigenvalues": ("spectrum",),

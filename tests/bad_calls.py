@@ -605,6 +605,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "algorithms.asynchronous_diloco(SGD, 2, share=2.0)": "_diloco: share = 2.0; expected",
     "algorithms.fed_async(SGD, 2, 1.5)": "fed_async: mixing = 1.5; expected a number in (0, 1]",
     "algorithms.fed_async(SGD, 2, hinge=(0, 4))": "fed_async: hinge[0] = 0; expected a number in",
+    "algorithms.fed_buff(SGD, 2, 3, concurrency=0)": "fed_buff: concurrency = 0; expected",
     "algorithms.fed_buff(SGD, 2, 0)": "fed_buff: buffer = 0; expected",
     "algorithms.fed_buff(SGD, [2, 0], 3)": "fed_buff: steps of local runs = 0; expected",
     "algorithms.q_fed_avg(SGD, 2, -0.5)": "q_fed_avg: q = -0.5; expected a number in [0, inf)",

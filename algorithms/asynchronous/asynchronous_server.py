@@ -131,6 +131,7 @@ def asynchronous_server(
     | None = None,
     local: LocalRuns | None = None,
     timeouts: float | Sequence[float] | None = None,
+    concurrency: int | None = None,
 ) -> Algorithm:
     r"""Returns the asynchronous method whose server makes a custom step with each gradient that
     arrives.
@@ -179,10 +180,13 @@ def asynchronous_server(
             a round is one gradient of one worker. None: each gradient is sent.
         timeouts: seconds after which a worker cuts a gradient and asks for the current model, one
             number or one for each worker; the step then gets `arrival.lost`. None: never.
+        concurrency: number of workers that compute from the start on, the first ones; the others
+            wait until the order begins their jobs. None: all.
 
     Raises:
         ValueError: see `asynchronous_sgd`; if an option is not for one server without `delays` or
-            `bound`; if steps or time-outs are not positive, or not one for each worker.
+            `bound`; if steps, time-outs or concurrency are not positive, steps or time-outs not one
+            for each worker, or the concurrency is larger than N or without an order.
     """
     method, _, own = name.partition("(")
     optimizers.require_descent(optimizer)
@@ -194,7 +198,26 @@ def asynchronous_server(
                 f"{method}: {option} with several servers, delays or a bound; expected one server, "
                 "whose gradients' staleness results from the cluster"
             )
-    rule = Rule(method, optimizer, step, delays, servers, bound, start, order, local, timeouts)
+    if concurrency is not None:
+        concurrency = checks.positive_int(f"{method}: concurrency", concurrency)
+        if order is None:
+            raise ValueError(
+                f"{method}: concurrency = {concurrency} without an order; expected one that begins "
+                "the jobs of workers that wait"
+            )
+    rule = Rule(
+        method,
+        optimizer,
+        step,
+        delays,
+        servers,
+        bound,
+        start,
+        order,
+        local,
+        timeouts,
+        concurrency,
+    )
     rule.options(None)
     how = [
         delays.name if delays else "",
@@ -217,7 +240,8 @@ class Rule:
 
     Args:
         name: of the method, without options.
-        optimizer, step, delays, servers, bound, start, order, local, timeouts: as there.
+        optimizer, step, delays, servers, bound, start, order, local, timeouts, concurrency: as
+            there.
     """
 
     name: str
@@ -230,6 +254,7 @@ class Rule:
     order: Callable[[Any, Arrival, Jobs, jax.Array], jax.Array] | None
     local: LocalRuns | None
     timeouts: float | Sequence[float] | None
+    concurrency: int | None
 
     def init(self, params: Params, N: int) -> State:
         """Returns the state at the start: all workers have read the initial model."""
@@ -237,6 +262,11 @@ class Rule:
             raise ValueError(
                 f"{self.name}: bound = {self.bound} with {N} workers; expected at least N - 1 = "
                 f"{N - 1}, because all workers start from the initial model"
+            )
+        if self.concurrency is not None and self.concurrency > N:
+            raise ValueError(
+                f"{self.name}: concurrency = {self.concurrency} with {N} workers; expected at most "
+                f"{N}"
             )
         runs, events, models = (), (), 0
         if self.delays is not None:
@@ -317,6 +347,7 @@ class Rule:
             self.bound,
             _each(f"{self.name}: steps of local runs", steps, N, np.int32),
             _each(f"{self.name}: timeouts", self.timeouts, N, np.float32),
+            self.concurrency,
         )
 
     def _next(self, server: Server, round: Round) -> _Next:
@@ -454,7 +485,7 @@ def _each(where: str, given: Any, N: int | None, dtype: type) -> np.ndarray | No
     if dtype is np.int32:
         numbers = [checks.positive_int(where, one) for one in each]
     else:
-        numbers = [checks.number(where, one, "(0, inf)") for one in each]
+        numbers = [checks.number(where, one, "(0, 3e38]") for one in each]
     if np.ndim(given) and N is not None and len(numbers) != N:
         raise ValueError(
             f"{where}: {len(numbers)} numbers for {N} workers; expected one, or one for each"

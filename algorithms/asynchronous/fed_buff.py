@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from algorithms.asynchronous.asynchronous_server import LocalRuns, asynchronous_server
@@ -29,6 +31,7 @@ def fed_buff(
     outer: optax.GradientTransformation | None = None,
     *,
     exponent: Real = 0.5,
+    concurrency: int | None = None,
 ) -> Algorithm:
     r"""FedBuff: clients train at their own pace; the server collects K of their changes, and makes
     a step with the mean.
@@ -36,12 +39,13 @@ def fed_buff(
     $$ x_{k+1} = \mathrm{Outer}\Big(x_k, \frac1K \sum_{b=1}^K (1 + \delta_b)^{-a} \Delta_b\Big),
        \qquad \Delta_b = x_{k - \delta_b} - y_b $$
 
-    $y_b$ is a client's model after H local steps from $x_{k - \delta_b}$; K changes count,
-    also if all of them are old or from the same client. A client that has sent its change receives
-    the current model. Clients whose data differ contribute in proportion to their speed, so that
-    the limit is biased. With K = 1, H = 1 and a = 0 the method is asynchronous SGD; with the
-    changes of all clients at the current model it is `fed_opt`. A round is one gradient of one
-    client; the history has `server_steps`, and the `delay` $\delta$ of the last gradient.
+    $y_b$ is a client's model after H local steps from $x_{k - \delta_b}$; K changes count, also if
+    all of them are old or from the same client. A client that has sent its change receives the
+    current model, unless `concurrency` gives it to another one. Clients whose data differ
+    contribute in proportion to their speed, so that the limit is biased. With K = 1, H = 1 and
+    a = 0 the method is asynchronous SGD; with the changes of all clients at the current model it is
+    `fed_opt`. A round is one gradient of one client; the history has `server_steps`, and the
+    `delay` $\delta$ of the last gradient.
 
     Args:
         optimizer: each client's step; its state is new in each local run.
@@ -51,10 +55,12 @@ def fed_buff(
             with and without momentum.
         exponent: a of the weight of a change that was computed at an earlier model, at least 0;
             0: all changes have equal weights.
+        concurrency: M, the number of clients that train at a time. A random one of those that wait
+            begins when a change arrives; the first M begin at the start. None: all.
 
     Raises:
-        ValueError: if steps or buffer are less than 1, steps are not one for each worker, or the
-            exponent is negative.
+        ValueError: if steps, buffer or concurrency are less than 1, steps are not one for each
+            worker, the concurrency is larger than N, or the exponent is negative.
 
     Source: Nguyen et al., "Federated learning with buffered asynchronous aggregation", 2022. FLSim
     divides the weight by that of an average delay.
@@ -68,5 +74,16 @@ def fed_buff(
         weight = (1.0 + arrival.delay) ** -exponent
         return collect(model, scale(weight, change), arrival.worker)
 
-    local = LocalRuns(optimizer, steps)
-    return asynchronous_server(f"fed_buff({buffer})", outer, step, start=start, local=local)
+    def draw(model, arrival, jobs, key):
+        scores = jnp.where(jobs.waiting, jax.random.uniform(key, jobs.waiting.shape), -1)
+        return jnp.where(jnp.arange(len(scores)) == jnp.argmax(scores), jobs.worker, -1)
+
+    return asynchronous_server(
+        f"fed_buff({buffer})",
+        outer,
+        step,
+        start=start,
+        order=None if concurrency is None else draw,
+        local=LocalRuns(optimizer, steps),
+        concurrency=concurrency,
+    )

@@ -50,11 +50,13 @@ class Options(NamedTuple):
         bound: tau of bounded staleness; None: unbounded.
         steps: gradients of each worker's local runs, `[N]`; None: a job is one gradient.
         timeouts: seconds after which each worker's gradient is cut, `[N]`; None: never.
+        concurrency: number of workers that compute from the start on; None: all.
     """
 
     bound: int | None = None
     steps: np.ndarray | None = None
     timeouts: np.ndarray | None = None
+    concurrency: int | None = None
 
 
 class Events(NamedTuple):
@@ -141,7 +143,7 @@ def first_events(N: int, servers: int, options: Options) -> Events:
         times[:, 0],
         jnp.zeros(N, bool),
         jnp.ones(N, jnp.int32) if options.steps is None else jnp.asarray(options.steps),
-        jnp.zeros(N, bool),
+        jnp.arange(N) >= (N if options.concurrency is None else options.concurrency),
         times[:, 0],
         times - 1,
         numbers,
@@ -266,12 +268,14 @@ def proceed(
 
 
 def start_first(events: Events, round: Round, options: Options) -> Events:
-    """Starts every worker's first gradient in the first round."""
+    """Starts the first gradient of every worker that does not wait, in the first round."""
 
     def compute(events):
         everybody = jnp.arange(round.workers)
         began = jnp.zeros(round.workers, jnp.float32)
         ready, lost = _end(began, everybody, round, options)
+        if options.concurrency is not None:
+            ready = jnp.where(events.waiting, jnp.inf, ready)
         return events._replace(ready=ready, lost=lost)
 
     return lax.cond(round.step == 0, compute, lambda events: events, events)

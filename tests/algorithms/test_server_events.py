@@ -174,7 +174,12 @@ class Scenario:
             lambda known: (rule(known, self.limit), self.ordered(known)),
             "momentum",
             local=(lambda known: run) if self.local else None,
-            options=Options(None, self.timeouts, self.spells, self.latency, self.convention),
+            options=Options(
+                timeouts=self.timeouts,
+                spells=self.spells,
+                latency=self.latency,
+                convention=self.convention,
+            ),
             more=cluster,
             length=EVENTS,
         )

@@ -11,7 +11,7 @@ from algorithms import asynchronous_sgd, fed_buff
 from dsgd import Algorithm
 from tests.methods import steps
 from tests.methods.given import GAMMA, SGD, Given, Setting
-from tests.methods.server_events import Local, Rule, server_case
+from tests.methods.server_events import Local, Options, Order, Rule, server_case
 
 H, K, EXPONENT, ETA, INNER = (2, 3, 4, 2, 3, 5), 3, 0.75, 0.6, 0.07
 
@@ -39,15 +39,31 @@ def rule(given: Given) -> Rule:
     return arrive
 
 
+def ordered(given: Given) -> tuple[Rule, Order]:
+    """The rule, and the client that the run has drawn among those that wait."""
+    waiting = given.found.states.server.events.waiting
+
+    def order(now, jobs):
+        own = [j for j, job in enumerate(jobs) if job.waiting and not waiting[now.t + 1, j]]
+        assert len(own) == 1
+        return {own[0]: own[0]}
+
+    return rule(given), order
+
+
 def local_case(
-    make: Callable[..., Algorithm], rule: Callable[[Given], Rule], pull: float = 0.0
+    make: Callable[..., Algorithm],
+    rule: Callable[[Given], Any],
+    pull: float = 0.0,
+    **options: Any,
 ) -> Any:
     """Returns the case of a server whose workers make local steps with momentum."""
 
     def build(given: Setting) -> Algorithm:
         return make(optax.sgd(INNER, momentum=0.9), H)
 
-    return server_case(build, rule, local=partial(local, pull=pull), length=90)
+    place = Options(**options)
+    return server_case(build, rule, local=partial(local, pull=pull), options=place, length=90)
 
 
 def fed_buff_with(*args: Any, **options: Any) -> Callable[..., Algorithm]:
@@ -56,6 +72,11 @@ def fed_buff_with(*args: Any, **options: Any) -> Callable[..., Algorithm]:
 
 CASES = {
     "": local_case(fed_buff_with(K, optax.sgd(ETA, momentum=0.9), exponent=EXPONENT), rule),
+    "two clients at a time": local_case(
+        fed_buff_with(K, optax.sgd(ETA, momentum=0.9), exponent=EXPONENT, concurrency=2),
+        ordered,
+        concurrency=2,
+    ),
 }
 EQUALS = {
     "one change of one step": (

@@ -87,6 +87,7 @@ class Options(NamedTuple):
         local: local runs; None: a job is one gradient.
         timeouts: seconds after which each worker's gradient is cut, `[N]`.
         spells: begin and end of each spell of each worker.
+        concurrency: number of workers that compute from the start on; None: all.
         latency: seconds of a message.
         convention: "blocking", if latency occupies the ports, or "pipelined".
     """
@@ -94,6 +95,7 @@ class Options(NamedTuple):
     local: Local | None = None
     timeouts: Sequence[float] | None = None
     spells: Sequence[Sequence[tuple[float, float]]] | None = None
+    concurrency: int | None = None
     latency: float = LATENCY
     convention: str = "blocking"
 
@@ -154,7 +156,10 @@ class Loop:
         steps, local = 0, self.options.local
         for n in range(len(self.numbers.up)):
             self.jobs.append(_Job(n, self._run_length(n), read=x))
-            self._compute(n, n, 0.0)
+            if self.options.concurrency is None or n < self.options.concurrency:
+                self._compute(n, n, 0.0)
+            else:
+                self.jobs[n].waiting = True
         for t in range(length):
             j, job = self._next()
             began, ended, n = job.began, job.ready, job.worker

@@ -109,6 +109,7 @@ def run(
     for option, why in (
         ("delays", "the delays of real processes result from their times"),
         ("timeouts", "a gradient that a process computes cannot be interrupted"),
+        ("concurrency", "all processes begin at once"),
     ):
         if getattr(rule, option) is not None:
             raise ValueError(f"run: {method.name} has {option}, but {why}; expected {option}=None")
