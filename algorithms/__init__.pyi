@@ -38,6 +38,7 @@ from .compressed.majority_vote import distributed_lion, majority_vote
 from .compressed.marina import marina, vr_marina
 from .compressed.one_bit_adam import one_bit_adam, zero_one_adam
 from .compressed.powersgd import powersgd, powersgd_momentum
+from .compressed.shadowheart_sgd import shadowheart_sgd
 from .compressed.sketched_sgd import fetch_sgd, sketched_sgd
 from .compressed.tern_grad import tern_grad
 from .compressed.three_point import clag, lag, three_point
@@ -248,6 +249,7 @@ __all__ = [
     "scaffnew",
     "scaffold",
     "sgd",
+    "shadowheart_sgd",
     "sketched_sgd",
     "slowmo",
     "sparse_loco",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from algorithms import optimizers, weights
@@ -41,6 +42,24 @@ def one_model(
         return State(update(state.server, gradients, round))
 
     return Algorithm(name, init, query, step, lambda state: state.server.params)
+
+
+def by_worker(where: str, given: Any, N: int) -> np.ndarray:
+    """Returns one number for each worker, `[N]`.
+
+    Args:
+        where: of the argument, for the error message.
+        given: one number, or one for each worker.
+        N: number of workers.
+
+    Raises:
+        ValueError: if there are other than N.
+    """
+    if np.ndim(given) and np.shape(given) != (N,):
+        raise ValueError(
+            f"{where}: {np.size(given)} numbers for {N} workers; expected one, or one for each"
+        )
+    return np.broadcast_to(given, N)
 
 
 def local_models(

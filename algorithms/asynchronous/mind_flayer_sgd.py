@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from algorithms import optimizers
+from algorithms import methods, optimizers
 from algorithms.asynchronous.asynchronous_server import asynchronous_server
 from algorithms.facts import method
 from dsgd import Algorithm, checks
@@ -142,15 +142,10 @@ def _with_trials(
         raise ValueError(f"{name}: trials are all 0, so that no step is ever made; expected some")
 
     def for_each(N):
-        numbers = []
-        for what, given in (("trials", trials), ("probability", probability)):
-            if np.ndim(given) and len(np.ravel(given)) != N:
-                raise ValueError(
-                    f"{name}: {len(np.ravel(given))} numbers of {what} for {N} workers; expected "
-                    "one, or one for each"
-                )
-            numbers.append(np.broadcast_to(given, N))
-        return numbers
+        return (
+            methods.by_worker(f"{name}: trials", trials, N),
+            methods.by_worker(f"{name}: probability", probability, N),
+        )
 
     def start(model, N):
         for_each(N)

@@ -71,7 +71,7 @@ def diana(
             "compressors.random_k(0.1): use ef21 for biased ones"
         )
     if memory_step is None:
-        alpha, name = (lambda sizes, N: 1 / (1 + _omega("diana", compressor, sizes))), ""
+        alpha, name = (lambda sizes, N: 1 / (1 + largest_omega("diana", compressor, sizes))), ""
     else:
         alpha, name = checks.number("diana: memory_step", memory_step, "[0, 1]"), f", {memory_step}"
     up = Up(compressor, shift=alpha, over="arrived")
@@ -132,7 +132,7 @@ def ef_bv(
         """Returns the smallest-error factor of a mean of as many messages as `workers` returns."""
         if not compressor.unbiased:
             return 1.0
-        return lambda sizes, N: 1 / (1 + _omega("ef_bv", compressor, sizes) / workers(N))
+        return lambda sizes, N: 1 / (1 + largest_omega("ef_bv", compressor, sizes) / workers(N))
 
     numbers = [f"{number}" for number in (memory_step, gain) if number is not None]
     if memory_step is not None:
@@ -149,13 +149,27 @@ def ef_bv(
     return with_memories(name, optimizer, up, None, via=via, contracting=contracting)
 
 
-def _omega(method: str, compressor: Compressor, sizes: tuple[int, ...]) -> float:
-    """Returns the largest omega of the compressor for vectors of these sizes."""
+def largest_omega(
+    method: str,
+    compressor: Compressor,
+    sizes: tuple[int, ...],
+    instead: str = ", or the step size of the shifts as an argument",
+) -> float:
+    """Returns the largest omega of the compressor for vectors of these sizes.
+
+    Args:
+        method: for the error message.
+        compressor, sizes: as there.
+        instead: what else a user can do if the compressor states none.
+
+    Raises:
+        ValueError: if the compressor states none.
+    """
     omegas: list[Any] = [compressor.omega and compressor.omega(size) for size in sizes]
     for size, omega in zip(sizes, omegas, strict=True):
         if not (checks.is_number(omega) and omega >= 0):
             raise ValueError(
                 f"{method}: {compressor.name} states omega = {checks.kind(omega)} for vectors of "
-                f"{size} elements; expected a number, or the step size of the shifts as an argument"
+                f"{size} elements; expected a number{instead}"
             )
     return max(omegas)

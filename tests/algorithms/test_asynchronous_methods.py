@@ -471,7 +471,7 @@ REFUSED = [
         algorithms.vecna_sgd,
         {"trials": [2, 1, 3], "timeouts": 2.0},
         None,
-        "vecna_sgd: 3 numbers of trials for 4 workers",
+        "vecna_sgd: trials: 3 numbers for 4 workers",
     ),
     (backup_workers_sgd, {"backups": 1}, None, "backup_workers_sgd: the run has no cluster"),
     (backup_workers_sgd, {"backups": 4}, UNIT, "backup_workers_sgd: backups = 4 with 4"),
