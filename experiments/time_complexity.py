@@ -75,8 +75,18 @@ class Args(commands.Data, commands.Common, commands.Tasks):
     """Seconds of a message."""
     swings: tuple[commands.Rate, ...] = (0.0, 0.9)
     """s: the speed of worker n changes as 1 + s sin(2 pi (t / 10 s + n / N))."""
-    methods: tuple[str, ...] = ()
-    """Methods to compare; by default all."""
+    methods: tuple[str, ...] = (
+        "minibatch_sgd",
+        "backup_workers_sgd",
+        "asynchronous_sgd",
+        "rennala_sgd",
+        "ringmaster_sgd",
+        "malenia_sgd",
+        "ringleader_sgd",
+    )
+    """Methods to compare; also: "ringmaster, stops", delay_adaptive_sgd, picky_sgd, "as_grad,
+    shuffled".
+    """
     seeds: commands.Several = 10
     """Independent runs of each step size."""
     quick: bool = False
@@ -102,22 +112,19 @@ class Method(NamedTuple):
     """A method to compare.
 
     Args:
-        settings: (arguments) -> its arguments after the optimizer.
-        gradients: (arguments) -> number of gradients of a round, of all workers.
-        seconds: the theorem, of `bounds`, with the batch sizes and thresholds of `settings`.
-        at_most: whether it holds if workers are faster at times.
-        data: whether it is for workers with equal data, with different data, or for both.
+        build: arguments -> (learning_rate -> method).
+        seconds: the theorem, of `bounds`, with the batch sizes and thresholds of `build`; None:
+            there is none with constants.
+        gradients: arguments -> number of gradients of a round, of all workers.
+        at_most: whether the theorem holds if workers are faster at times.
+        data: whether the method is for workers with equal data, with different data, or for both.
     """
 
-    seconds: Callable[..., float]
-    settings: Callable[[Args], Sequence[float]] = lambda args: ()
+    build: Callable[[Args], studies.Build]
+    seconds: Callable[..., float] | None = None
     gradients: Callable[[Args], int] = lambda args: 1
     at_most: bool = True
     data: Literal["equal", "different", "both"] = "equal"
-
-
-def _batch(args: Args) -> tuple[int]:
-    return (args.batch,)
 
 
 def _backups(args: Args) -> int:
@@ -131,16 +138,47 @@ def _fastest_half(times: Sequence[float], **constants: float) -> float:
 
 METHODS = {
     "minibatch_sgd": Method(
-        bounds.minibatch_seconds, gradients=lambda args: args.workers, data="both"
+        lambda args: with_sgd(algorithms.minibatch_sgd),
+        bounds.minibatch_seconds,
+        lambda args: args.workers,
+        data="both",
     ),
     "backup_workers_sgd": Method(
-        _fastest_half, lambda args: (_backups(args),), lambda args: args.workers - _backups(args)
+        lambda args: with_sgd(algorithms.backup_workers_sgd, _backups(args)),
+        _fastest_half,
+        lambda args: args.workers - _backups(args),
     ),
-    "asynchronous_sgd": Method(bounds.asynchronous_seconds, at_most=False),
-    "rennala_sgd": Method(bounds.rennala_seconds, _batch),
-    "ringmaster_sgd": Method(bounds.ringmaster_seconds, _batch),
-    "malenia_sgd": Method(bounds.malenia_seconds, _batch, data="different"),
-    "ringleader_sgd": Method(bounds.ringleader_seconds, at_most=False, data="different"),
+    "asynchronous_sgd": Method(
+        lambda args: with_sgd(algorithms.asynchronous_sgd),
+        bounds.asynchronous_seconds,
+        at_most=False,
+    ),
+    "rennala_sgd": Method(
+        lambda args: with_sgd(algorithms.rennala_sgd, args.batch), bounds.rennala_seconds
+    ),
+    "ringmaster_sgd": Method(
+        lambda args: with_sgd(algorithms.ringmaster_sgd, args.batch), bounds.ringmaster_seconds
+    ),
+    "malenia_sgd": Method(
+        lambda args: with_sgd(algorithms.malenia_sgd, args.batch),
+        bounds.malenia_seconds,
+        data="different",
+    ),
+    "ringleader_sgd": Method(
+        lambda args: with_sgd(algorithms.ringleader_sgd),
+        bounds.ringleader_seconds,
+        at_most=False,
+        data="different",
+    ),
+    "ringmaster, stops": Method(
+        lambda args: with_sgd(algorithms.ringmaster_sgd, args.batch, stops=True),
+        bounds.ringmaster_seconds,
+    ),
+    "delay_adaptive_sgd": Method(lambda args: with_sgd(algorithms.delay_adaptive_sgd)),
+    "picky_sgd": Method(lambda args: with_sgd(algorithms.picky_sgd, 0.1)),
+    "as_grad, shuffled": Method(
+        lambda args: with_sgd(algorithms.as_grad, "shuffled"), data="different"
+    ),
 }
 """Methods by name; a new one is one entry."""
 
@@ -194,17 +232,16 @@ def main(args: Args) -> None:
     if args.quick:
         args = dataclasses.replace(args, **QUICK)
     commands.require_known("--methods", args.methods, METHODS)
-    names = args.methods or tuple(METHODS)
     panels = make_panels(args)
-    cases = make_cases(args, panels, names)
+    cases = make_cases(args, panels)
     found = studies.run(args, "methods", cases)
     costs = {key: cost(args, one.history) for key, one in found.items()}
     rows = [(*key, one.values[studies.RATE], *costs[key]) for key, one in found.items()]
     heading = ("cluster", "value", "method", "step size", "seconds", "standard error")
     records.write_rows(args.out / "seconds.csv", heading, rows)
-    drawn = [partial(draw, args, name, panel, names, costs) for name, panel in panels.items()]
+    drawn = [partial(draw, args, name, panel, costs) for name, panel in panels.items()]
     sheet = figures.sheet(
-        [*drawn, partial(draw_data, names, costs)],
+        [*drawn, partial(draw_data, args, costs)],
         3,
         f"{args.workers} workers, seconds to |f'|² ≤ ε = {args.accuracy:g} |f'(x₀)|², best step "
         f"size; B = S = R = {args.batch}; {statistics.errors('bars', args.seeds)}; dashed: "
@@ -212,7 +249,7 @@ def main(args: Args) -> None:
         height=3.4,
         sharey=False,
     )
-    commands.finish(args, {"figure": sheet}, {"table": tabulate(args, panels, names, costs)})
+    commands.finish(args, {"figure": sheet}, {"table": tabulate(args, costs)})
 
 
 def make_panels(args: Args) -> dict[str, Panel]:
@@ -237,7 +274,7 @@ def make_panels(args: Args) -> dict[str, Panel]:
     return {name: panel for name, panel in panels.items() if panel.clusters}
 
 
-def make_cases(args: Args, panels: Mapping[str, Panel], names: Sequence[str]) -> dict[Key, Case]:
+def make_cases(args: Args, panels: Mapping[str, Panel]) -> dict[Key, Case]:
     """Returns the runs by panel, value and method; equal ones are one case."""
     cases: dict[Key, Case] = {}
     same: dict[tuple[bool, Profile, str], Case] = {}
@@ -245,14 +282,14 @@ def make_cases(args: Args, panels: Mapping[str, Panel], names: Sequence[str]) ->
     for name, panel in panels.items():
         suitable = ("different", "both") if panel.different else ("equal", "both")
         for value, profile in panel.clusters.items():
-            for method in (one for one in names if METHODS[one].data in suitable):
+            for method in (one for one in args.methods if METHODS[one].data in suitable):
                 which = panel.different, profile, method
                 if which not in same:
                     problem = quadratics[panel.different]
                     same[which] = make_case(args, method, problem, profile, RECORDS)
                 cases[name, f"{value:g}", method] = same[which]
     for name, problem in make_problems(args).items():
-        for method in names:
+        for method in args.methods:
             if name == "different" or METHODS[method].data != "different":
                 profile = Profile(DATA_SPREAD)
                 cases[DATA, name, method] = make_case(args, method, problem, profile, DATA_RECORDS)
@@ -264,7 +301,7 @@ def make_case(args: Args, name: str, problem: dsgd.Problem, profile: Profile, re
     method = METHODS[name]
     steps = max(1, args.gradients // method.gradients(args))
     return Case(
-        with_sgd(getattr(algorithms, name), *method.settings(args)),
+        method.build(args),
         problem,
         make_cluster(args, profile),
         steps=steps,
@@ -379,6 +416,8 @@ def theorem(args: Args, name: str, profile: Profile, problem: dsgd.Problem) -> f
     """
     constants, method = problem.constants, METHODS[name]
     rounds = method.gradients(args) > 1
+    if method.seconds is None:
+        return math.nan
     if (rounds and profile.delay) or (profile.swing and not method.at_most):
         return math.nan
     assert constants is not None
@@ -394,17 +433,10 @@ def theorem(args: Args, name: str, profile: Profile, problem: dsgd.Problem) -> f
     )
 
 
-def draw(
-    args: Args,
-    name: str,
-    panel: Panel,
-    names: Sequence[str],
-    costs: Mapping[Key, Cost],
-    axes: Axes,
-) -> None:
+def draw(args: Args, name: str, panel: Panel, costs: Mapping[Key, Cost], axes: Axes) -> None:
     """Draws the seconds of all methods against the clusters of a panel."""
     problem, values = make_quadratic(args, panel.different), list(panel.clusters)
-    for i, method in enumerate(names):
+    for i, method in enumerate(args.methods):
         found = [costs.get((name, f"{value:g}", method)) for value in values]
         draw_line(axes, i, method, values, found)
         if any(found):
@@ -431,20 +463,18 @@ def draw_line(
     )
 
 
-def draw_data(names: Sequence[str], costs: Mapping[Key, Cost], axes: Axes) -> None:
+def draw_data(args: Args, costs: Mapping[Key, Cost], axes: Axes) -> None:
     """Draws the seconds of all methods on the problems with data."""
     known = list(dict.fromkeys(problem for panel, problem, _ in costs if panel == DATA))
-    for i, method in enumerate(names):
-        at = [j + 0.08 * (i - len(names) / 2) for j in range(len(known))]
+    for i, method in enumerate(args.methods):
+        at = [j + 0.08 * (i - len(args.methods) / 2) for j in range(len(known))]
         draw_line(axes, i, method, at, [costs.get((DATA, one, method)) for one in known])
         axes.lines[-1].set_linestyle("none")
     axes.set_xticks(range(len(known)), known)
     figures.describe(axes, f"data, p = {DATA_SPREAD:g}", "seconds to ε", log="y")
 
 
-def tabulate(
-    args: Args, panels: Mapping[str, Panel], names: Sequence[str], costs: Mapping[Key, Cost]
-) -> Table:
+def tabulate(args: Args, costs: Mapping[Key, Cost]) -> Table:
     """Tabulates which method is the fastest on each cluster."""
     table = tables.table(
         f"which method when: seconds to epsilon, {args.workers} workers, "
@@ -455,7 +485,11 @@ def tabulate(
         left=2,
     )
     for panel, value in dict.fromkeys(key[:2] for key in costs):
-        found = {name: costs[panel, value, name] for name in names if (panel, value, name) in costs}
+        found = {
+            name: costs[panel, value, name]
+            for name in args.methods
+            if (panel, value, name) in costs
+        }
         ranked = sorted(found, key=lambda name, found=found: found[name].seconds)
         first, second = found[ranked[0]], ranked[1] if len(ranked) > 1 else None
         ratios = [
