@@ -28,6 +28,7 @@ from rich.table import Table
 
 import algorithms
 import dsgd
+import topologies
 from dsgd import clusters, plots, problems, records
 from dsgd.engine.literals import lift
 from experiments.published import libsvm
@@ -84,8 +85,8 @@ class Args(commands.Data, commands.Common, commands.Tasks):
         "malenia_sgd",
         "ringleader_sgd",
     )
-    """Methods to compare; also: "ringmaster, stops", delay_adaptive_sgd, picky_sgd, "as_grad,
-    shuffled".
+    """Methods to compare; also: "ringmaster, stops", delay_adaptive_sgd, fed_buff, "fragile, ring",
+    picky_sgd, "as_grad, shuffled".
     """
     seeds: commands.Several = 10
     """Independent runs of each step size."""
@@ -175,6 +176,12 @@ METHODS = {
         bounds.ringmaster_seconds,
     ),
     "delay_adaptive_sgd": Method(lambda args: with_sgd(algorithms.delay_adaptive_sgd)),
+    "fed_buff": Method(lambda args: with_sgd(algorithms.fed_buff, 2, max(1, args.batch // 2))),
+    "fragile, ring": Method(
+        lambda args: with_sgd(
+            algorithms.fragile_sgd, topologies.ring(args.workers), batch=args.batch
+        )
+    ),
     "picky_sgd": Method(lambda args: with_sgd(algorithms.picky_sgd, 0.1)),
     "as_grad, shuffled": Method(
         lambda args: with_sgd(algorithms.as_grad, "shuffled"), data="different"
