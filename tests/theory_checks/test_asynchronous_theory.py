@@ -266,6 +266,23 @@ def test_delays_and_steps_of_asynchronous_sgd_are_those_of_the_theorem(profile):
     assert 0.9 * bound < at[K - 1] <= bound
 
 
+def test_delay_adaptive_sgd_does_not_wait_for_a_very_slow_worker():
+    """Six times as slow as "one slow": its bound stays the same, and that of plain steps grows."""
+    before = on_clock.PROFILES["one slow"]
+    slower = np.append(before[:-1], 6 * before[-1])
+    grown = {}
+    for name in ("Delay-adaptive SGD", "Asynchronous SGD"):
+        first, second = (
+            on_clock.check(name, on_clock.case(times, smoothness=2.0, cost=1.5, ratio=4.9))
+            for times in (before, slower)
+        )
+        assert first.holds
+        assert second.holds
+        grown[name] = second.measured / first.measured, second.bound / first.bound
+    assert max(grown["Delay-adaptive SGD"]) < 1.3
+    assert min(grown["Asynchronous SGD"]) > 2
+
+
 def birch_sgd_delays(found) -> np.ndarray:
     """Returns the delay of each gradient of asynchronous SGD, from the workers' turns."""
     last, delays = np.zeros(6, int), []

@@ -178,6 +178,8 @@ VALUES: list[tuple[str, Numbers, Any]] = [
     ("bounds.optimal_seconds", {"noise": 1.0}, 12 * 4 / 1.5),  # of the two fastest
     # R = 4 + 7 + 2 - 2: K = 48 (12 + 16) = 1344, (1344 + 3) / (5/3)
     ("bounds.asynchronous_seconds", {}, 808.2),
+    # R = 6: K = 48 (7 + 16) = 1104, (2208 + 3) / (5/3)
+    ("bounds.delay_adaptive_seconds", {}, 1326.6),
     ("bounds.minibatch_seconds", {}, 528),  # 6 * 24 * 11/3
     ("bounds.backup_workers_seconds", {}, 240),  # 2 * 24 * 5
     ("bounds.backup_workers_seconds", {"backups": 2, "noise": 1.0}, 72),  # 1 * 24 * 3

@@ -31,7 +31,7 @@ from dsgd.engine import clock, columns, oracle, plan, rounds
 from theory_checks.machinery.rounds import place_on_one_device
 from theory_checks.machinery.statement import ROUNDING
 
-_KEPT = (columns.CLOCK, "delay", "server_steps", "worker")
+_KEPT = (columns.CLOCK, "delay", "server_steps", "staleness", "worker")
 _Factory = Callable[..., Algorithm]
 
 

@@ -52,6 +52,7 @@ class OnClock(NamedTuple):
         different: whether workers may have different data.
         synchronous: whether a round queries all workers.
         graph: whether it runs on `GRAPH`.
+        oldest: largest staleness of gradients that are not ignored, if the method logs no steps.
         source: of the theorem, whose constants are derived here.
     """
 
@@ -63,6 +64,7 @@ class OnClock(NamedTuple):
     different: bool = False
     synchronous: bool = False
     graph: bool = False
+    oldest: int | None = None
     source: str = "Tyurin and Richtarik, 2023"
 
 
@@ -100,6 +102,14 @@ METHODS = {
         seconds.asynchronous_seconds,
         ratio=(0.0, 9.0),
         source="Tyurin and Sivtsov, 2025, Theorem 2.4",
+    ),
+    "Delay-adaptive SGD": OnClock(
+        runs.with_step(algorithms.delay_adaptive_sgd, 0.0),
+        partial(_birch_step, lambda of: 2 * _WORKERS),
+        seconds.delay_adaptive_seconds,
+        ratio=(0.0, 9.0),
+        oldest=2 * _WORKERS,
+        source="Koloskova et al., 2022; Tyurin and Sivtsov, 2025, Theorem 2.4",
     ),
     "Mini-batch SGD": OnClock(
         runs.with_step(algorithms.minibatch_sgd),
@@ -220,7 +230,7 @@ def case(
 def measure(method: str, of: Case) -> clocked_runs.Clocked:
     """Returns the run of a method with the step size of its theorem; `slope` is E|f'|^2."""
     how, N = METHODS[method], len(of.numbers["times"])
-    return clocked_runs.run(
+    found = clocked_runs.run(
         how.factory,
         of.problem,
         how.step(of.numbers),
@@ -229,6 +239,9 @@ def measure(method: str, of: Case) -> clocked_runs.Clocked:
         latency=of.latency,
         batch=clocked_runs.column_each if how.synchronous else clocked_runs.one_column,
     )
+    if how.oldest is None:
+        return found
+    return found._replace(steps=np.cumsum(found.events["staleness"] <= how.oldest))
 
 
 def check(method: str, of: Case) -> Outcome:

@@ -36,6 +36,12 @@ Ringmaster needs the steps of `theory_checks.birch_sgd` with R = B - 1.
 2$. In T seconds the m fastest workers make more than $\sum_{i \le m} (T/h_i - 1)$ steps, so that K
 steps take at most $\min_m (K + m) / \sum_{i \le m} \frac1{h_i}$.
 
+**Delay-adaptive SGD** with `late=0` ignores gradients with a delay of more than 2N, so that R = 2N.
+A worker reads the model after each of its gradients. So the sum of $\tau + 1$ over its gradients is
+at most the number A of all gradients, and the sum over all gradients at most N A: fewer than half
+of them have $\tau + 1 \ge 2N + 2$. K steps take at most $\min_m (2K + m) / \sum_{i \le m}
+\frac1{h_i}$, however slow the slowest worker is.
+
 **Ringleader.** Let s be the first step of a round of N steps. All gradients of its table were
 computed at $x_{s - N + 1}$ or later, since their workers had made a step in the round before, and
 the last step that uses them is $s + N - 1$: their age is at most $2N - 2$. The noise of $g_k$,
@@ -220,6 +226,26 @@ def asynchronous_seconds(
         epsilon=epsilon,
     )
     return _fastest(steps, times, 1)
+
+
+@ranges.validate("bounds.delay_adaptive_seconds")
+def delay_adaptive_seconds(
+    *, gap: float, smoothness: float, noise: float, epsilon: float, times: Sequence[float]
+) -> float:
+    r"""Returns $\min_m (2K + m) / \sum_{i \le m} \frac1{h_i}$, the seconds within which
+    delay-adaptive SGD that ignores delays of more than 2N (`late=0`) makes the K steps of
+    `theory_checks.birch_sgd` for R = 2N. Arguments are those of `optimal_seconds`.
+
+    Source: derived in the module's docstring; the method is that of Koloskova et al., 2022.
+    """
+    steps = birch_sgd.iterations(
+        gap=gap,
+        smoothness=smoothness,
+        noise=noise,
+        tree_distance=2 * len(times),
+        epsilon=epsilon,
+    )
+    return _fastest(2 * steps, times, 1)
 
 
 @ranges.validate("bounds.ringleader_seconds")
