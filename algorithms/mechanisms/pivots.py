@@ -155,8 +155,6 @@ def pivot_steps(
             (server.fresh & ~steps).at[worker].set(stepped + paths.down[worker] <= begun),
             stepped - elapsed,
         )
-        words = "no gradient will ever reach the pivot; expected workers that end some computation"
-        round.refuse_if(jnp.isinf(elapsed), words)
         messages = _messages(paths, worker, at, steps)
         rows = workers.local_block(workers.replicate(model.params, round.workers), round.workers)
         round.event(rows, messages, elapsed, pattern)
