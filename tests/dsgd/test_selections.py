@@ -262,6 +262,18 @@ def test_bursts(name):
     assert (x != losses(cluster, 28, 160, key=6)).any(0).mean() > 0.9
 
 
+def test_links_take_turns():
+    """A selection by periods has periods of one round for links, whatever those of workers are."""
+    cluster = clusters.Cluster(
+        clusters.constant(2.0),
+        present=clusters.constant(3.0),
+        participation_period=4,
+        delivered=clusters.cyclic(2, 3),
+    )
+    x = losses(cluster, 4, 12)
+    np.testing.assert_array_equal(x, np.tile(np.arange(12)[:, None] % 5 >= 2, 6))
+
+
 def test_links_without_losses():
     cluster = clusters.Cluster(clusters.constant(2.0), delivered=clusters.bursts(0.0, 5.0))
     assert not losses(cluster, 9, 30).any()
