@@ -13,9 +13,8 @@ from typing import Any, NoReturn
 import lazy_loader
 
 SYNONYMS: dict[str, Sequence[str]] = {
-    **dict.fromkeys(
-        ("H", "K", "local_steps", "local_epochs", "num_local_steps", "tau"), ("period",)
-    ),
+    **dict.fromkeys(("H", "K", "local_steps", "local_epochs", "num_local_steps"), ("period",)),
+    "tau": ("period", "delay"),
     **dict.fromkeys(
         ("eta", "gamma", "learning_rate", "lr", "step_size", "stepsize"),
         ("optimizer", "step_size", "learning_rate"),
