@@ -466,7 +466,7 @@ async def test_a_stopped_gradient_is_discarded_and_its_worker_continues_at_the_c
     old, reply = await to.pull(1, 0), None
     for version in (1, 2, 3):
         reply = await push_gradient(to, 0, reply)
-        assert to.stopped == ({1} if version > 1 else set())
+        assert to.away == ({1} if version > 1 else set())
     assert to.messages == 3 + 5, "3 gradients, and 5 models, two of them to workers 1 and 2"
     assert to._table().delay.tolist() == [0, 0, 1]
     back = await push_gradient(to, 1, old)
@@ -478,12 +478,11 @@ async def test_a_stopped_gradient_is_discarded_and_its_worker_continues_at_the_c
 
 
 @story
-async def test_a_worker_that_died_loses_its_jobs_which_the_order_gives_again(alone):
-    """All jobs go to worker 0, unless one is lost."""
+async def test_a_worker_that_died_loses_its_job_and_its_next_ones_read_the_current_model(alone):
+    """All jobs go to worker 0, except for one that is lost."""
 
     def order(model, arrival, jobs, key):
-        to = jnp.where(arrival.lost, arrival.worker, 0)
-        return jnp.where(jobs.waiting, to, -1).astype(jnp.int32)
+        return jnp.where(jobs.waiting, jnp.where(arrival.lost, 2, 0), -1)
 
     to = alone(3, method=server_method(order=order))
     reply = await to.pull(0, 0)
@@ -493,10 +492,13 @@ async def test_a_worker_that_died_loses_its_jobs_which_the_order_gives_again(alo
     await to.progress({0: 1, 1: 0, 2: 0})
     assert (await push_gradient(to, 0, reply)).version == 1
     assert to.version == 1, "of a process that died"
+    also = asyncio.ensure_future(push_gradient(to, 2, None))
+    assert await is_held(also)
     back = await to.pull(0, 1)
-    assert (back.version, to.computing, to.queues[0]) == (1, {0: 0}, [1])
-    assert (await push_gradient(to, 0, back, incarnation=1)).version == 1
-    assert (to.computing, to.queues[0]) == ({0: 1}, [0])
+    assert (back.version, back.draw) == (2, 0), "job 1, which was given to it at version 1"
+    assert (to.computing, to.queues) == ({0: 1}, {0: [2], 1: [], 2: [0]})
+    assert await is_held(waiting)
+    assert (await also).version == 2
     waiting.cancel()
 
 
@@ -514,13 +516,13 @@ async def test_a_server_refuses_to_wait_for_workers_that_wait_for_it(alone):
 async def test_a_server_resumes_from_its_checkpoint_and_refuses_earlier_gradients(
     alone, tmp_path, monkeypatch
 ):
-    first = alone(folder=str(tmp_path))
+    first = alone(folder=tmp_path)
     await first.restore()
     await first.begin()
     reply = await push_gradient(first, 1, await push_gradient(first, 0, None))
     reply = await push_gradient(first, 1, reply)
     first.checkpoint.__exit__()
-    second = alone(folder=str(tmp_path))
+    second = alone(folder=tmp_path)
     assert tuple(await second.restore()) == (2, 1, True)
     await second.begin()
     np.testing.assert_array_equal(second.model.params["w"], reply.part["w"])
@@ -670,7 +672,9 @@ def test_the_simulation_finds_the_models_of_a_server_from_its_arrivals(alone, mo
     given = settings(method, steps=steps, record_every=1)
     first = jax.tree.map(np.asarray, params())
     to = server.Server(first, given, N)
-    task = with_servers.tasks(problem(), KEY, first, slow_thread, given.rule)
+    task = with_servers.tasks(problem(), KEY, first, slow_thread)
+    local = given.rule.options(N).steps
+    steps_of = np.ones(N, int) if local is None else local
 
     async def run():
         loop = asyncio.get_running_loop()
@@ -678,9 +682,13 @@ def test_the_simulation_finds_the_models_of_a_server_from_its_arrivals(alone, mo
             pull=lambda *args: asyncio.run_coroutine_threadsafe(to.pull(*args), loop),
             push=lambda *args: asyncio.run_coroutine_threadsafe(to.push(*args), loop),
         )
-        await to.compile()
+        await to.restore()
         with ThreadPoolExecutor(N) as threads:
-            each = [on_worker.Worker(worker, task(worker)) for worker in range(N)]
+            tasks = [
+                task(worker)._replace(local=given.rule.local, steps=int(steps_of[worker]))
+                for worker in range(N)
+            ]
+            each = [on_worker.Worker(worker, one) for worker, one in enumerate(tasks)]
             runs = [loop.run_in_executor(threads, one.run, [handle], 0) for one in each]
             await asyncio.wait_for(asyncio.gather(*runs), 60)
         return await to.history()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -47,7 +48,7 @@ class Settings(NamedTuple):
     record_every: int
     together: bool
     seconds: float
-    folder: str | None = None
+    folder: Path | None = None
     about: Mapping[str, str] = {}
     key: tuple[np.ndarray, str] = (np.zeros(2, np.uint32), "threefry2x32")
 
@@ -183,12 +184,13 @@ class Server:
         self.messages: int = 0
         # the latest known incarnation of each worker
         self.incarnations: dict[int, int] = dict.fromkeys(range(workers), 0)
-        self.dead: set[int] = set()  # workers that died and have not asked for a job since then
+        # workers that died, or whose computation was stopped, and that have not asked for a job
+        # since then; their next jobs read the model when they ask
+        self.away: set[int] = set()
         self.jobs: list[Job] = []
         self.waiting: set[int] = set()  # jobs that wait for an order
         self.queues: dict[int, list[int]] = {}  # jobs that each worker will compute
         self.computing: dict[int, int] = {}  # the job that each worker computes
-        self.stopped: set[int] = set()  # workers that still compute a job that was stopped
         # gradients that were not applied yet
         self.pending: dict[int, tuple[Pushed, PyTree]] = {}
         self.news: asyncio.Event = asyncio.Event()
@@ -200,23 +202,20 @@ class Server:
         if is_replacement():
             self._restore(after_death=True)
 
-    async def compile(self) -> None:
-        """Compiles the server's programs before the first gradient arrives."""
+    async def restore(self) -> Progress:
+        """Restores the checkpoint, if there is one, and compiles the server's programs."""
+        self._restore(after_death=False)
         arrival, part = self._arrival(0), self.model.params
         jax.block_until_ready(self.step(self.model, part, arrival, part))
         if self.rule.order is not None:
             self.decide(self.model, arrival, self._table(), self.key)
         if self.rule.bound is not None:
             self._allowed(self.jobs)
-
-    async def restore(self) -> Progress:
-        """Restores the checkpoint, if there is one."""
-        self._restore(after_death=False)
         return self._progress()
 
     async def begin(self) -> None:
-        """Starts the clock of the run."""
-        self.zero = time.monotonic() - self._seconds()
+        """Starts the clock of the run, at the time of the last update."""
+        self.zero = time.monotonic() - (self.updates[-1].at if self.updates else 0.0)
         self._save()
 
     async def pull(self, worker: int, incarnation: int) -> Reply:
@@ -271,10 +270,6 @@ class Server:
     def _done(self) -> bool:
         return self.version >= self.settings.steps or not self.finite
 
-    def _seconds(self) -> float:
-        """Returns the seconds of the run at the last update."""
-        return self.updates[-1].at if self.updates else 0.0
-
     def _steps(self) -> int:
         """Returns the number of the server's steps."""
         return int(getattr(self.model, "steps", self.version))
@@ -310,7 +305,7 @@ class Server:
         """Leaves out a worker whose earlier run has ended, until it asks for a job."""
         if incarnation > self.incarnations[worker]:
             self.incarnations[worker] = incarnation
-            self.dead.add(worker)
+            self.away.add(worker)
             self.pending.pop(worker, None)
             self._wake()
 
@@ -328,7 +323,7 @@ class Server:
 
     def _choose(self) -> list[int]:
         """Returns the workers whose gradients make the next update."""
-        live = [job for job in self.jobs if job.worker not in self.dead]
+        live = [job for job in self.jobs if job.worker not in self.away]
         if self.settings.together:
             everybody = {job.worker for job in live}
             return sorted(self.pending) if everybody <= self.pending.keys() else []
@@ -372,20 +367,12 @@ class Server:
                 self._save()
 
     def _lose(self, worker: int) -> None:
-        """Ends the job that a worker was computing, without a gradient; all of its jobs if its
-        process died. If that job was stopped, the worker's next jobs read the current model.
-        """
-        if worker in self.stopped:
-            self.stopped.remove(worker)
+        """Ends the job that a worker was computing, if it was not stopped, without a gradient."""
+        if worker in self.away:
+            self.away.remove(worker)
             for job in self.queues[worker]:
                 self.jobs[job] = self._read(worker)
-        lost = [self.computing[worker]] if worker in self.computing else []
-        if worker in self.dead:
-            self.dead.remove(worker)
-            lost += self.queues[worker]
-        for job in lost:
-            self._stop(job)
-            self.stopped.discard(worker)
+        if (job := self.computing.pop(worker, None)) is not None:
             self._begin([job], self._arrival(job, lost=True))
 
     def _arrival(self, job: int, *, lost: bool = False) -> Arrival:
@@ -401,7 +388,7 @@ class Server:
         """Returns the jobs, as passed to the rule."""
         waiting = [job in self.waiting for job in range(len(self.jobs))]
         delays = [
-            0 if waits or job.worker in self.stopped else self._steps() - job.steps
+            0 if waits or job.worker in self.away else self._steps() - job.steps
             for waits, job in zip(waiting, self.jobs, strict=True)
         ]
         return Jobs(
@@ -443,7 +430,7 @@ class Server:
             self.queues[worker].remove(job)
         if self.computing.get(worker) == job:
             del self.computing[worker]
-            self.stopped.add(worker)
+            self.away.add(worker)
 
     def _restore(self, *, after_death: bool) -> None:
         """Restores the checkpoint, if there is one. `after_death`: whether the process died, so
@@ -482,9 +469,7 @@ class Server:
         if self.checkpoint is None:
             return
         rows = {
-            name: np.array(
-                [getattr(update, name) for update in self.updates], _TYPES.get(name, float)
-            )
+            name: np.array([getattr(update, name) for update in self.updates])
             for name in Update._fields
         }
         clock = {
@@ -499,12 +484,6 @@ class Server:
             {**rows, **models, **{name: np.array(value) for name, value in clock.items()}},
         )
         self.saved = time.monotonic()
-
-
-_TYPES: Mapping[str, type] = {
-    **dict.fromkeys(("step", "worker", "version", "read", "draw"), int),
-    **dict.fromkeys(("delay", "server_steps", "messages"), int),
-}
 
 
 def to_numpy(tree: Params) -> PyTree:

@@ -16,7 +16,7 @@ from algorithms import optimizers
 from algorithms.asynchronous.asynchronous_server import Rule
 from algorithms.asynchronous.asynchronous_sgd import asynchronous_sgd
 from algorithms.asynchronous.on_ray.actors import actor, kill
-from algorithms.asynchronous.on_ray.server import Progress, Server, Settings, Update
+from algorithms.asynchronous.on_ray.server import Server, Settings, Update
 from algorithms.asynchronous.on_ray.trained import Trained, evaluate, first_params, select_records
 from algorithms.asynchronous.on_ray.worker import Delay, Task, Worker, join, split
 from algorithms.asynchronous.on_ray.worker_pool import StallTimeout, WorkerPool
@@ -113,10 +113,8 @@ def run(
     ):
         if getattr(rule, option) is not None:
             raise ValueError(f"run: {method.name} has {option}, but {why}; expected {option}=None")
-    name, settings = (
-        f"run({method.name})",
-        Settings(rule, steps, record_every, False, checkpoint_seconds),
-    )
+    settings = Settings(rule, steps, record_every, False, checkpoint_seconds)
+    name = f"run({method.name})"
     return _train(name, problem, settings, key, delay, address, checkpoint, restarts, patience)
 
 
@@ -185,11 +183,10 @@ def validate_numbers(
 
 
 def tasks(
-    problem: Problem, key: jax.Array, like: Params, delay: Delay | None, rule: Rule | None = None
+    problem: Problem, key: jax.Array, like: Params, delay: Delay | None
 ) -> Callable[[int], Task]:
-    """Returns a function worker -> `Task`, with the worker's own data and local runs."""
+    """Returns a function worker -> `Task`, with the worker's own data."""
     sent = key_to_numbers(run_keys.stream(run_keys.split(key)[1]))
-    steps = None if rule is None else rule.options(problem.workers).steps
     shapes = jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
 
     def task(worker: int) -> Task:
@@ -200,8 +197,6 @@ def tasks(
             sent,
             shapes,
             delay,
-            None if rule is None else rule.local,
-            1 if steps is None else int(steps[worker]),
         )
 
     return task
@@ -228,18 +223,23 @@ def _train(
     )
     rule, N, P = settings.rule, problem.workers, settings.rule.servers
     key = checks.typed_key(key)
+    folder = None if checkpoint is None else user_path("checkpoint", checkpoint).absolute()
     params = first_params(problem, key)
     jax.eval_shape(partial(rule.init, N=N), params)  # raises an error if the rule refuses them
-    task = tasks(problem, key, params, delay, rule)
+    task, steps = tasks(problem, key, params, delay), rule.options(N).steps
+    steps = np.ones(N, int) if steps is None else steps
     with session(N + P, address) as ray:
         servers: list[Any] = []
         workers: list[Any] = []
         try:
             parts = list(map(ray.put, split(params, P)))
-            given = [ray.put(task(worker)) for worker in range(N)]
+            given = [
+                ray.put(task(worker)._replace(local=rule.local, steps=int(steps[worker])))
+                for worker in range(N)
+            ]
             for p, part in enumerate(parts):
                 own = settings._replace(
-                    folder=_folder(checkpoint, p),
+                    folder=folder and folder / f"server{p}",
                     about=_about(name, problem, settings, key, p),
                     key=key_to_numbers(jax.random.fold_in(run_keys.split(key)[0], p)),
                 )
@@ -254,14 +254,12 @@ def _train(
                         retries=-1,
                     )
                 )
-            restored = [_NOTHING] * P
-            if checkpoint:
-                restored = _answers(ray, [each.restore.remote() for each in servers], patience)
+            workers.extend(
+                actor(ray, Worker, worker, each, restarts=restarts)
+                for worker, each in enumerate(given)
+            )
+            restored = ray.get([each.restore.remote() for each in servers], timeout=patience)
             if any(each.version < settings.steps for each in restored):
-                workers.extend(
-                    actor(ray, Worker, worker, each, restarts=restarts)
-                    for worker, each in enumerate(given)
-                )
                 pool = WorkerPool(
                     ray,
                     workers,
@@ -272,17 +270,11 @@ def _train(
         except ray.exceptions.ActorDiedError as error:
             why = "a server died and cannot be restarted; pass checkpoint=, or more restarts"
             raise ChildProcessError(f"{name}: {why} ({str(error).splitlines()[0]})") from error
+        except ray.exceptions.RayTaskError as error:  # of a server, or of the rule in it
+            raise error.cause from error
         finally:
             kill(ray, [*servers, *workers])
     return _combine(name, problem, settings, params, histories)
-
-
-def _folder(checkpoint: str | Path | None, p: int) -> str | None:
-    return (
-        None
-        if checkpoint is None
-        else str(user_path("checkpoint", checkpoint).absolute() / f"server{p}")
-    )
 
 
 def _about(
@@ -308,22 +300,8 @@ def _about(
     }
 
 
-_NOTHING = Progress(0, 0, True)  # for a server without a checkpoint
-
-
-def _answers(ray: Any, calls: list[Any], patience: float) -> list[Any]:
-    """Returns the answers of servers, or raises the error of one: their checkpoint belongs to
-    another run, or the rule's functions fail.
-    """
-    try:
-        return ray.get(calls, timeout=patience)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
-
-
 def _run(ray: Any, name: str, servers: list[Any], pool: WorkerPool, patience: float) -> None:
     """Waits until all servers have made enough updates."""
-    _answers(ray, [server.compile.remote() for server in servers], patience)
     pool.start(patience)
     ray.get([server.begin.remote() for server in servers], timeout=patience)
     waiting = StallTimeout(patience)
