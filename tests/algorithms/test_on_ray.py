@@ -596,6 +596,7 @@ REPLAYED = {
     "rennala_sgd": algorithms.rennala_sgd(STEP, 2),
     "ringmaster_sgd": algorithms.ringmaster_sgd(optax.sgd(GAMMA, momentum=0.6), 2),
     "malenia_sgd": algorithms.malenia_sgd(STEP, 4.5),
+    "fed_buff": algorithms.fed_buff(*LOCAL[:2], 2, optax.sgd(0.8)),
     "local runs": server_method(local=LOCAL),
     "bounded": BOUNDED[3],
     "waiting": server_method(order=wait_for_all),
@@ -656,11 +657,11 @@ def assert_replays(method: dsgd.Algorithm, trained: on_ray.Trained, steps: int) 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["rennala_sgd", "ringmaster_sgd", "malenia_sgd", "local runs"])
+@pytest.mark.parametrize("name", ["rennala_sgd", "ringmaster_sgd", "malenia_sgd", "fed_buff"])
 def test_the_simulation_finds_the_models_of_a_real_run_from_its_arrivals(ray, name):
     method = REPLAYED[name]
     trained = on_ray.run(method, problem(), steps=40, key=KEY, delay=slow, patience=300.0)
-    assert trained.updates["delay"].max() > 1
+    assert trained.updates["staleness"].max() > 1
     assert_replays(method, trained, 40)
 
 
@@ -943,7 +944,7 @@ REFUSED = [
     (
         on_ray.run,
         {"method": server_method(local=LocalRuns(STEP, [2, 4]))},
-        "local.steps: 2 numbers for 3 workers",
+        "local runs: 2 numbers for 3 workers",
     ),
     (RUN, {"patience": 0.0}, "patience"),
     (partial(on_ray.minibatch_sgd, optimizer=STEP), {"checkpoint_seconds": -1.0}, "checkpoint_sec"),

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from algorithms import optimizers
@@ -102,12 +103,18 @@ class Changes:
     def __init__(self, gradients: Gradients, local: LocalRuns, steps: int) -> None:
         self.gradients: Gradients = gradients
         self.steps: int = steps
-        self.begin: Callable[..., Model] = jax.jit(partial(optimizers.init, local.optimizer))
+        numbers, kind = gradients.task.stream
+        stream = jax.random.wrap_key_data(jnp.asarray(numbers), impl=kind)
+        self.key: jax.Array = jax.random.fold_in(stream, gradients.worker)
+        self.begin: Callable[..., PyTree] = jax.jit(
+            partial(optimizers.first_memory, local.optimizer)
+        )
         self.step: Callable[..., Model] = jax.jit(partial(local_step, local))
 
     def __call__(self, params: Params, k: int) -> tuple[PyTree, float]:
         """Returns the change of a run, with NumPy leaves, and the mean seconds of its gradients."""
-        model, total = self.begin(params), 0.0
+        model = Model(params, self.begin(params, jax.random.fold_in(self.key, k)))
+        total = 0.0
         for draw in range(k - self.steps + 1, k + 1):
             slope, seconds = self.gradients(model.params, draw)
             model, total = self.step(model, params, slope), total + seconds
