@@ -569,7 +569,10 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     kimad.budget: {"up": 1000000.0},
     kimad.exponential_average: {"weight": 0.3},
     on_ray.asynchronous_gossip_sgd: {"address": "local"},
-    on_ray.run: {"address": "local"},
+    on_ray.run: {
+        "method": algorithms.asynchronous_sgd(optax.sgd(0.1)),
+        "address": "local",
+    },
     on_ray.minibatch_sgd: {"address": "local"},
 }
 
