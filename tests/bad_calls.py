@@ -371,7 +371,12 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     algorithms.picky_sgd: {"distance": 0.5},
     algorithms.rennala_sgd: {"batch": 2},
     algorithms.ringmaster_sgd: {"threshold": 2},
-    algorithms.shadowheart_sgd: {"compute": 0.5, "send": 0.25, "noise": 0.75},
+    algorithms.shadowheart_sgd: {
+        "compressor": compressors.random_k(0.5),
+        "compute": 0.5,
+        "send": 0.25,
+        "noise": 0.75,
+    },
     algorithms.vecna_sgd: {"trials": 2, "timeouts": 1.5},
     algorithms.asynchronous_diloco: {"steps": 2},
     algorithms.fed_async: {"steps": 2},
