@@ -554,7 +554,7 @@ def _event_spans(one: History) -> tuple[_Spans, int]:
     began, ended, resumed, clock = columns.values()
     worker = one["worker"][1:].astype(int)
     lost = one["lost"][1:].astype(bool) if "lost" in one else np.zeros(len(worker), bool)
-    last = clock[-1]
+    last, sends = clock[-1], np.diff(one["bits_up"].astype(float)) > 0
     order = np.lexsort((np.arange(len(worker)), worker))  # by worker, then in time
     follows = np.full(len(worker), np.inf)  # when the worker begins its next computation
     same = worker[order[1:]] == worker[order[:-1]]
@@ -586,7 +586,7 @@ def _event_spans(one: History) -> tuple[_Spans, int]:
             (worker[first], np.zeros(len(first)), began[first]),
         ],
         _UNFINISHED: [(worker[ends], resumed[ends], np.full(ends.sum(), last))],
-        "sends to the server": [(worker[~lost], ended[~lost], clock[~lost])],
+        "sends to the server": [(worker[sends], ended[sends], clock[sends])],
         "receives the model": [(worker[receives], clock[receives], idle[receives])],
     }
     return spans, int(worker.max()) + 1

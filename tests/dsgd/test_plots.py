@@ -322,6 +322,7 @@ def test_rows_of_runs_have_no_gaps():
     some = {"waits", "computation stopped or lost"}
     for method, kinds in (
         (algorithms.rennala_sgd(optax.sgd(0.1), 3), set()),
+        (algorithms.fed_buff(optax.sgd(0.1), 3, 2), set()),
         (asynchronous(wait_for_two), {"waits"}),
         (asynchronous(stop_one), {"computation stopped or lost"}),
         (asynchronous(None, timeouts=0.6), some),

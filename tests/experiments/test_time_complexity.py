@@ -46,19 +46,18 @@ def test_the_work_of_changing_speeds_is_their_integral():
 def test_the_cost_is_when_the_mean_over_seeds_crosses_epsilon():
     clock = np.broadcast_to(np.array([0.0, 1, 2, 4]), (3, 4))
     norms = np.array([[10.0, 6, 1, 0.5], [10, 8, 2, 0.7], [10, 4, 3, 0.1]])
-    args = Args(accuracy=0.3)
 
     def crossing(means):  # of 3
         after = np.flatnonzero(means <= 3)[0]
         share = (means[after - 1] - 3) / (means[after - 1] - means[after])
         return clock[0, after - 1] + share * (clock[0, after] - clock[0, after - 1])
 
-    found = time_complexity.cost(args, {"clock": clock, "grad_sqnorm": norms})
+    found = time_complexity.cost(0.3, {"clock": clock, "grad_sqnorm": norms})
     assert found.seconds == pytest.approx(crossing(norms.mean(axis=0)))
     others = np.array([crossing(np.delete(norms, seed, axis=0).mean(axis=0)) for seed in range(3)])
     expected = np.sqrt(2 / 3 * np.sum((others - others.mean()) ** 2))
     assert found.error == pytest.approx(expected)
-    never = time_complexity.cost(Args(accuracy=0.01), {"clock": clock, "grad_sqnorm": norms})
+    never = time_complexity.cost(0.01, {"clock": clock, "grad_sqnorm": norms})
     assert never.seconds == np.inf
     assert np.isnan(never.error)
 
