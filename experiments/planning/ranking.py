@@ -138,12 +138,13 @@ def elsewhere(shown: Shown) -> list[str]:
     if others := dict.fromkeys(row.method for row in shown.plan.rows if not is_replayed(row)):
         lines.append(
             f"Known on this cluster only, because the iterates depend on the clock: "
-            f"{', '.join(others)}."
+            f"{', '.join(others)}; plan for another cluster to compare them there."
         )
     if replayed and not shown.plan.changes:
         lines.append(
             "On networks with a hundredth to a hundred times the "
-            f"{' or '.join(list_varied(shown))}, no method is significantly better than "
+            f"{' or '.join(list_varied(shown))}, "
+            f"{'none of the others' if others else 'no method'} is significantly better than "
             f"{name_row(replayed[0])}."
         )
     return lines + [describe_change(shown, change, replayed[0]) for change in shown.plan.changes]
