@@ -154,7 +154,7 @@ def _with_trials(
 
     def step(model, gradient, arrival, read):
         n, (B, p) = arrival.worker, for_each(len(model.made))
-        counts = (arrival.delay == 0) & (model.made[n] < jnp.asarray(B, jnp.int32)[n])
+        counts = model.made[n] < jnp.asarray(B, jnp.int32)[n]  # not the first of no trials
         weight = jnp.where(counts, jnp.asarray(weigh(B, p))[n], 0)
         total = jax.tree.map(lambda sum, g: sum + weight.astype(g.dtype) * g, model.total, gradient)
         made = model.made.at[n].add(counts)

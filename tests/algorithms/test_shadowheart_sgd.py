@@ -12,7 +12,11 @@ import pytest
 
 import dsgd
 from algorithms import shadowheart_sgd
-from algorithms.compressed.shadowheart_sgd import equilibrium_time, weighted_messages
+from algorithms.compressed.shadowheart_sgd import (
+    equilibrium_time,
+    make_plan,
+    weighted_messages,
+)
 from dsgd import clusters, compressors, problems
 from dsgd.base import Common
 from tests.methods.shadowheart_sgd import equilibrium
@@ -30,6 +34,13 @@ def test_the_budget_solves_the_equation_of_the_equilibrium_time():
             equilibrium_time(h, tau, omega, noise), equilibrium(h, tau, omega, noise), rtol=1e-8
         )
     assert equilibrium_time(np.array([3.0, 2.0]), np.array([1.0, 2.5]), 0.0, 0.0) == 2.5
+
+
+def test_a_worker_that_cannot_send_within_the_budget_does_not_compute():
+    plan = make_plan(np.array([0.5, 0.75, 2.0]), np.array([0.25, 9.0, 0.5]), 2.0, 0.75, 1.6)
+    np.testing.assert_array_equal(plan.gradients, [3, 0, 0])
+    np.testing.assert_array_equal(plan.messages, [6, 0, 0])
+    np.testing.assert_allclose(plan.weights, [1 / (3 * 2.0 + 2.0 * 0.75 + 6 * 0.75), 0, 0])
 
 
 def test_messages_of_one_vector_are_independent():

@@ -24,8 +24,9 @@ def rule(given: Given, trials: Sequence[int], weight: Callable[[int], float]) ->
 
     def arrive(now):
         n = now.worker
-        if now.delay > 0 or made[n] == trials[n]:
+        if made[n] == trials[n]:
             return None
+        assert now.delay == 0
         made[n] += 1
         if now.g is not None:
             total[:] += weight(n) * now.g

@@ -7,7 +7,7 @@ from tests.methods.given import SGD, Given
 from tests.methods.server_events import Rule, bits, server_case
 
 __all__ = ["bits"]
-DISTANCE = 0.4
+DISTANCE = 2.0
 
 
 def rule(given: Given) -> Rule:
