@@ -524,13 +524,13 @@ def tabulate(args: Args, costs: Mapping[Key, Cost]) -> Table:
             for name in (second, "minibatch_sgd")
         ]
         cells = [
-            ranked[0].removesuffix("_sgd"),
+            tables.wrap(ranked[0].removesuffix("_sgd"), 12),
             f"{tables.plain(first.seconds)} ± {float(f'{first.error:.1g}'):g}",
-            (second or "-").removesuffix("_sgd"),
+            tables.wrap((second or "-").removesuffix("_sgd"), 12),
             *(f"{ratio:.2f}" if math.isfinite(ratio) else "-" for ratio in ratios),
         ]
         reached = math.isfinite(first.seconds)
-        table.add_row(f"{panel} {value}", *map(tables.wrap, cells if reached else ["-"] * 5))
+        table.add_row(f"{panel} {value}", *(cells if reached else ["-"] * 5))
     return table
 
 

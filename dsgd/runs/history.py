@@ -97,7 +97,7 @@ def tail_mean(values: np.ndarray, share: float = 0.1) -> np.ndarray:
         raise ValueError(
             f"tail_mean: values has shape {np.shape(values)}; expected a non-empty [..., records]"
         )
-    with np.errstate(over="ignore"):  # the losses of a run that diverges
+    with np.errstate(over="ignore", invalid="ignore"):  # the losses of a run that diverges
         return values[..., -max(1, int(share * values.shape[-1])) :].mean(axis=-1)
 
 
