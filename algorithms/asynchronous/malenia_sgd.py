@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,7 @@ def malenia_sgd(optimizer: optax.GradientTransformation, batch: Real) -> Algorit
 
 def collection(
     optimizer: optax.GradientTransformation, batch: Real
-) -> tuple[Callable[[optimizers.Model, int], Collected], Callable]:
+) -> tuple[Callable[[optimizers.Model, int], Collected], Callable[..., Any]]:
     """Returns the server's part: the function (model, N) -> its initial state, and the function
     (state, gradient, worker) -> its state after a gradient at the current model.
 

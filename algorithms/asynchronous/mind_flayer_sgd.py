@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from algorithms.facts import method
 from dsgd import Algorithm, checks
 from dsgd.extend import Params, PyTree
 
-SETTINGS = {"trials": 2, "timeouts": 1.5}
+SETTINGS: dict[str, Any] = {"trials": 2, "timeouts": 1.5}
 
 
 class Trials(NamedTuple):
