@@ -13,7 +13,6 @@ has a variance of epsilon, for which the theorems recommend B.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,6 +77,12 @@ class Args(commands.Data, commands.Common, commands.Tasks):
     """Seconds of a message."""
     swings: tuple[commands.Rate, ...] = (0.0, 0.9)
     """s: the speed of worker n changes as 1 + s sin(2 pi (t / 10 s + n / N))."""
+    problems: tuple[Literal["equal", "different", "network"], ...] = (
+        "equal",
+        "different",
+        "network",
+    )
+    """Problems with data: logistic regression with equal and with different data, a network."""
     methods: tuple[str, ...] = (
         "minibatch_sgd",
         "backup_workers_sgd",
@@ -92,23 +97,8 @@ class Args(commands.Data, commands.Common, commands.Tasks):
     """
     seeds: commands.Several = 10
     """Independent runs of each step size."""
-    quick: bool = False
-    """Use a small budget: few workers, methods and clusters."""
     out: Path = Path("results/time_complexity")
     """Folder for config.json, history.csv, seconds.csv, table.csv and figure.png."""
-
-
-QUICK = {
-    "workers": 8,
-    "gradients": 1500,
-    "learning_rates": (0.1, 0.5),
-    "spreads": (0.0, 1.5),
-    "slows": (),
-    "delays": (),
-    "swings": (),
-    "methods": ("minibatch_sgd", "rennala_sgd", "ringmaster_sgd"),
-    "seeds": 2,
-}
 
 
 class Method(NamedTuple):
@@ -238,8 +228,6 @@ Key = tuple[str, str, str]  # panel, value, method
 
 
 def main(args: Args) -> None:
-    if args.quick:
-        args = dataclasses.replace(args, **QUICK)
     commands.require_known("--methods", args.methods, METHODS)
     panels = make_panels(args)
     cases = make_cases(args, panels)
@@ -350,13 +338,12 @@ def make_problems(args: Args) -> dict[str, dsgd.Problem]:
         data = libsvm.load(data)
     options = {"batch_size": args.batch_size, "seed": args.seed, "data_dir": args.data_dir}
     logistic = partial(problems.logistic_regression, data, args.workers, **options)
-    if args.quick:
-        return {"equal": logistic("iid")}
-    return {
-        "equal": logistic("iid"),
-        "different": logistic("by-label"),
-        "network": problems.neural_network("mlp", data, args.workers, "iid", **options),
+    make = {
+        "equal": partial(logistic, "iid"),
+        "different": partial(logistic, "by-label"),
+        "network": partial(problems.neural_network, "mlp", data, args.workers, "iid", **options),
     }
+    return {name: make[name]() for name in args.problems}
 
 
 def seconds_of(args: Args, profile: Profile) -> np.ndarray:

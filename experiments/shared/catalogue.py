@@ -171,7 +171,13 @@ COMMANDS = {
         "-",
         "--methods ec_sgd diloco --workers 8 --steps 100 --seeds 2 --learning-rates 1 3",
     ),
-    "time_complexity": Command(BEYOND, "-", "--quick"),
+    "time_complexity": Command(
+        BEYOND,
+        "-",
+        "--workers 8 --gradients 1500 --learning-rates 0.1 0.5 --spreads 0 1.5 --slows 0.25 "
+        "--delays 0 --swings 0 --problems equal --methods minibatch_sgd rennala_sgd ringmaster_sgd "
+        "--seeds 2",
+    ),
     "worst_case": Command(BEYOND, "-", "--workers 4 --steps 4 --rates 0.05 0.3 1.0 --rounds 1 2 4"),
     "published": Command(OTHERS, "their figures and tables", "relaysgd-8 --quick"),
     "benchmark": Command(
