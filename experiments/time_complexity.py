@@ -92,8 +92,8 @@ class Args(commands.Data, commands.Common, commands.Tasks):
         "malenia_sgd",
         "ringleader_sgd",
     )
-    """Methods to compare; also: "ringmaster, stops", delay_adaptive_sgd, fed_buff, "fragile, ring",
-    picky_sgd, "as_grad, shuffled".
+    """Methods to compare; also: "ringmaster, stops", delay_adaptive_sgd, dc_asgd, picky_sgd,
+    fed_buff, fed_async, "fragile, ring", "amelie, ring", "as_grad, shuffled".
     """
     seeds: commands.Several = 10
     """Independent runs of each step size."""
@@ -174,7 +174,15 @@ METHODS = {
             algorithms.fragile_sgd, topologies.ring(args.workers), batch=args.batch
         )
     ),
+    "amelie, ring": Method(
+        lambda args: with_sgd(
+            algorithms.amelie_sgd, topologies.ring(args.workers), batch=args.batch
+        ),
+        data="different",
+    ),
     "picky_sgd": Method(lambda args: with_sgd(algorithms.picky_sgd, 0.1)),
+    "dc_asgd": Method(lambda args: with_sgd(algorithms.dc_asgd, 0.04)),
+    "fed_async": Method(lambda args: with_sgd(algorithms.fed_async, 2)),
     "as_grad, shuffled": Method(
         lambda args: with_sgd(algorithms.as_grad, "shuffled"), data="different"
     ),
