@@ -17,6 +17,7 @@ from .asynchronous.malenia_sgd import malenia_sgd
 from .asynchronous.mind_flayer_sgd import mind_flayer_sgd, vecna_sgd
 from .asynchronous.pair_averaging_sgd import pair_averaging_sgd
 from .asynchronous.picky_sgd import picky_sgd
+from .asynchronous.r_fast import r_fast
 from .asynchronous.random_walk_sgd import random_walk_sgd
 from .asynchronous.rennala_sgd import rennala_sgd
 from .asynchronous.ringleader_sgd import ringleader_sgd
@@ -240,6 +241,7 @@ __all__ = [
     "q_fed_avg",
     "qsparse_local_sgd",
     "quasi_global_momentum",
+    "r_fast",
     "random_walk_sgd",
     "relay_sgd",
     "rennala_sgd",

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dsgd import Compressor, Topology, checks, communication
 from dsgd.extend import Params
@@ -41,11 +42,7 @@ def require_topology(
     Raises:
         ValueError: if the topology does not have these properties.
     """
-    if fixed and topology.period > 1:
-        raise ValueError(
-            f"{method}: {topology.name} is a schedule of {topology.period} rounds; expected a "
-            "topology with one mixing matrix for all rounds"
-        )
+    _require_period(method, topology, fixed)
     if symmetric and not topology.symmetric:
         raise ValueError(
             f"{method}: W of {topology.name} is not symmetric; expected an undirected graph with "
@@ -54,7 +51,7 @@ def require_topology(
     if topology.role != "gossip" and not topology.doubly_stochastic:
         raise ValueError(
             f"{method}: {topology.name} is a topology for {topology.role!r}, which only "
-            "algorithms.push_pull and algorithms.ab use; expected one for 'gossip': pass other "
+            "algorithms.push_pull, ab and r_fast use; expected one for 'gossip': pass other "
             "weights than topologies.pull and topologies.push"
         )
     if doubly_stochastic and not topology.doubly_stochastic:
@@ -62,6 +59,37 @@ def require_topology(
             f"{method}: the rows of W of {topology.name} do not sum to 1; expected a doubly "
             "stochastic W (algorithms.stochastic_gradient_push and algorithms.push_diging take any "
             "W with columns that sum to 1)"
+        )
+
+
+def require_pull_and_push(
+    name: str, pull: Topology, push: Topology, *, fixed: bool = False
+) -> None:
+    """Raises a ValueError unless a method can average models by the matrix of `pull` and sum
+    trackers by that of `push`. `fixed`: whether neither may be a schedule.
+    """
+    for topology in (pull, push):
+        topology.require_one_exchange(name)
+        _require_period(name, topology, fixed)
+    if not pull.row_stochastic:
+        raise ValueError(
+            f"{name}: pull: the rows of W of {pull.name} do not sum to 1; expected a topology with "
+            "weights=topologies.pull, or a doubly stochastic one"
+        )
+    if not push.column_stochastic:
+        raise ValueError(
+            f"{name}: push: the columns of W of {push.name} do not sum to 1; expected a topology "
+            "with weights=topologies.push or topologies.uniform, or a doubly stochastic one"
+        )
+    if pull.n != push.n or pull.names != push.names:
+        raise ValueError(
+            f"{name}: pull = {pull.name} has {_workers(pull)}, push = {push.name} has "
+            f"{_workers(push)}; expected the same workers in the same order"
+        )
+    if not np.intersect1d(pull.roots, push.roots).size:
+        raise ValueError(
+            f"{name}: the workers that reach all others on {pull.name} are {_roots(pull)}, those "
+            f"that all others reach on {push.name} are {_roots(push)}; expected one in common"
         )
 
 
@@ -109,3 +137,25 @@ def start_compressed(
     if not (unbiased and compressor.unbiased):
         communication.require_contraction(method, compressor, vectors)
     return communication.last_messages(compressor, vectors)
+
+
+def _require_period(method: str, topology: Topology, fixed: bool) -> None:
+    if fixed and topology.period > 1:
+        raise ValueError(
+            f"{method}: {topology.name} is a schedule of {topology.period} rounds; expected a "
+            "topology with one mixing matrix for all rounds"
+        )
+
+
+def _workers(topology: Topology) -> str:
+    return (
+        f"{topology.n} workers"
+        if topology.names is None
+        else f"the workers {checks.show(topology.names)}"
+    )
+
+
+def _roots(topology: Topology) -> str:
+    """Returns the topology's roots as text."""
+    names = topology.names or range(topology.n)
+    return checks.show([names[root] for root in topology.roots])

@@ -517,6 +517,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     },
     algorithms.ab: {"pull": RING, "push": RING},
     algorithms.push_pull: {"pull": RING, "push": RING},
+    algorithms.r_fast: {"pull": RING, "push": RING},
     algorithms.d2: {"topology": topologies.ring(4, weights=topologies.lazy)},
     algorithms.local_exact_diffusion: {"topology": topologies.ring(4, weights=topologies.lazy)},
     algorithms.fed_adagrad: {"outer_step": 0.1},

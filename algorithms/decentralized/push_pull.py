@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 
-import numpy as np
 import optax
 
 import topologies
-from algorithms import methods, optimizers
+from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
 from algorithms.mechanisms.tracking import Tracking, track
 from dsgd import Algorithm, Topology, checks
@@ -118,7 +117,7 @@ def _push_pull(
     """Returns a method with the state `Tracking` and an update (state, gradients, Communicator,
     exchange) -> state. The context `exchange(round)` makes one message of two along the same edges.
     """
-    _require(name, pull, push)
+    gossip.require_pull_and_push(name, pull, push)
     together = pull.same_links(push)
 
     def exchange(round):
@@ -132,43 +131,3 @@ def _push_pull(
         topology=pull,
         tracked=True,
     )
-
-
-def _require(name: str, pull: Topology, push: Topology) -> None:
-    """Raises a ValueError unless a method can use the two topologies."""
-    for topology in (pull, push):
-        topology.require_one_exchange(name)
-    if not pull.row_stochastic:
-        raise ValueError(
-            f"{name}: pull: the rows of W of {pull.name} do not sum to 1; expected a topology with "
-            "weights=topologies.pull, or a doubly stochastic one"
-        )
-    if not push.column_stochastic:
-        raise ValueError(
-            f"{name}: push: the columns of W of {push.name} do not sum to 1; expected a topology "
-            "with weights=topologies.push or topologies.uniform, or a doubly stochastic one"
-        )
-    if pull.n != push.n or pull.names != push.names:
-        raise ValueError(
-            f"{name}: pull = {pull.name} has {_workers(pull)}, push = {push.name} has "
-            f"{_workers(push)}; expected the same workers in the same order"
-        )
-    if not np.intersect1d(pull.roots, push.roots).size:
-        raise ValueError(
-            f"{name}: the workers that reach all others on {pull.name} are {_roots(pull)}, those "
-            f"that all others reach on {push.name} are {_roots(push)}; expected one in common"
-        )
-
-
-def _workers(topology: Topology) -> str:
-    return (
-        f"{topology.n} workers"
-        if topology.names is None
-        else f"the workers {checks.show(topology.names)}"
-    )
-
-
-def _roots(topology: Topology) -> str:
-    """Returns the topology's roots as text."""
-    names = topology.names or range(topology.n)
-    return checks.show([names[root] for root in topology.roots])

@@ -33,7 +33,7 @@ from algorithms import (
 )
 from dsgd import clusters, network, problems
 from tests.methods import asynchronous_sgd as papers
-from tests.methods import given
+from tests.methods import given, graphs
 from tests.methods.asynchronous_gossip_sgd import partners
 from tests.methods.events import Numbers, Schedule, cluster, server_schedule
 from theory_checks.machinery import trajectories
@@ -437,6 +437,39 @@ def test_a_walk_moves_with_metropolis_hastings_probabilities():
     assert (at == 0).mean() == pytest.approx(1 / n, abs=0.03)
 
 
+# --- R-FAST.
+
+
+def test_r_fast_reaches_the_optimum_at_unequal_speeds_and_with_messages_that_are_not_sent():
+    """The slowest worker computes a sixteenth of the fastest one's gradients, and the slowest link
+    takes as long as 18 of them.
+    """
+    n = trajectories.N
+    pull, push = (graphs.topology(name, n) for name in ("directed, pull", "directed"))
+    seconds = np.array([1, 2, 3, 5, 8, 16]) / 8.0
+    ports = 64 * D * np.array([[1.0, 4, 2, 8, 16, 4], [4, 2, 8, 16, 4, 2]])
+    compute, up, down = (clusters.trace(each[:, None], 1.0) for each in (seconds, *ports))
+    cluster = clusters.Cluster(compute, up, down, latency=0.25)
+    slopes, targets = np.random.default_rng(3).uniform(0.4, 1.6, (2, n, D))
+    with jax.enable_x64(True):
+        found = dsgd.run(
+            algorithms.r_fast(optax.sgd(0.2), pull, push),
+            problems.quadratic(slopes, targets, start=np.full(D, 3.0)),
+            steps=20_000,
+            key=jax.random.key(0),
+            cluster=cluster,
+            mesh=1,
+        )
+    history = found.history
+    computed = np.bincount(history["worker"][1:].astype(int), minlength=n)
+    assert 15 < computed[0] / computed[-1] < 17
+    full = 2 * 64 * D * (computed * push.out_degrees[0]).sum() / n
+    assert 0.2 * full < history["bits"][-1] < 0.8 * full
+    first, last = history["grad_sqnorm"][[0, -1]]
+    assert last < 1e-16 * first
+    assert history["consensus"][-1] < 1e-16 * first
+
+
 # --- Invalid arguments.
 
 REFUSED = [
@@ -472,6 +505,12 @@ REFUSED = [
         {"trials": [2, 1, 3], "timeouts": 2.0},
         None,
         "vecna_sgd: trials: 3 numbers for 4 workers",
+    ),
+    (
+        algorithms.r_fast,
+        {"pull": topologies.ring(4), "push": topologies.one_peer_exponential(4)},
+        None,
+        "r_fast: .* is a schedule of 2 rounds",
     ),
     (backup_workers_sgd, {"backups": 1}, None, "backup_workers_sgd: the run has no cluster"),
     (backup_workers_sgd, {"backups": 4}, UNIT, "backup_workers_sgd: backups = 4 with 4"),
