@@ -31,10 +31,10 @@ import itertools
 import textwrap
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
@@ -47,13 +47,14 @@ from rich.table import Table
 import dsgd
 from algorithms import CANDIDATES, SYNCHRONOUS, registry
 from dsgd import Candidate, clusters, plots, records
-from experiments.planning import plane
+from experiments.planning import map_page, plane
 from experiments.planning.plane import Best, Chosen, OnEach, Ran, Runs
 from experiments.shared import commands, figures, statistics, tables, tuning
 
 BASELINE = SYNCHRONOUS[0].name
 METHODS = tuple(dict.fromkeys(candidate.name for candidate in SYNCHRONOUS))
 KNOWN = tuple(dict.fromkeys(candidate.name for candidate in CANDIDATES))
+MODEL = "logistic regression on {}"
 SPEEDUPS = (1.1, 1.5, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -95,8 +96,14 @@ class Args(commands.Data, commands.Tuning):
     """Number of rounds; one gradient of each worker each, on average."""
     every: commands.Count = 4
     """Number of rounds between two evaluations of the loss."""
+    html: bool = False
+    """Also write map.html, the map as a page with sliders, and report.html: the figure, the tables
+    and the settings.
+    """
+    page_workers: tuple[commands.Several, ...] = ()
+    """Other numbers of workers for the page of --html, with runs of their own."""
     out: Path = Path("results/map")
-    """Folder for config.json, map.csv and figure.png."""
+    """Folder for config.json, map.csv, figure.png and map.html."""
 
 
 class Panel(NamedTuple):
@@ -130,29 +137,41 @@ def main(args: Args) -> None:
         for partition in args.partitions
     }
     commands.begin(args)
+    pages: list[dict[str, Any]] = []
     panels = [
         panel
         for partition, problem in tasks.items()
-        for panel in panels_of(args, partition, problem, methods)
+        for panel in panels_of(args, partition, problem, methods, pages)
     ]
     write(args, panels, methods)
+    if args.html:
+        write_page(args, tasks[args.partitions[0]], pages, methods)
     shown = {name(panel): tabulate(args, panel, methods) for panel in panels}
     commands.finish(args, {"figure": draw(args, panels, methods)}, shown)
 
 
 def panels_of(
-    args: Args, partition: str, problem: dsgd.Problem, methods: list[str]
+    args: Args,
+    partition: str,
+    problem: dsgd.Problem,
+    methods: list[str],
+    pages: list[dict[str, Any]],
 ) -> Iterator[Panel]:
-    """Yields the panels of a partition, for each delay those of all participations."""
-    candidates = [each for each in CANDIDATES if each.name in methods]
+    """Yields the panels of a partition, for each delay those of all participations; if there is a
+    page, its recorded rounds are added to `pages`.
+    """
     trained, target = [], args.target
     for share in args.participations:
-        words = f"training, {partition}" + f", {share:g} of the workers" * (share < 1)
-        train = partial(plane.train, args, problem, participants=participants(args, share))
-        found = dict(commands.run_each(args, words, train, candidates))
-        runs = {candidate: found[i] for i, candidate in enumerate(candidates)}
+        runs = train(args, partition, problem, methods, share)
         chosen, reached = choose(args, partition, runs, target)
         target = target or reached
+        if args.html:
+            pages.append(page_of(args, partition, share, runs, reached))
+            for workers in sorted({*args.page_workers} - {args.workers}):
+                other = replace(args, workers=workers)
+                fewer = tuning.logistic_regression(args, workers, partition)
+                others = train(other, partition, fewer, methods, share)
+                pages.append(page_of(other, partition, share, others, reached))
         on_each = [each for some in runs.values() for each in some if isinstance(each, OnEach)]
         trained.append((share, reached, chosen, on_each, left_out(runs)))
     for delay in args.delays:
@@ -160,6 +179,49 @@ def panels_of(
             every, best = locate(args, problem, delay, methods, chosen, on_each, reached)
             costs = [each.cost(args.points**2) for each in on_each]
             yield Panel(partition, delay, share, reached, every, best, costs, others)
+
+
+def train(
+    args: Args, partition: str, problem: dsgd.Problem, methods: list[str], share: float
+) -> dict[Candidate, list[Runs | OnEach]]:
+    """Returns the runs of all candidates with a share of the workers."""
+    candidates = [each for each in CANDIDATES if each.name in methods]
+    words = f"training, {partition}" + f", {share:g} of the workers" * (share < 1)
+    words += f", {args.workers} workers" * bool(args.page_workers)
+    each = partial(plane.train, args, problem, participants=participants(args, share))
+    found = dict(commands.run_each(args, words, each, candidates))
+    return {candidate: found[i] for i, candidate in enumerate(candidates)}
+
+
+def page_of(
+    args: Args,
+    partition: str,
+    share: float,
+    runs: dict[Candidate, list[Runs | OnEach]],
+    target: float,
+) -> dict[str, Any]:
+    """Returns the recorded rounds of these runs for the page."""
+    some = participants(args, share) or args.workers
+    return map_page.panel(runs, target, args.workers, share, some, partition)
+
+
+def write_page(
+    args: Args, problem: dsgd.Problem, pages: list[dict[str, Any]], methods: list[str]
+) -> None:
+    """Writes map.html."""
+    map_page.write(
+        args.out / "map.html",
+        pages,
+        problem=MODEL.format(args.data),
+        elements=tuning.elements(problem),
+        bandwidths=args.bandwidths,
+        latencies=args.latencies,
+        size=args.size,
+        compute=args.compute,
+        seeds=args.seeds,
+        baseline=BASELINE,
+        methods=[{"name": each, "colour": colour(each)} for each in methods],
+    )
 
 
 def left_out(runs: dict[Candidate, list[Runs | OnEach]]) -> list[str]:
@@ -371,13 +433,14 @@ def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
         )
         draw_panel(args, axes, panel, [colour(name) for name in methods])
     handles = [Patch(color=colour(methods[i]), label=methods[i]) for i in shown]
-    handles.append(Patch(facecolor="white", hatch="////", edgecolor="0.4", label="undecided"))
+    if any(winners(panel.best)[2].any() for panel in panels):
+        handles.append(Patch(facecolor="white", hatch="////", edgecolor="0.4", label="undecided"))
     sheet.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     figures.title(
         sheet,
         f"Fastest method to the target loss; contours: times as fast as {BASELINE}\n"
         f"{args.workers} workers, {args.size:,.0f} elements, {args.compute * 1e3:g} ms per "
-        f"gradient, {args.data}; {statistics.runs(args.seeds)}",
+        f"gradient; rounds of {MODEL.format(args.data)}, {statistics.runs(args.seeds)}",
     )
     return sheet
 
@@ -385,7 +448,7 @@ def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
 # Colours of KNOWN, light so that contours can be read on them: plots.COLOURS and further ones.
 COLOURS = (
     *("#D9D9D9", "#B5A1D8", "#66C5AB", "#F2CB70", "#C4B08B", "#66AAD7", "#8C8C8C", "#EBA06B"),
-    *("#A8D08D", "#F4A6A6", "#E0AFCA", "#D6D27A", "#9AD2F2"),
+    *("#A8D08D", "#F4A6A6", "#E0AFCA", "#B86BE8", "#9AD2F2"),
     *("#F7E08A", "#7FB7BE", "#C98F8F", "#9FA8DA", "#B8E0C8", "#C9A0DC"),
 )
 

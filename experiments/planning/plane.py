@@ -162,19 +162,24 @@ def choose(runs: Runs, target: float) -> list[Chosen]:
     """
     trained, participation = runs
     candidate, points, *_ = trained.contender
+    return [
+        Chosen(candidate, points[i], trained.sweep.result((i,)), rounds, participation)
+        for i, rounds in best_points(trained, target)
+    ]
+
+
+def best_points(trained: training.Trained, target: float) -> list[tuple[int, np.ndarray]]:
+    """Returns the indices of the points of `choose`, each with the rounds to the target,
+    `[seeds]`.
+    """
+    candidate, points, *_ = trained.contender
     rounds = count_rounds(trained, target)
     mean = np.where(rounds <= trained.history["step"][-1], rounds, np.inf).mean(axis=-1)
     by_settings: dict[tuple[float, ...], list[int]] = {}
     for i, point in enumerate(points):
         by_settings.setdefault(tuple(point[name] for name in candidate.swept), []).append(i)
     best = [min(group, key=lambda i: mean[i]) for group in by_settings.values()]
-    return [
-        Chosen(
-            candidate, points[i], trained.sweep.result((i,)), rounds[i].astype(int), participation
-        )
-        for i in best
-        if np.isfinite(mean[i])
-    ]
+    return [(i, rounds[i].astype(int)) for i in best if np.isfinite(mean[i])]
 
 
 def count_rounds(trained: training.Trained, target: float) -> np.ndarray:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import browsers
 import numpy as np
 import pytest
 
@@ -44,31 +44,8 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver")
-    service = pytest.importorskip("selenium.webdriver.chrome.service")
-    paths = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    if not all(paths):
-        pytest.skip("chromium or chromedriver is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = paths[0]
-    folder = tmp_path_factory.mktemp("profile")
-    for flag in (
-        "headless",
-        "no-sandbox",
-        "disable-gpu",
-        "disable-quic",
-        "no-first-run",
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-sync",
-        "window-size=1200,900",
-        f"user-data-dir={folder}",
-    ):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=service.Service(paths[1]))
-    yield driver
-    driver.quit()
+    with browsers.chromium(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
 FIGURES = """return Bokeh.documents[0].roots().filter((figure) => figure.visible)
