@@ -329,6 +329,12 @@ class Rule:
             after = self._proceed(now, model, arrival, gradients, round)
             events, write = after.events, after.write
         else:
+            words = (
+                f"delays.{self.delays.name} returned a staleness of {{}}; expected 0 to "
+                f"{self.delays.bound}, and at most t in update t"
+            )
+            wrong = first_outside(event.staleness, jnp.minimum(round.step, self.delays.bound))
+            round.refuse_if(~jnp.isnan(wrong), words, wrong)
             round.event(gradients, event.worker[None], None, network.asynchronous_server)
             events, write = (), jnp.full(self.servers, (round.step + 1) % server.buffer.shape[1])
         buffer = server.buffer.at[jnp.arange(self.servers), write].set(
