@@ -46,6 +46,12 @@ def ignoring(logits, targets):
     return jnp.where(targets == -100, 0, INTEGER_LABELS(logits, jnp.maximum(targets, 0)))
 
 
+def rejecting(logits, targets):
+    """-k rejects the outputs with weight k."""
+    rejected = -0.3 * targets * jnp.sum(logits**2, axis=-1)
+    return jnp.where(targets < 0, rejected, INTEGER_LABELS(logits, jnp.maximum(targets, 0)))
+
+
 def nearest(outputs, targets):
     return jnp.sum((outputs - jnp.asarray(X)[targets, :2]) ** 2, axis=-1)
 
@@ -64,6 +70,7 @@ def nearest(outputs, targets):
         (INTEGER_LABELS, -ALTERNATING, "-1 to 0"),
         (cut, (-128 * ALTERNATING).astype(np.int8), "-128 to 0"),
         (one_hot_loss, THREE, "0 to 2"),
+        (rejecting, CYCLE - 1, "-1 to 22, used as"),  # the loss defines -1, but not the other one
         (INTEGER_LABELS, (7 * ALTERNATING).astype(np.uint8), r"0 to 7.*np\.unique"),
     ],
 )
