@@ -1,4 +1,4 @@
-"""AsGrad: asynchronous SGD whose server chooses the workers that compute."""
+"""AsGrad: asynchronous SGD with a server that chooses the workers that compute."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def as_grad(
     order: Order,
     wait: int = 1,
 ) -> Algorithm:
-    r"""AsGrad: asynchronous SGD whose server waits for b gradients, makes a step with their mean,
+    r"""AsGrad: the server of asynchronous SGD waits for b gradients, makes a step with their mean,
     and then gives b new jobs, computations at the new model, to workers of its choice.
 
     $$ x_{k+1} = x_k - \frac{\gamma}{b} \sum_{i=1}^b g_{n_{ki}}(x_{k - \tau_{ki}}) $$

@@ -195,9 +195,13 @@ def asynchronous_server(
     for option, given in {"order": order, "local": local, "timeouts": timeouts}.items():
         if given is not None and (servers > 1 or delays or bound is not None):
             raise ValueError(
-                f"{method}: {option} with several servers, delays or a bound; expected one server, "
-                "whose gradients' staleness results from the cluster"
+                f"{method}: {option} with several servers, delays or a bound; expected one server "
+                "and a staleness that results from the cluster"
             )
+    for one in np.ravel([] if local is None else local.steps).tolist():
+        checks.positive_int(f"{method}: steps of local runs", one)
+    for one in np.ravel([] if timeouts is None else timeouts).tolist():
+        checks.number(f"{method}: timeouts", one, "(0, 3e38]")
     if concurrency is not None:
         concurrency = checks.positive_int(f"{method}: concurrency", concurrency)
         if order is None:
@@ -218,7 +222,6 @@ def asynchronous_server(
         timeouts,
         concurrency,
     )
-    rule.options(None)
     how = [
         delays.name if delays else "",
         f"servers={servers}" * (servers > 1),
@@ -287,13 +290,13 @@ class Rule:
         return model if self.start is None else self.start(model, N)
 
     def make_step(self, model: Any, gradient: Params, arrival: Arrival, read: Params) -> Any:
-        """Returns the model after the step, whose type is validated."""
+        """Returns the model after the step; its type is validated."""
         after = self.step(model, gradient, arrival, read)
         checks.require_same(f"{self.name}: step gives the model", after, model, types=True)
         return after
 
     def decide(self, model: Any, arrival: Arrival, jobs: Jobs, key: jax.Array) -> jax.Array:
-        """Returns what `order` does, whose type is validated."""
+        """Returns what `order` does; its type is validated."""
         assert self.order is not None
         orders = self.order(model, arrival, jobs, key)
         checks.require_same(f"{self.name}: order gives", orders, jobs.worker, types=True)
@@ -346,15 +349,15 @@ class Rule:
         round.log(staleness=jnp.max(event.staleness), worker=event.worker)
         return State(Server(model, buffer, events, counts, runs))
 
-    def options(self, N: int | None) -> arrivals.Options:
-        """Returns what jobs are, for N workers, or for as many as the options have numbers."""
-        steps = None if self.local is None else self.local.steps
-        return arrivals.Options(
-            self.bound,
-            _each(f"{self.name}: steps of local runs", steps, N, np.int32),
-            _each(f"{self.name}: timeouts", self.timeouts, N, np.float32),
-            self.concurrency,
-        )
+    def options(self, N: int) -> arrivals.Options:
+        """Returns what jobs are, for N workers."""
+        steps = timeouts = None
+        if self.local is not None:
+            given = f"{self.name}: steps of local runs", self.local.steps
+            steps = methods.by_worker(*given, N).astype(np.int32)
+        if self.timeouts is not None:
+            timeouts = methods.by_worker(f"{self.name}: timeouts", self.timeouts, N)
+        return arrivals.Options(self.bound, steps, timeouts, self.concurrency)
 
     def _next(self, server: Server, round: Round) -> _Next:
         """Returns the next event, and the models of its gradient."""
@@ -471,32 +474,6 @@ def _step_run(
     after = local_step(local, optimizers.Model(now.at, memory), now.read, gradient)
     runs = jax.tree.map(lambda rows, row: rows.at[now.event.job].set(row), runs, after)
     return runs, jax.tree.map(jnp.subtract, now.read, after.params)
-
-
-def _each(where: str, given: Any, N: int | None, dtype: type) -> np.ndarray | None:
-    """Returns a positive number for each worker, `[N]`.
-
-    Args:
-        where: for the error message.
-        given: one number, or one for each worker; or None.
-        N: number of workers; None: any.
-        dtype: of the numbers, integers or floats.
-
-    Raises:
-        ValueError: if one is not positive, or they are not N.
-    """
-    if given is None:
-        return None
-    each = given if np.ndim(given) else [given]
-    if dtype is np.int32:
-        numbers = [checks.positive_int(where, one) for one in each]
-    else:
-        numbers = [checks.number(where, one, "(0, 3e38]") for one in each]
-    if np.ndim(given) and N is not None and len(numbers) != N:
-        raise ValueError(
-            f"{where}: {len(numbers)} numbers for {N} workers; expected one, or one for each"
-        )
-    return np.broadcast_to(np.array(numbers, dtype), N or len(numbers))
 
 
 def _validate(

@@ -38,7 +38,7 @@ def fed_async(
 
     y is a client's model after H local steps on $f_n(y) + \frac\rho2 |y - x_{k - \delta_k}|^2$ from
     $x_{k - \delta_k}$. It is compared with the current model and not with the one that was read, so
-    that old models pull the server back. Clients whose data differ contribute in proportion to
+    that old models pull the server back. Clients with different data contribute in proportion to
     their speed, so that the limit is biased. A round is one gradient of one client; the history has
     `server_steps`, and the `delay` $\delta$ of the last gradient.
 

@@ -41,7 +41,7 @@ def fed_buff(
 
     $y_b$ is a client's model after H local steps from $x_{k - \delta_b}$; K changes count, also if
     all of them are old or from the same client. A client that has sent its change receives the
-    current model, unless `concurrency` gives it to another one. Clients whose data differ
+    current model, unless `concurrency` gives it to another one. Clients with different data
     contribute in proportion to their speed, so that the limit is biased. With K = 1, H = 1 and
     a = 0 the method is asynchronous SGD; with the changes of all clients at the current model it is
     `fed_opt`. A round is one gradient of one client; the history has `server_steps`, and the

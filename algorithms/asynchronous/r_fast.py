@@ -14,7 +14,8 @@ from scipy.sparse import coo_array
 import topologies
 from algorithms import gossip, methods, optimizers
 from algorithms.facts import method
-from algorithms.mechanisms.arrivals import NO_ROUNDS, begin_after, with_cluster
+from algorithms.mechanisms.arrivals import NO_ROUNDS, begin_after, earliest, with_cluster
+from algorithms.mechanisms.pairs import put_rows
 from algorithms.mechanisms.tracking import Tracking, track
 from dsgd import Algorithm, Query, Round, State, Topology, checks, communication, network, workers
 from dsgd.extend import Params, PyTree
@@ -134,13 +135,13 @@ def r_fast(optimizer: optax.GradientTransformation, pull: Topology, push: Topolo
 
     def query(state, round):
         ready = begin(state.server, with_cluster(round)).ready
-        return Query(state.workers.params, workers=jnp.argmin(ready).astype(jnp.int32)[None])
+        return Query(state.workers.params, workers=earliest(ready)[None])
 
     def update(state, gradients, round):
         round.require_all(NO_ROUNDS)
         placed = with_cluster(round)
         links = begin(state.server, placed)
-        i = jnp.argmin(links.ready).astype(jnp.int32)
+        i = earliest(links.ready)
         now, g = links.ready[i], methods.first(gradients)
         here, row = workers.locate(i[None], round.workers)
         with round.unrecorded():
@@ -176,10 +177,10 @@ def r_fast(optimizer: optax.GradientTransformation, pull: Topology, push: Topolo
             links.began.at[i].set(now) - now,
             links.ready.at[i].set(ready) - now,
             links.arrives.at[sends].set(now + seconds, mode="drop") - now,
-            _put(links.total, out, total),
-            _put(links.under_way, sends, message),
+            put_rows(links.total, out, total),
+            put_rows(links.under_way, sends, message),
             links.arrived,
-            _put(links.taken, into, received.total),
+            put_rows(links.taken, into, received.total),
         )
         place = jnp.where(here, row, workers.ids(round.workers).shape[0])
         rows = jax.tree.map(lambda leaf: leaf[None], Tracking(x, memory, z, g))
@@ -193,7 +194,7 @@ def r_fast(optimizer: optax.GradientTransformation, pull: Topology, push: Topolo
         if round.now:
             times = {"began": links.began[i], "ended": now, "resumed": now}
             round.log(**{column: round.clock + time for column, time in times.items()})
-        return State(after, _put(state.workers, place, rows))
+        return State(after, put_rows(state.workers, place, rows))
 
     return Algorithm(name, init, query, update, lambda state: state.workers.params)
 
@@ -262,7 +263,7 @@ def _deliver(links: Links, touched: jax.Array, now: jax.Array) -> Links:
     landed = jnp.where(arrives <= now, touched, len(links.arrives))
     return links._replace(
         arrives=links.arrives.at[landed].set(jnp.inf, mode="drop"),
-        arrived=_put(links.arrived, landed, _at(links.under_way, landed)),
+        arrived=put_rows(links.arrived, landed, _at(links.under_way, landed)),
     )
 
 
@@ -301,10 +302,3 @@ def _weighted_sum(own: Params, weight: jax.Array, others: Params, weights: jax.A
 def _at(tree: PyTree, rows: jax.Array) -> PyTree:
     """Returns these rows; zeros if the index is too large."""
     return jax.tree.map(lambda leaf: leaf.at[rows].get(mode="fill", fill_value=0), tree)
-
-
-def _put(tree: PyTree, rows: jax.Array, values: PyTree) -> PyTree:
-    """Writes these rows, unless the index is too large."""
-    return jax.tree.map(
-        lambda leaf, new: leaf.at[rows].set(new.astype(leaf.dtype), mode="drop"), tree, values
-    )

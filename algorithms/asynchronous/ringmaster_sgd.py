@@ -35,7 +35,7 @@ def ringmaster_sgd(
     $$ x_{k+1} = x_k - \gamma\, g(x_{k-\delta_k}) \quad \text{if } \delta_k < R $$
 
     A worker receives the current model after each of its gradients, also after an ignored one. With
-    `stops`, a computation whose delay reaches R is stopped at once, and its worker receives the
+    `stops`, a computation is stopped as soon as its delay reaches R, and its worker receives the
     current model, so that no gradient is ignored.
 
     For workers with equal data, $R = \max(1, \lceil \sigma^2 / \epsilon \rceil)$ and

@@ -1,4 +1,4 @@
-"""Overlap SGP: stochastic gradient push whose messages arrive later."""
+"""Overlap SGP: stochastic gradient push with messages that arrive later."""
 
 from __future__ import annotations
 

@@ -179,8 +179,7 @@ def next_arrival(events: Events, round: Round, bits: float, options: Options) ->
         options: what jobs are.
     """
     may = allowed_workers(events.version, round.step, options.bound)
-    ready = jnp.where(may, events.ready, jnp.inf)
-    job = _first(ready == jnp.min(ready))
+    job = earliest(jnp.where(may, events.ready, jnp.inf))
     worker, lost, sends = events.worker[job], False, True
     if options.timeouts is not None or round.cluster.spells is not None:
         lost = events.lost[job]
@@ -355,7 +354,7 @@ def _end(
     Args:
         begin: when they begin, seconds after the last event, `[k]`.
         ids: their workers, `[k]`.
-        round: whose clock and key are those of the gradients.
+        round: its clock and key are those of the gradients.
         options: the time-outs.
     """
     seconds = round.cluster.seconds(round, ids)
@@ -367,7 +366,7 @@ def _end(
     if (spells := round.cluster.spells) is None:
         return end, lost
     joins, leaves = jnp.moveaxis(jnp.asarray(spells, end.dtype)[ids], -1, 0)
-    # A worker joins at an event whose clock is rounded.
+    # A worker joins at an event, and the clock of an event is rounded.
     joined = joins <= round.clock * (1 + 1e-6)
     works = jnp.any(joined & ((round.clock + seconds)[:, None] <= leaves), axis=1)
     back = jnp.min(joins, axis=1, where=~joined, initial=jnp.inf) - round.clock
@@ -412,6 +411,11 @@ def _send_down(
     unroll = len(out) <= _UNROLLED or 1
     received, (read, free) = lax.scan(send, jnp.float32(-jnp.inf), (applied, out), unroll=unroll)
     return read, received, free
+
+
+def earliest(times: jax.Array) -> jax.Array:
+    """Returns the place of the smallest of some times, `[k]`; of several, the first."""
+    return _first(times == jnp.min(times))
 
 
 def _first(where: jax.Array) -> jax.Array:

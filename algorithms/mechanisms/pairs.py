@@ -75,7 +75,7 @@ def pairwise(
     *,
     pulls: bool = False,
 ) -> Algorithm:
-    """Returns the method whose workers meet after their gradients. A round is one gradient.
+    """Returns the method in which workers meet after their gradients. A round is one gradient.
 
     Args:
         name: for tables and error messages, with the options in brackets.
@@ -133,7 +133,7 @@ def pairwise(
         # an index past the end on devices that do not store the row, which is not written
         own, partners = jnp.where(here, rows, workers.ids(round.workers).shape[0])
         # in this order, because a worker that meets nobody is its own partner
-        after = _put(own, one, _put(partners, other, state.workers))
+        after = put_rows(put_rows(state.workers, partners, other), own, one)
         among = jnp.where(now.worker == now.partner, -1, pair[::-1][None] if pulls else pair)
         round.event(state.workers.params, among, now.elapsed, network.asynchronous_gossip)
         round.log(staleness=round.step - state.server.version[now.worker], worker=now.worker)
@@ -225,10 +225,14 @@ def _following(
     return Exchange(worker, pair[1], elapsed, after)
 
 
-def _put(place: jax.Array, row: PyTree, rows: PyTree) -> PyTree:
-    """Writes `row`, with leaves `[...]`, to index `place` of `rows`, with leaves `[n, ...]`; for
-    index n nothing is written.
+def put_rows(tree: PyTree, places: jax.Array, rows: PyTree) -> PyTree:
+    """Writes rows to places of a tree, but to those past its end.
+
+    Args:
+        tree: leaves `[n, ...]`.
+        places: int32 `[k]`, or a scalar.
+        rows: leaves `[k, ...]`, or `[...]`.
     """
     return jax.tree.map(
-        lambda one, leaf: leaf.at[place].set(one.astype(leaf.dtype), mode="drop"), row, rows
+        lambda leaf, new: leaf.at[places].set(new.astype(leaf.dtype), mode="drop"), tree, rows
     )

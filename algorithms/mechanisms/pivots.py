@@ -23,7 +23,7 @@ from jax import lax
 from scipy.sparse.csgraph import shortest_path
 
 from algorithms import gossip, methods, optimizers
-from algorithms.mechanisms.arrivals import NO_ROUNDS, begin_after, with_cluster
+from algorithms.mechanisms.arrivals import NO_ROUNDS, begin_after, earliest, with_cluster
 from dsgd import Algorithm, Query, Round, State, Topology, checks, communication, network, workers
 from dsgd.extend import Params
 
@@ -129,7 +129,7 @@ def pivot_steps(
 
         server = lax.cond(round.step == 0, begin, lambda server: server, server)
         arrives = server.ready + server.paths.up
-        worker = jnp.argmin(arrives).astype(jnp.int32)
+        worker = earliest(arrives)
         return Arrival(worker, arrives[worker], server)
 
     def query(state, round):

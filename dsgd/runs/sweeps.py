@@ -311,8 +311,8 @@ def sweep(
             problem, steps=1_000, key=key, seeds=4, learning_rate=np.logspace(-3, 0, 20),
         )
 
-    A function of numbers as `cluster` runs on many clusters, for methods whose iterates depend on
-    the cluster, such as asynchronous ones (for others `dsgd.replay` is faster):
+    A function of numbers as `cluster` runs on many clusters, for methods with iterates that depend
+    on the cluster, such as asynchronous ones (for others `dsgd.replay` is faster):
 
         dsgd.sweep(
             lambda learning_rate: algorithms.asynchronous_sgd(optax.sgd(learning_rate)),

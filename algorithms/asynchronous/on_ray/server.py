@@ -302,7 +302,7 @@ class Server:
         )
 
     def _enter(self, worker: int, incarnation: int) -> None:
-        """Leaves out a worker whose earlier run has ended, until it asks for a job."""
+        """Leaves out a worker after its earlier run has ended, until it asks for a job."""
         if incarnation > self.incarnations[worker]:
             self.incarnations[worker] = incarnation
             self.away.add(worker)
@@ -423,7 +423,7 @@ class Server:
         self._wake()
 
     def _stop(self, job: int) -> None:
-        """Takes a job away from its worker, whose gradient will not be expected."""
+        """Takes a job away from its worker; its gradient is not expected any more."""
         worker = self.jobs[job].worker
         self.waiting.discard(job)
         if job in self.queues[worker]:
