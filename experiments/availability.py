@@ -32,7 +32,7 @@ SLACK = 1.5  # target: this factor times the highest final loss of any method at
 
 
 @dataclass(frozen=True)
-class Args(commands.Data, commands.EqualWorkers, commands.Tuning):
+class Args(commands.Data, commands.Workers, commands.Tuning):
     """Compares methods under partial participation and message loss."""
 
     shares: tuple[commands.Share, ...] = (1.0, 0.9, 0.7, 0.5, 0.3)

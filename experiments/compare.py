@@ -49,7 +49,7 @@ FAMILIES = {  # folders of `algorithms`, and the line style of each
 
 
 @dataclass(frozen=True)
-class Args(commands.Model, commands.EqualWorkers, commands.Tuning):
+class Args(commands.Model, commands.Workers, commands.Tuning):
     """Compares distributed methods on one problem."""
 
     methods: tuple[str, ...] = METHODS
@@ -80,8 +80,8 @@ def main(args: Args) -> None:
     target = args.target if args.target is not None else default_target(found)
     quality = "bits per byte" if text else "test accuracy"
     table = tables.table(
-        f"{problem.name}: cost to reach loss {target:.2g}, {args.workers} workers,\nlatency "
-        f"{args.latency:g} s, {args.bandwidth / 1e6:g} Mbit/s, {statistics.runs(args.seeds)}",
+        f"{problem.name}: cost to reach loss {target:.2g}, {args.workers} workers,\n"
+        f"{tuning.describe_network(args)}, {statistics.runs(args.seeds)}",
         ("method", "step size", "rounds", "Mbit", "seconds", quality),
         "*: step size at an edge of the grid. Mbit: sent and received per worker.\nFor sgd and "
         "asynchronous_sgd one round is one gradient. -: not reached."
@@ -101,8 +101,7 @@ def main(args: Args) -> None:
     figures.title(
         sheet,
         f"{problem.name}, {args.workers} workers, {statistics.runs(args.seeds)}\n"
-        f"{args.latency * 1e3:g} ms latency, {args.bandwidth / 1e6:g} Mbit/s; grey line: target "
-        f"{target:.2g}",
+        f"{tuning.describe_network(args)}; grey line: target {target:.2g}",
     )
     commands.finish(args, {"figure": sheet}, {"costs": table})
     tables.console().print(

@@ -64,7 +64,7 @@ TOPOLOGIES = {
 
 
 @dataclass(frozen=True)
-class Args(commands.Model, commands.EqualWorkers, commands.Tuning):
+class Args(commands.Model, commands.Workers, commands.Tuning):
     """Ranks methods and their settings on a cluster."""
 
     problem: Path | None = None
@@ -260,27 +260,23 @@ def set_periods(candidate: Candidate, periods: tuple[int, ...]) -> Candidate:
 
 
 def make_cluster(args: Args, problem: dsgd.Problem, scale: float) -> tuple[clusters.Cluster, float]:
-    """Returns equal workers on the survey's switch, with random delays if given, and the seconds of
-    a gradient without them.
+    """Returns the workers, with random delays if given, and the seconds of a gradient of the
+    slowest one without them.
 
     Args:
         args: the command's arguments.
         problem: the problem.
         scale: elements of the trained model, relative to those of the model to plan for.
     """
+    samples = problem.batch_size or 1
     if args.cluster is None:
-        fixed, of_sample = 0.0, args.compute
-    else:
-        measured = clusters.load(args.cluster)
-        fixed, of_sample = measured.compute, measured.per_sample
-    cluster = tuning.equal_workers(
-        fixed,
-        scale * args.bandwidth,
-        args.latency,
-        args.delay,
-        per_sample=clusters.constant(of_sample),
-    )
-    return cluster, fixed + of_sample * (problem.batch_size or 1)
+        per_sample = clusters.constant(args.compute)
+        ports = scale * args.bandwidth, args.latency
+        cluster = tuning.equal_workers(0.0, *ports, args.delay, per_sample=per_sample)
+        return cluster, args.compute * samples
+    cluster = tuning.workers_of_file(args, problem.workers, scale)
+    kinds = clusters.load(args.cluster).kinds(problem.workers)
+    return cluster, max(kind.compute + kind.per_sample * samples for _, kind in kinds)
 
 
 def goal(args: Args, task: Task, scale: float) -> tuple[float | None, float | None, float | None]:

@@ -137,7 +137,10 @@ def _code_names(page):
         ("topologies.md", {*topologies.__all__} - {"WEIGHTS", "draw"}),
         ("compressors.md", {*compressors.__all__} - NOT_COMPRESSORS),
         ("clusters.md", {*clusters.Cluster.__dataclass_fields__}),
-        ("clusters.md", {*clusters.__all__} - {"Cluster", "Equal", "Quantity", "load", "save"}),
+        (
+            "clusters.md",
+            {*clusters.__all__} - {"Cluster", "Group", "Hardware", "Quantity", "load", "save"},
+        ),
         ("history.md", {*columns.RESERVED}),
         ("history.md", _columns()),
     ],

@@ -12,7 +12,7 @@ and multiplied by numbers: `constant(0.45) + exponential(0.2)`, `2 * trace(measu
     )
     dsgd.run(method, problem, steps=1_000, key=key, cluster=cluster).history["clock"]
 
-Timings numbers can be stored in a file: `clusters.save(path, clusters.Equal(latency, bandwidth))`,
+A file can store the numbers of a cluster: `clusters.save(path, clusters.Hardware(1e-3, 1e9))`,
 `clusters.load(path).cluster`.
 
 A cluster also determines which workers participate in a round and which messages arrive:
@@ -21,7 +21,7 @@ A cluster also determines which workers participate in a round and which message
 
 from dsgd import signatures, spelling
 from dsgd.clusters.cluster import Cluster, Overlap
-from dsgd.clusters.files import Equal, load, save
+from dsgd.clusters.files import Group, Hardware, load, save
 from dsgd.clusters.message_noise import MessageNoise
 from dsgd.clusters.quantities import (
     bernoulli,
@@ -52,7 +52,8 @@ from dsgd.clusters.selections import (
 
 __all__ = [
     "Cluster",
-    "Equal",
+    "Group",
+    "Hardware",
     "MessageNoise",
     "Overlap",
     "Quantity",

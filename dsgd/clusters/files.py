@@ -1,75 +1,170 @@
-"""Clusters of equal workers as JSON files, so that experiments can share measured numbers."""
+"""Clusters as JSON files: measured ones, which experiments share, and hand-written ones."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dsgd import checks, records
+from dsgd import checks, records, spelling
 from dsgd.clusters.cluster import Cluster
 from dsgd.clusters.quantities import constant
-from dsgd.clusters.quantity import require_number
+from dsgd.clusters.quantity import Quantity, require_number, require_numbers
 
-_KIND = "dsgd cluster of equal workers"
+_KIND = "dsgd cluster"
+_KINDS = (_KIND, "dsgd cluster of equal workers")  # the second one has no groups
+_POSITIVE = ("bandwidth", "memory", "memory_bandwidth")
 
 
 @checks.arguments
 @dataclass(frozen=True)
-class Equal:
-    """A cluster whose workers and ports are equal and do not change over time.
+class Group:
+    """Equal workers among those of `Hardware`, and how they differ from the others.
+
+    Args:
+        workers: number of workers of the group.
+        bandwidth, compute, per_sample, price, memory, memory_bandwidth: as in `Hardware`; None: its
+            number.
+
+    Raises:
+        ValueError: if `workers` is less than 1, or another argument is not valid in `Hardware`.
+    """
+
+    workers: int
+    bandwidth: float | None = None
+    compute: float | None = None
+    per_sample: float | None = None
+    price: float | None = None
+    memory: float | None = None
+    memory_bandwidth: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.positive_int("Group: workers", self.workers)
+        _require("Group", {name: getattr(self, name) for name in _OF_WORKERS})
+
+
+_OF_WORKERS = tuple(field.name for field in fields(Group) if field.name != "workers")
+
+
+@checks.arguments
+@dataclass(frozen=True)
+class Hardware:
+    """The numbers of a cluster that does not change over time, as a file stores them.
 
     Args:
         latency: seconds per message.
-        bandwidth: bits per second of a port, in each direction.
+        bandwidth: bits per second of a worker's port, in each direction.
         compute: seconds of a micro-batch, in addition to `per_sample`.
         per_sample: seconds per sample.
+        groups: groups of equal workers, in the order of the workers' numbers; (): any number of
+            equal workers.
+        price: price of a worker per hour, in any currency; None: unknown.
+        memory: bytes of a worker's device; None: unknown.
+        memory_bandwidth: bytes per second that a worker's device reads or writes; None: unknown.
 
     Raises:
-        ValueError: if an argument is not a finite number, is negative, or is a bandwidth of 0, or
-            if the cluster's numbers are outside the range of float32.
+        ValueError: if an argument is not a finite number, is negative, or is a bandwidth or a
+            memory of 0; or if it is outside the range of float32.
     """
 
     latency: float
     bandwidth: float
     compute: float = 0.0
     per_sample: float = 0.0
+    groups: tuple[Group, ...] = ()
+    price: float | None = None
+    memory: float | None = None
+    memory_bandwidth: float | None = None
 
     def __post_init__(self) -> None:
-        _need("Equal", asdict(self))
-        self.cluster  # noqa: B018 (validates the range of the numbers)
+        _require("Hardware", {name: getattr(self, name) for name in _NUMBERS})
+
+    @property
+    def workers(self) -> int | None:
+        """Number of workers; None: any number of equal workers."""
+        return sum(group.workers for group in self.groups) or None
+
+    def kinds(self, workers: int | None = None) -> tuple[tuple[int, Hardware], ...]:
+        """Returns the kinds of workers: for each group its number of workers and their numbers.
+
+        Args:
+            workers: number of workers; required if there are no groups.
+
+        Raises:
+            ValueError: if it is missing, or is not that of the groups.
+        """
+        if workers is not None and self.workers not in (None, workers):
+            raise ValueError(
+                f"kinds: workers = {workers}, but the groups have {self.workers}; expected "
+                f"{self.workers}"
+            )
+        groups = self.groups or (Group(checks.positive_int("kinds: workers", workers)),)
+        return tuple((group.workers, self._of(group)) for group in groups)
+
+    def _of(self, group: Group) -> Hardware:
+        """Returns the numbers of the group's workers."""
+        own = {name: getattr(group, name) for name in _OF_WORKERS}
+        return replace(
+            self, groups=(), **{name: value for name, value in own.items() if value is not None}
+        )
+
+    def hourly_price(self, workers: int | None = None) -> float | None:
+        """Returns the price of all workers per hour; None: a price is unknown.
+
+        Args:
+            workers: as for `kinds`.
+
+        Raises:
+            ValueError: as `kinds`.
+        """
+        total = 0.0
+        for number, kind in self.kinds(workers):
+            if kind.price is None:
+                return None
+            total += number * kind.price
+        return total
 
     @property
     def cluster(self) -> Cluster:
-        """The `Cluster`, for any number of workers."""
-        ports = {"up": constant(self.bandwidth), "latency": self.latency}
+        """The `Cluster`; for any number of workers if there are no groups."""
+        has_per_sample = any(each.per_sample for each in (self, *self.groups))
         return Cluster(
-            constant(self.compute),
-            per_sample=constant(self.per_sample) if self.per_sample else None,
-            **ports,
+            self._quantity("compute"),
+            up=self._quantity("bandwidth"),
+            latency=self.latency,
+            per_sample=self._quantity("per_sample") if has_per_sample else None,
         )
 
+    def _quantity(self, name: str) -> Quantity:
+        """Returns one of the numbers as a quantity, which is the same for all workers if it is
+        equal in all groups.
+        """
+        kinds = self.kinds() if self.groups else ((1, self),)
+        by_worker = [getattr(kind, name) for number, kind in kinds for _ in range(number)]
+        return constant(by_worker if len({*by_worker}) > 1 else by_worker[0])
 
-_NUMBERS = tuple(field.name for field in fields(Equal))
+
+_NUMBERS = tuple(field.name for field in fields(Hardware) if field.name != "groups")
 
 
 @checks.arguments
-def save(path: str | Path, cluster: Equal, about: Mapping[Any, Any] | None = None) -> None:
-    """Writes a cluster of equal workers to a JSON file, to be read by `load`.
+def save(path: str | Path, cluster: Hardware, about: Mapping[Any, Any] | None = None) -> None:
+    """Writes the numbers of a cluster to a JSON file, to be read by `load`.
 
     Args:
         path: path of the file; an existing file is replaced atomically.
-        cluster: the cluster.
+        cluster: the numbers.
         about: additional information to store, convertible to JSON; `load` ignores it.
 
     Raises:
         ValueError: if the file cannot be written, or `about` cannot be converted to JSON.
     """
     file = records.user_path("clusters.save: path", path)
+    numbers = _given(asdict(cluster) | {"groups": [_given(asdict(g)) for g in cluster.groups]})
     try:
-        records.write_json(file, {"kind": _KIND, **asdict(cluster), "about": dict(about or {})})
+        records.write_json(file, {"kind": _KIND, **numbers, "about": dict(about or {})})
     except OSError as error:
         raise ValueError(
             f"clusters.save: path = {path} cannot be written ({error.strerror}); expected the path "
@@ -78,8 +173,11 @@ def save(path: str | Path, cluster: Equal, about: Mapping[Any, Any] | None = Non
 
 
 @checks.arguments
-def load(path: str | Path) -> Equal:
-    """Reads a cluster of equal workers from a JSON file.
+def load(path: str | Path) -> Hardware:
+    """Reads the numbers of a cluster from a JSON file.
+
+    The file has the arguments of `Hardware` by name, with `groups` as a list of the arguments of
+    `Group`.
 
     Args:
         path: path of the file.
@@ -88,27 +186,60 @@ def load(path: str | Path) -> Equal:
         The numbers; their attribute `cluster` is the cluster.
 
     Raises:
-        ValueError: if the file does not exist or does not describe a cluster of equal workers; the
-            message says what is wrong and where.
+        ValueError: if the file does not exist or does not describe a cluster; the message says what
+            is wrong and where.
     """
     where = f"clusters.load: {path}"
     found = _read(where, records.user_path("clusters.load: path", path))
-    if not isinstance(found, dict) or found.get("kind") != _KIND:
-        given = found.get("kind") if isinstance(found, dict) else found
+    if not isinstance(found, dict):
         raise ValueError(
-            f"{where}: kind = {checks.show(given)}; expected {_KIND!r}, as python -m "
-            "experiments.calibrate writes it"
+            f"{where}: {checks.show(found)}; expected names and values in braces: "
+            '{"latency": 1e-4, "bandwidth": 1e9}'
         )
-    if missing := [name for name in ("latency", "bandwidth") if name not in found]:
+    if (kind := found.get("kind", _KIND)) not in _KINDS:
+        raise ValueError(
+            f"{where}: kind = {checks.show(kind)}; expected {_KIND!r}, as python -m "
+            "experiments.calibrate writes it, or none"
+        )
+    numbers = {name: value for name, value in found.items() if name not in ("kind", "about")}
+    groups = numbers.pop("groups", [])
+    if not isinstance(groups, list):
+        raise ValueError(f"{where}: groups = {checks.show(groups)}; expected a list of groups")
+    made = tuple(_make(Group, f"{where}: groups[{i}]", group) for i, group in enumerate(groups))
+    return _make(Hardware, where, numbers, groups=made)
+
+
+def _make(kind: type[Any], where: str, numbers: Any, **others: Any) -> Any:
+    """Returns an instance with the numbers of a file; errors begin with `where`."""
+    known = [field.name for field in fields(kind)]
+    if not isinstance(numbers, dict):
+        raise ValueError(
+            f"{where} = {checks.show(numbers)}; expected names and values in braces: "
+            '{"workers": 4, "compute": 0.1}'
+        )
+    if unknown := sorted(numbers.keys() - {*known}):
+        hint = spelling.suggest(unknown[0], known)
+        raise ValueError(
+            f"{where}: unknown {checks.show(', '.join(unknown))[1:-1]}; expected only "
+            f"{', '.join(known)}{hint}"
+        )
+    required = [field.name for field in fields(kind) if field.default is MISSING]
+    if missing := [name for name in required if name not in numbers]:
         raise ValueError(f"{where}: missing {', '.join(missing)}; expected a number for each")
-    if unknown := found.keys() - {"kind", "about", *_NUMBERS}:
-        raise ValueError(
-            f"{where}: unknown {checks.show(', '.join(sorted(unknown)))[1:-1]}; expected only "
-            f"{', '.join(_NUMBERS)}"
-        )
-    numbers = {name: found[name] for name in _NUMBERS if name in found}
-    _need(where, numbers)
-    return Equal(**numbers)
+    for name, value in numbers.items():
+        if not checks.is_number(value):
+            raise ValueError(f"{where}: {name} = {checks.show(value)}; expected a number")
+    if "workers" in numbers:
+        checks.positive_int(f"{where}: workers", numbers["workers"])
+    try:
+        return kind(**numbers, **others)
+    except ValueError as error:
+        raise ValueError(f"{where}: {str(error).removeprefix(f'{kind.__name__}: ')}") from error
+
+
+def _given(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out what is not given."""
+    return {name: value for name, value in numbers.items() if value is not None and value != []}
 
 
 def _read(where: str, file: Path) -> Any:
@@ -161,8 +292,11 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _need(where: str, numbers: dict[str, Any]) -> None:
+def _require(where: str, numbers: Mapping[str, Any]) -> None:
+    """Raises ValueError if one of the numbers is not a finite number, or is negative or 0 where
+    that is not valid.
+    """
     for name, value in numbers.items():
-        if not checks.is_number(value):
-            raise ValueError(f"{where}: {name} = {checks.show(value)}; expected a number")
-        require_number(f"{where}: {name}", value, least=0, more=name == "bandwidth")
+        if value is not None:
+            require_number(f"{where}: {name}", value, least=0, more=name in _POSITIVE)
+            require_numbers(f"{where}: {name}", value, least=0)  # in the range of float32

@@ -64,8 +64,8 @@ ClusterFile = Annotated[
     Path | None,
     tyro.conf.arg(
         metavar="{None}|PATH",
-        help="File of a measured cluster (experiments.calibrate), whose latency, bandwidth and "
-        "seconds of computing replace these.",
+        help="File of a cluster (experiments.calibrate), whose latency, bandwidth and seconds of "
+        "computing replace these.",
     ),
 ]
 Resume = Annotated[
@@ -167,8 +167,10 @@ class Switch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EqualWorkers(Switch):
-    """Flags of commands with equal workers on a simulated network, see `tuning.make_cluster`."""
+class Workers(Switch):
+    """Flags of commands with workers on a simulated network, see `tuning.make_cluster`. They are
+    equal, except for those of a file.
+    """
 
     compute: SampleSeconds = 1e-4
     """Computation time of one sample, seconds."""
@@ -373,14 +375,19 @@ def apply_cluster(args: Any) -> Any:
     arguments unchanged.
 
     Raises:
-        ValueError: if the file contains no cluster, or a number is given both in the file and by
-            its flag.
+        ValueError: if the file contains no cluster, a number is given both in the file and by its
+            flag, or the workers are unequal in a command without the flags `Workers`.
     """
     path = getattr(args, "cluster", None)
     # None, or the name of a cluster in a command with built-in clusters
     if not isinstance(path, Path):
         return args
     found = clusters.load(path)
+    if found.groups and not issubclass(type(args), Workers):
+        raise ValueError(
+            f"--cluster {path}: the file has {len(found.groups)} groups of workers; expected equal "
+            "workers for this command (compare, availability and plan accept groups)"
+        )
     numbers = {"latency": found.latency, "bandwidth": found.bandwidth}
     flags = {field.name: field.default for field in dataclasses.fields(args)}
     if "compute" in flags and (found.compute or found.per_sample):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -33,14 +34,47 @@ def equal_workers(
 
 
 def make_cluster(args: Any, **more: Any) -> clusters.Cluster:
-    """Returns equal workers on the survey's switch.
+    """Returns the workers of a file, or equal workers on the survey's switch.
 
     Args:
-        args: with the flags `commands.EqualWorkers` and `batch_size`.
+        args: with the flags `commands.Workers`, `workers` and `batch_size`.
         more: other arguments of `clusters.Cluster`.
     """
+    if args.cluster is not None:
+        return workers_of_file(args, args.workers, **more)
     seconds = args.compute * args.batch_size
     return equal_workers(seconds, args.bandwidth, args.latency, args.delay, **more)
+
+
+def workers_of_file(args: Any, workers: int, scale: float = 1.0, **more: Any) -> clusters.Cluster:
+    """Returns the cluster of the file `--cluster`, with random delays if given.
+
+    Args:
+        args: with the flags `commands.Workers`.
+        workers: number of workers.
+        scale: factor of all bandwidths.
+        more: other arguments of `clusters.Cluster`.
+
+    Raises:
+        ValueError: if the file is for another number of workers.
+    """
+    found = clusters.load(args.cluster)
+    if found.workers not in (None, workers):
+        raise ValueError(
+            f"--cluster {args.cluster}: the file has {found.workers} workers, but the problem has "
+            f"{workers}; pass --workers {found.workers}"
+        )
+    cluster = found.cluster
+    compute = cluster.compute + clusters.exponential(args.delay) if args.delay else cluster.compute
+    assert cluster.up is not None
+    up = cluster.up if scale == 1 else scale * cluster.up
+    return dataclasses.replace(cluster, compute=compute, up=up, **more)
+
+
+def describe_network(args: Any) -> str:
+    """Describes the network of the flags `commands.Workers`, for titles."""
+    link = f"latency {args.latency * 1e3:g} ms, {args.bandwidth / 1e6:g} Mbit/s"
+    return link if args.cluster is None else f"{link} ({args.cluster.name})"
 
 
 def logistic_regression(args: Any, workers: int, partition: str, **options: Any) -> dsgd.Problem:

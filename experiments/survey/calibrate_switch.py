@@ -70,10 +70,10 @@ class Calibration(NamedTuple):
     switch: Line
 
     @property
-    def cluster(self) -> clusters.Equal:
+    def cluster(self) -> clusters.Hardware:
         """Returns a cluster with the fitted numbers."""
         bandwidth = BITS / max(self.switch.beta.value, TINY)
-        return clusters.Equal(
+        return clusters.Hardware(
             self.switch.alpha.value, bandwidth, self.found.compute, self.found.per_sample
         )
 

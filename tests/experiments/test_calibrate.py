@@ -4,11 +4,15 @@ of two processes.
 
 from __future__ import annotations
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 import scripts
 
 from dsgd import clusters, network
+from dsgd.base import Round
 from dsgd.machines.links import Rate
 from experiments import asynchrony, calibrate, compare, complexity_table
 from experiments.shared import commands, tuning
@@ -84,7 +88,7 @@ def test_shapes(text, bits):
 @pytest.fixture
 def cluster_file(tmp_path):
     path = tmp_path / "cluster.json"
-    clusters.save(path, clusters.Equal(2e-3, 5e7, compute=1e-3, per_sample=1e-5))
+    clusters.save(path, clusters.Hardware(2e-3, 5e7, compute=1e-3, per_sample=1e-5))
     return path
 
 
@@ -112,6 +116,23 @@ def test_numbers_in_the_cluster_and_in_flags_are_refused(cluster_file):
         match=r"--latency 1 and --cluster .*: both set it; pass only one of the two",
     ):
         commands.apply_cluster(compare.Args(cluster=cluster_file, latency=1.0))
+
+
+def test_commands_take_unequal_workers_of_a_file_or_refuse_them(tmp_path):
+    path = tmp_path / "cluster.json"
+    group = clusters.Group(2, compute=4e-3, bandwidth=2e7)
+    clusters.save(path, clusters.Hardware(2e-3, 5e7, 1e-3, groups=(clusters.Group(3), group)))
+    args = commands.apply_cluster(compare.Args(cluster=path, workers=5))
+    at = Round(0, 5, jax.random.key(0))
+    made = tuning.make_cluster(args)
+    np.testing.assert_allclose(made.seconds(at, np.arange(5)), [1e-3] * 3 + [4e-3] * 2)
+    np.testing.assert_allclose(made.bandwidths(at, np.arange(5))[0], [5e7] * 3 + [2e7] * 2)
+    slower = tuning.workers_of_file(args, 5, scale=0.5).bandwidths(at, np.arange(5))[0]
+    np.testing.assert_allclose(slower, [2.5e7] * 3 + [1e7] * 2)
+    with pytest.raises(ValueError, match="has 5 workers, but the problem has 7; pass --workers 5"):
+        tuning.make_cluster(dataclasses.replace(args, workers=7))
+    with pytest.raises(ValueError, match="the file has 2 groups of workers; expected equal"):
+        commands.apply_cluster(asynchrony.Args(cluster=path))
 
 
 @pytest.fixture(scope="module")

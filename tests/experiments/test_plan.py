@@ -93,7 +93,7 @@ def test_seconds_of_a_gradient_are_those_of_its_samples(tmp_path):
     given = dataclasses.replace(ARGS, compute=0.01)
     assert command.make_cluster(given, problem, 1.0)[1] == pytest.approx(0.05)
     path = tmp_path / "cluster.json"
-    clusters.save(path, clusters.Equal(1e-3, 1e7, compute=0.2, per_sample=0.02))
+    clusters.save(path, clusters.Hardware(1e-3, 1e7, compute=0.2, per_sample=0.02))
     measured = commands.apply_cluster(command.Args(cluster=path))
     cluster, gradient = command.make_cluster(measured, problem, 0.5)
     assert gradient == pytest.approx(0.3)
