@@ -66,7 +66,8 @@ class Hardware:
 
     Raises:
         ValueError: if an argument is not a finite number, is negative, or is a bandwidth or a
-            memory of 0; or if it is outside the range of float32.
+            memory of 0; if it is outside the range of float32; or if `groups` has other members
+            than groups.
     """
 
     latency: float
@@ -79,6 +80,13 @@ class Hardware:
     memory_bandwidth: float | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.groups, tuple) or not all(
+            isinstance(group, Group) for group in self.groups
+        ):
+            raise ValueError(
+                f"Hardware: groups = {checks.show(self.groups)}; expected a tuple of groups, such "
+                "as (clusters.Group(4), clusters.Group(2, compute=0.1))"
+            )
         _require("Hardware", {name: getattr(self, name) for name in _NUMBERS})
 
     @property
