@@ -152,6 +152,7 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
         "noise": NEGATIVE,
         "participation_period": (0, 4),
         "micro_batches": NO_COUNT,
+        "bucket": (-1.0, NAN),
         "delivered": (
             clusters.sampled(2, of=3),
             clusters.slow(clusters.constant(1.0), [4], 2.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -111,13 +112,17 @@ class Cluster:
             means and tables of all rows, it is drawn once for each worker's contribution; the
             result is sent without noise. Methods with compressed messages, and event-driven
             methods, are refused. None: no noise.
+        bucket: bits of which the arrays of one message are sent together, each time with one
+            latency, as data-parallel training sends a gradient in buckets of 25 MB: a message of b
+            bits in A arrays takes clip(ceil(b / bucket), 1, A) latencies in the place of one. inf:
+            one for all arrays; 0: one for each array. Methods that keep their own time ignore it.
 
     Raises:
         ValueError: if an argument has another type; a bandwidth can be 0; the latency or the noise
-            is negative, infinite or NaN; the convention is unknown; `micro_batches` or
-            `participation_period` is less than 1; quantities are for different numbers of workers;
-            `delivered` is for a number of workers instead of for links; `participation_period`
-            is given without `present`; or `power` with `overlap`.
+            is negative, infinite or NaN; the bucket is negative or NaN; the convention is unknown;
+            `micro_batches` or `participation_period` is less than 1; quantities are for different
+            numbers of workers; `delivered` is for a number of workers instead of for links;
+            `participation_period` is given without `present`; or `power` with `overlap`.
 
     Source: of `power`: Tyurin, "Tight time complexities in parallel stochastic optimization with
     arbitrary computation dynamics", 2024.
@@ -138,6 +143,7 @@ class Cluster:
     delivered: Quantity | None = None
     power: Quantity | None = None
     message_noise: MessageNoise | None = None
+    bucket: float = math.inf
 
     def __post_init__(self) -> None:
         for what, quantity in (("up", self.up), ("down", self.down)):
@@ -148,6 +154,11 @@ class Cluster:
         if not isinstance(self.latency, Tracer):
             require_seconds("Cluster: latency", self.latency)
         require_number("Cluster: noise", self.noise, least=0)
+        if not self.bucket >= 0:
+            raise ValueError(
+                f"Cluster: bucket = {self.bucket}; expected bits >= 0, or math.inf for one latency "
+                "for a whole message"
+            )
         for what in ("compute", "up", "down", "per_sample", "power"):
             if quantity := getattr(self, what):
                 quantity.refuse_selection(f"Cluster: {what}")
@@ -232,10 +243,21 @@ class Cluster:
             f"delivered {self.delivered.name}" if self.delivered else "",
             f"power {self.power.name}" if self.power else "",
             f"message noise {self.message_noise.name}" if self.message_noise else "",
+            f"bucket {self.bucket:.9g}" if self.bucket < math.inf else "",
         ]
         return "; ".join(
             filter(None, [f"{self.micro_batches} x {self.compute.name}", ports, *options])
         )
+
+    def messages(self, arrays: float, bits: float) -> float:
+        """Returns the number of latencies that one message takes, see `bucket`.
+
+        Args:
+            arrays: number of its arrays.
+            bits: bits of these arrays.
+        """
+        buckets = math.ceil(bits / self.bucket) if self.bucket else math.inf
+        return max(1, min(buckets, arrays))
 
     def latencies(
         self, round: Round, workers: ArrayLike, after: ArrayLike = 0.0, passes: float = 1.0

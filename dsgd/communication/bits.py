@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -46,6 +47,39 @@ class Bits(NamedTuple):
         )
 
 
+class Arrays(NamedTuple):
+    """The arrays of one message of an exchange.
+
+    Args:
+        number: how many there are.
+        bits: their bits; if they are one shard of a message to several servers, those of all
+            shards.
+    """
+
+    number: float = 1
+    bits: float = 0
+
+    def __add__(self, other: Arrays) -> Arrays:  # type: ignore[override]  # adds counts, does not concatenate tuples
+        """Returns the arrays of two messages that are sent as one."""
+        return Arrays(self.number + other.number, self.bits + other.bits)
+
+    def times(self, factor: float) -> Arrays:
+        """Returns a multiple of the number and of the bits."""
+        return Arrays(factor * self.number, factor * self.bits)
+
+
+def arrays(tree: PyTree, axes: int = 1) -> Arrays:
+    """Returns the arrays of one of the messages in a tree, whose leaves have this number of axes
+    before those of the message. Arrays without elements are not sent.
+    """
+    bits = [
+        8 * leaf.dtype.itemsize * math.prod(leaf.shape[axes:])
+        for leaf in jax.tree.leaves(tree)
+        if leaf.size
+    ]
+    return Arrays(len(bits), sum(bits))
+
+
 def none(N: int) -> Bits:
     """Returns the counts of an exchange in which none of the N workers sends anything."""
     zeros = to_one(0, N)
@@ -54,9 +88,7 @@ def none(N: int) -> Bits:
 
 def row_bits(tree: PyTree) -> int:
     """Returns the bits of one worker's rows of leaves `[n, ...]`, uncompressed."""
-    return sum(
-        8 * leaf.dtype.itemsize * (leaf.size // leaf.shape[0]) for leaf in jax.tree.leaves(tree)
-    )
+    return int(arrays(tree).bits)
 
 
 def to_one(sizes: Sizes, N: int) -> jax.Array:

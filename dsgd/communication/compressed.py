@@ -28,7 +28,7 @@ from jax.flatten_util import ravel_pytree
 from dsgd import checks, workers
 from dsgd.base import Common, Compressor, Gradients, Params, PyTree
 from dsgd.communication import bits
-from dsgd.communication.bits import Bits
+from dsgd.communication.bits import Arrays, Bits
 from dsgd.communication.transports import Transport
 from dsgd.compressors.members import constant_at, count_bits, decode, encode
 from dsgd.compressors.sizes import fixed_bits, message_shape
@@ -53,6 +53,10 @@ class Delivery(NamedTuple):
     bits: Bits
 
 
+Sent = tuple[Delivery, Arrays]
+"""What is delivered, and the arrays of one message."""
+
+
 def send(
     transport: Transport,
     compressor: Compressor,
@@ -62,7 +66,7 @@ def send(
     last: Any = (),
     receive: Callable = lambda decoded, arrived: arrived,
     senders: jax.Array | None = None,
-) -> Delivery:
+) -> Sent:
     """Sends one message from every worker.
 
     Args:
@@ -84,7 +88,7 @@ def send(
         without = last or messages, jax.tree.map(jnp.zeros_like, decoded)
         messages, decoded = jax.vmap(optax.tree.where)(senders, (messages, decoded), without)
     delivery = _deliver(transport, compressor, messages, decoded, receive)
-    return _reshape(delivery, tree, compressor)
+    return _reshape(delivery, tree, compressor), bits.arrays(messages)
 
 
 def to_servers(
@@ -94,7 +98,7 @@ def to_servers(
     parts: Parts,
     N: int,
     last: Any = (),
-) -> Delivery:
+) -> Sent:
     r"""Sends every worker's shards to the servers. Server n receives $\frac1N \sum_m Q(x_m)$ of
     shard n.
 
@@ -103,7 +107,7 @@ def to_servers(
         transport, compressor, key, N, last: as in `send`.
 
     Returns:
-        A `Delivery` whose `received` has leaves `[n, part]`.
+        A `Delivery` whose `received` has leaves `[n, part]`, and the arrays of the messages.
     """
     # On one device, messages to servers with empty shards need not be computed if their size is
     # known.
@@ -131,7 +135,7 @@ def to_servers(
 
     delivery = _deliver(transport, compressor, messages, decoded, receive, axes=2)
     lengths = [leaf.shape[1] for leaf in jax.tree.leaves(parts)]
-    return delivery._replace(
+    delivery = delivery._replace(
         decoded=jax.tree.map(lambda leaf, own: leaf[:, : own.shape[1]], decoded, parts),
         messages=delivery.messages
         and [
@@ -139,11 +143,12 @@ def to_servers(
             for message, M in zip(messages, lengths, strict=True)
         ],
     )
+    return delivery, all_shards(bits.arrays(messages, axes=2), N)
 
 
 def from_server(
     compressor: Compressor, key: jax.Array, tree: PyTree, N: int, last: Any = ()
-) -> Delivery:
+) -> Sent:
     """Sends one message from one server to every worker.
 
     Args:
@@ -152,7 +157,8 @@ def from_server(
         last: `messages` of the previous message of the server, with a leading axis of length 1.
 
     Returns:
-        A `Delivery`: `received` and `decoded` have leaves `[...]`.
+        A `Delivery`, whose `received` and `decoded` have leaves `[...]`, and the arrays of the
+        message.
     """
     rows = workers.replicate(tree, 1)
     vectors = flatten(rows, compressor.layer_wise)
@@ -161,12 +167,12 @@ def from_server(
     sent = bits.from_server(size if isinstance(size, int) else size[0], N)
     one = jax.tree.map(lambda leaf: leaf[0], decoded)
     delivery = Delivery(one, one, _remember(compressor, messages), sent)
-    return _reshape(delivery, rows, compressor)
+    return _reshape(delivery, rows, compressor), bits.arrays(messages)
 
 
 def ring_mean(
     transport: Transport, compressor: Compressor, key: jax.Array, parts: Parts, N: int
-) -> Delivery:
+) -> Sent:
     r"""Computes a mean by a compressed ring all-reduce. Shard n starts at worker n, and every
     worker adds its own part on the way: N - 1 hops, then N - 1 forwards.
 
@@ -181,8 +187,8 @@ def ring_mean(
         compressor, key, N: as in `send`.
 
     Returns:
-        A `Delivery` whose `received` has leaves `[N, part]`, the same on every device. `decoded` is
-        (), because workers do not decode their own vectors.
+        A `Delivery` whose `received` has leaves `[N, part]`, the same on every device, and the
+        arrays of the messages. `decoded` is (), because workers do not decode their own vectors.
     """
     original, ids = parts, workers.ids(N)
     parts = workers.widen(pad_shards(parts, N, axis=1))
@@ -213,7 +219,15 @@ def ring_mean(
     # the one that it holds itself.
     sizes = _sizes(compressor, gathered, 1)
     sent += Bits(bits.to_others(sizes, N, but=(ids + 1) % N), bits.to_others(sizes, N))
-    return Delivery(workers.narrow(mean, original), (), (), sent)
+    delivery = Delivery(workers.narrow(mean, original), (), (), sent)
+    return delivery, all_shards(bits.arrays(messages), N)
+
+
+def all_shards(shard: Arrays, N: int) -> Arrays:
+    """Returns the arrays of a shard with the bits of all N shards, which N workers send or serve at
+    the same time.
+    """
+    return shard._replace(bits=N * shard.bits)
 
 
 def flatten(tree: PyTree, layer_wise: bool) -> PyTree:

@@ -16,9 +16,12 @@ from jax.extend.core import get_opaque_trace_state
 
 from dsgd import modes, sameness
 from dsgd.base import Pattern, Period
-from dsgd.communication.bits import Bits, none
+from dsgd.communication.bits import Arrays, Bits, none
 from dsgd.communication.transports import Transport
 from dsgd.network import AllReduce
+
+_ONE_ARRAY = Arrays()
+_OF_TWO = 0.5  # share of a message, and of its reply, in their mean
 
 
 class Sending(NamedTuple):
@@ -36,6 +39,9 @@ class Sending(NamedTuple):
             are rounded once; 0 for other exchanges.
         delay: number of rounds that the workers go on with before they need the messages; 0: they
             wait for the messages in this round.
+        arrays: number of arrays of one message, from its structure; in an exchange with replies,
+            the mean of a message and its reply. 1 if the method counts its bits itself.
+        array_bits: bits of these arrays; with N servers, of the N shards together.
     """
 
     call: str
@@ -46,6 +52,8 @@ class Sending(NamedTuple):
     now: jax.Array | None = None
     size: int = 0
     delay: Period = 0
+    arrays: float = 1
+    array_bits: float = 0
 
     @property
     def pattern(self) -> Pattern:
@@ -190,6 +198,7 @@ class Record:
         sent: Bits,
         *,
         size: int = 0,
+        arrays: Arrays = _ONE_ARRAY,
         reply_key: jax.Array | None = None,
     ) -> None:
         """Records an exchange in the current frame.
@@ -197,12 +206,15 @@ class Record:
         Args:
             call, transport, size: as in `Sending`.
             sent: its bits.
+            arrays: the arrays of one message, if the call knows them.
             reply_key: random key of the reply; None: there is no reply.
         """
         frame = self.frame
         if reply_key is not None:
             frame.requests.append((len(frame.sendings), reply_key))
-        frame.sendings.append(Sending(call, transport, sent, frame.period, frame.turn, size=size))
+            arrays = arrays.times(_OF_TWO)
+        sending = Sending(call, transport, sent, frame.period, frame.turn, size=size)
+        frame.sendings.append(sending._replace(arrays=arrays.number, array_bits=arrays.bits))
 
     def next_request(self, reply: str, request: str, kind: type[Pattern]) -> tuple[int, jax.Array]:
         """Returns the place in the frame of the last request without a reply, and the key of the
@@ -223,11 +235,14 @@ class Record:
             )
         return frame.requests.pop()
 
-    def add_reply(self, place: int, call: str, sent: Bits) -> None:
+    def add_reply(self, place: int, call: str, sent: Bits, arrays: Arrays) -> None:
         """Records a reply as a part of the exchange of its request."""
-        request = self.frame.sendings[place]
+        request, share = self.frame.sendings[place], arrays.times(_OF_TWO)
         self.frame.sendings[place] = request._replace(
-            call=f"{request.call}, {call}", bits=request.bits + sent
+            call=f"{request.call}, {call}",
+            bits=request.bits + sent,
+            arrays=request.arrays + share.number,
+            array_bits=request.array_bits + share.bits,
         )
 
     def time(self, call: str, kind: str, seconds: jax.Array) -> None:
@@ -305,6 +320,8 @@ class Record:
                 transport=transport._replace(simulated=simulated),
                 bits=sent,
                 size=size,
+                arrays=sum(part.arrays for part in parts),
+                array_bits=sum(part.array_bits for part in parts),
             )
         ]
         frame.requests = [(min(place, first), key) for place, key in frame.requests]

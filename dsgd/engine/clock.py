@@ -20,6 +20,7 @@ slow down the other messages of the rounds in between.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -178,8 +179,7 @@ def _exchange_all(
     no_bits = jnp.zeros_like(begin)
     total = Timing(begin, no_bits, no_bits) if exchanges else _exchange_nothing(round, begin)
     for each in exchanges:
-        part = each if share == 1 else each._replace(up=share * each.up, down=share * each.down)
-        timing = _exchange(round, part, total.done)
+        timing = _exchange(round, each if share == 1 else _part(each, share), total.done)
         total = (
             timing
             if len(exchanges) == 1
@@ -188,14 +188,26 @@ def _exchange_all(
     return total
 
 
+def _part(transfer: Transfer, share: float) -> Transfer:
+    """Returns an exchange with a share of the bits, and of the arrays, but at least one array."""
+    return transfer._replace(
+        up=share * transfer.up,
+        down=share * transfer.down,
+        arrays=max(1, math.ceil(share * transfer.arrays)),
+        array_bits=share * transfer.array_bits,
+    )
+
+
 def _exchange(round: Round, transfer: Transfer, begin: jax.Array) -> Timing:
     """Returns the times of an exchange that may be omitted in this round."""
+    messages = round.cluster.messages(transfer.arrays, transfer.array_bits)
 
     def exchange(begin):
+        ports = _ports(round, begin, transfer.up, transfer.down)
         return network.exchange(
             transfer.pattern,
             begin,
-            _ports(round, begin, transfer.up, transfer.down),
+            ports if messages == 1 else ports._replace(latency=messages * ports.latency),
             round.cluster.convention,
             transfer.turn,
         )

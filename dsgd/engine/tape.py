@@ -28,7 +28,7 @@ class Transfer(NamedTuple):
         pattern: how the messages flow.
         up: bits that each worker's sending port carries, float32 `[N]`.
         down: the same for receiving ports; lost messages occupy them, too.
-        turn, now, delay: as in `communication.Sending`.
+        turn, now, delay, arrays, array_bits: as in `communication.Sending`.
     """
 
     pattern: Pattern
@@ -37,6 +37,8 @@ class Transfer(NamedTuple):
     turn: Any = None
     now: jax.Array | None = None
     delay: Period = 0
+    arrays: float = 1
+    array_bits: float = 0
 
     @property
     def waits(self) -> bool:
@@ -56,7 +58,9 @@ def transfers(sendings: Sequence[Sending]) -> list[Transfer]:
             tuple(None if bits is None else counts.to_float(bits) for bits in sending.bits[:3])
         )
         carried = down if lost is None else down + lost
-        return Transfer(sending.pattern, up, carried, sending.turn, sending.now, sending.delay)
+        names = ("turn", "now", "delay", "arrays", "array_bits")
+        options = {name: getattr(sending, name) for name in names}
+        return Transfer(sending.pattern, up, carried, **options)
 
     return [transfer(sending) for sending in sendings]
 

@@ -264,6 +264,8 @@ class Exchange(NamedTuple):
             modelled messages (for one server, or for pairs of workers), so that the traffic between
             devices differs from the recorded bits.
         delay: number of rounds that the workers go on with before they need the messages.
+        arrays: number of arrays of one message; the mean of a message and its reply, if there is
+            one. On a cluster with a `bucket`, up to so many are sent one after the other.
     """
 
     call: str
@@ -272,6 +274,7 @@ class Exchange(NamedTuple):
     turns: int = 1
     simulated: bool = False
     delay: int = 0
+    arrays: float = 1
 
 
 @checks.arguments
@@ -313,6 +316,7 @@ def exchanges(
             sending.turns,
             sending.simulated,
             int(sending.delay),
+            sending.arrays,
         )
         for sending in plans.probe_on(algorithm, problem, cluster).sendings
     )

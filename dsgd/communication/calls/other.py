@@ -13,7 +13,7 @@ import numpy as np
 from dsgd import checks, workers
 from dsgd.base import PyTree
 from dsgd.communication import bits
-from dsgd.communication.bits import Bits
+from dsgd.communication.bits import Arrays, Bits
 from dsgd.communication.calls.sender import MESSAGE, Sender
 from dsgd.communication.transports import Transport
 from dsgd.network import AllReduce, Asynchronous, PointToPoint
@@ -134,7 +134,7 @@ class OtherCalls(Sender):
             both = workers.local_block((times(senders), arrived), N)
             return Bits(*(counts.scale(number, each) for number in both))
 
-        with self._send("event", Transport(pattern, count, simulated=True), bits.row_bits(tree)):
+        with self._send("event", Transport(pattern, count, simulated=True), bits.arrays(tree)):
             pass
         if elapsed is not None:
             checks.require_scalar(f"{self.record.method}: round.event gets elapsed", elapsed)
@@ -157,7 +157,7 @@ class OtherCalls(Sender):
         pattern = self._require_pattern("sent: pattern", pattern, Carrying)
         self._refuse_noise("sent", "the method moves its messages itself")
         transport = Transport(pattern, lambda *_: Bits(up, down), simulated=simulated)
-        with self._send("sent", transport, 0):
+        with self._send("sent", transport, Arrays()):
             pass
 
     @contextmanager

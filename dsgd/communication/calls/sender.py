@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from dsgd import checks, workers
 from dsgd.base import Compressor, PyTree, Round
 from dsgd.communication import noise
-from dsgd.communication.compressed import Delivery
+from dsgd.communication.bits import Arrays
+from dsgd.communication.compressed import Delivery, Sent
 from dsgd.communication.record import Record
 from dsgd.communication.transports import Transport
 
@@ -83,19 +84,19 @@ class Sender(Round):
             yield
 
     @contextmanager
-    def _send(self, call: str, transport: Transport, size: int) -> Iterator[None]:
-        """Records messages of `size` bits each, and opens the scope in which they are sent."""
+    def _send(self, call: str, transport: Transport, arrays: Arrays) -> Iterator[None]:
+        """Records messages of these arrays, and opens the scope in which they are sent."""
         with self._open(call, transport):
-            self.record.add(
-                call + transport.label, transport, transport.bits(size, size), size=size
-            )
+            size = int(arrays.bits)
+            sent = transport.bits(size, size)
+            self.record.add(call + transport.label, transport, sent, size=size, arrays=arrays)
             yield
 
     def _send_compressed(
         self,
         call: str,
         transport: Transport,
-        send: Callable[..., Delivery],
+        send: Callable[..., Sent],
         compressor: Compressor,
         tree: Any,
         *options: Any,
@@ -106,9 +107,9 @@ class Sender(Round):
             key, reply_key = self.record.next_key(), None
             if transport.has_reply:
                 key, reply_key = jax.random.split(key)
-            delivery = send(transport, compressor, key, tree, self.workers, *options)
+            delivery, arrays = send(transport, compressor, key, tree, self.workers, *options)
             name = f"{call}{transport.label} of {compressor.name}"
-            self.record.add(name, transport, delivery.bits, reply_key=reply_key)
+            self.record.add(name, transport, delivery.bits, arrays=arrays, reply_key=reply_key)
             return delivery
 
     @contextmanager

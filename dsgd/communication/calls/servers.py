@@ -12,7 +12,7 @@ from dsgd import network, workers
 from dsgd.base import Compressor, Pattern, PyTree
 from dsgd.communication import bits, compressed, transports
 from dsgd.communication.calls.sender import Sender
-from dsgd.communication.compressed import Delivery
+from dsgd.communication.compressed import Delivery, Sent
 from dsgd.network import NServers, OneServer
 
 
@@ -64,14 +64,13 @@ class ServerCalls(Sender):
         Raises:
             ValueError: if no `to_servers` of this round is left to reply to.
         """
-        transport = transports.to_all(self.workers)
-        return self._reply(
-            "from_servers",
-            "to_servers",
-            NServers,
-            compressor,
-            lambda key: compressed.send(transport, compressor, key, vectors, self.workers, last),
-        )
+        N, transport = self.workers, transports.to_all(self.workers)
+
+        def send(key):
+            delivery, arrays = compressed.send(transport, compressor, key, vectors, N, last)
+            return delivery, compressed.all_shards(arrays, N)
+
+        return self._reply("from_servers", "to_servers", NServers, compressor, send)
 
     def to_server(
         self,
@@ -143,8 +142,9 @@ class ServerCalls(Sender):
 
         def send(key):
             if compressor is None:
-                size = bits.row_bits(workers.replicate(tree, 1))
-                return Delivery(tree, tree, (), bits.from_server(size, self.workers))
+                arrays = bits.arrays(tree, axes=0)
+                sent = bits.from_server(int(arrays.bits), self.workers)
+                return Delivery(tree, tree, (), sent), arrays
             return compressed.from_server(compressor, key, tree, self.workers, last)
 
         return self._reply("from_server", "to_server", OneServer, compressor, send)
@@ -171,14 +171,14 @@ class ServerCalls(Sender):
         request: str,
         kind: type[Pattern],
         compressor: Compressor | None,
-        send: Callable[[jax.Array], Delivery],
+        send: Callable[[jax.Array], Sent],
     ) -> Delivery:
         """Records the messages that `send` sends, a function of a random key, as a part of the
         exchange of the last `request`, which a pattern of this kind carries.
         """
         with self._open(call):
             place, key = self.record.next_request(call, request, kind)
-            delivery = send(key)
+            delivery, arrays = send(key)
             name = f"{call} of {compressor.name}" if compressor else call
-            self.record.add_reply(place, name, delivery.bits)
+            self.record.add_reply(place, name, delivery.bits, arrays)
             return delivery
