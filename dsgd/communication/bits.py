@@ -68,7 +68,7 @@ class Arrays(NamedTuple):
         return Arrays(factor * self.number, factor * self.bits)
 
 
-def arrays(tree: PyTree, axes: int = 1) -> Arrays:
+def count_arrays(tree: PyTree, axes: int = 1) -> Arrays:
     """Returns the arrays of one of the messages in a tree, whose leaves have this number of axes
     before those of the message. Arrays without elements are not sent.
     """
@@ -88,7 +88,7 @@ def none(N: int) -> Bits:
 
 def row_bits(tree: PyTree) -> int:
     """Returns the bits of one worker's rows of leaves `[n, ...]`, uncompressed."""
-    return int(arrays(tree).bits)
+    return int(count_arrays(tree).bits)
 
 
 def to_one(sizes: Sizes, N: int) -> jax.Array:

@@ -88,7 +88,7 @@ def send(
         without = last or messages, jax.tree.map(jnp.zeros_like, decoded)
         messages, decoded = jax.vmap(optax.tree.where)(senders, (messages, decoded), without)
     delivery = _deliver(transport, compressor, messages, decoded, receive)
-    return _reshape(delivery, tree, compressor), bits.arrays(messages)
+    return _reshape(delivery, tree, compressor), bits.count_arrays(messages)
 
 
 def to_servers(
@@ -143,7 +143,7 @@ def to_servers(
             for message, M in zip(messages, lengths, strict=True)
         ],
     )
-    return delivery, all_shards(bits.arrays(messages, axes=2), N)
+    return delivery, all_shards(bits.count_arrays(messages, axes=2), N)
 
 
 def from_server(
@@ -167,7 +167,7 @@ def from_server(
     sent = bits.from_server(size if isinstance(size, int) else size[0], N)
     one = jax.tree.map(lambda leaf: leaf[0], decoded)
     delivery = Delivery(one, one, _remember(compressor, messages), sent)
-    return _reshape(delivery, rows, compressor), bits.arrays(messages)
+    return _reshape(delivery, rows, compressor), bits.count_arrays(messages)
 
 
 def ring_mean(
@@ -220,7 +220,7 @@ def ring_mean(
     sizes = _sizes(compressor, gathered, 1)
     sent += Bits(bits.to_others(sizes, N, but=(ids + 1) % N), bits.to_others(sizes, N))
     delivery = Delivery(workers.narrow(mean, original), (), (), sent)
-    return delivery, all_shards(bits.arrays(messages), N)
+    return delivery, all_shards(bits.count_arrays(messages), N)
 
 
 def all_shards(shard: Arrays, N: int) -> Arrays:

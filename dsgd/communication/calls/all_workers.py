@@ -115,7 +115,7 @@ class AllWorkerCalls(Sender):
         """
         transport = transports.to_all(self.workers)
         if compressor is None:
-            with self._send("all_gather", transport, bits.arrays(tree)):
+            with self._send("all_gather", transport, bits.count_arrays(tree)):
                 return workers.gather(self._with_noise("all_gather", tree))
         return self._send_compressed(
             "all_gather", transport, compressed.send, compressor, tree, last
@@ -210,5 +210,5 @@ class AllWorkerCalls(Sender):
             )
         transport = transports.all_reduce(via, self.workers)
         weighing = self._weigh() if weighted else nullcontext()
-        with self._send(call, transport, bits.arrays(tree)), weighing:
+        with self._send(call, transport, bits.count_arrays(tree)), weighing:
             yield self._with_noise(call, tree)

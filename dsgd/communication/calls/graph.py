@@ -118,7 +118,7 @@ class GraphCalls(Sender):
         """
         transport = self._transport("to_each_neighbour", topology)
         _require_edges(f"{self.record.method}: round.to_each_neighbour", tree, topology)
-        with self._send("to_each_neighbour", transport, bits.arrays(tree, axes=2)):
+        with self._send("to_each_neighbour", transport, bits.count_arrays(tree, axes=2)):
             sent = self._with_noise("to_each_neighbour", tree)
             return workers.to_each_neighbour(sent, otherwise, topology)
 
@@ -209,7 +209,7 @@ class GraphCalls(Sender):
         transport = self._transport(call, topology, needs_all, roles)
         # The uniform W is a mean over all workers, which is computed by an all-reduce.
         transport = transport._replace(simulated=topology.uniform)
-        with self._send(call, transport, bits.arrays(tree)):
+        with self._send(call, transport, bits.count_arrays(tree)):
             yield self.record.frame.turn
 
     def _with_noise_of_links(

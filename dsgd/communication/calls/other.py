@@ -134,7 +134,9 @@ class OtherCalls(Sender):
             both = workers.local_block((times(senders), arrived), N)
             return Bits(*(counts.scale(number, each) for number in both))
 
-        with self._send("event", Transport(pattern, count, simulated=True), bits.arrays(tree)):
+        with self._send(
+            "event", Transport(pattern, count, simulated=True), bits.count_arrays(tree)
+        ):
             pass
         if elapsed is not None:
             checks.require_scalar(f"{self.record.method}: round.event gets elapsed", elapsed)

@@ -142,7 +142,7 @@ class ServerCalls(Sender):
 
         def send(key):
             if compressor is None:
-                arrays = bits.arrays(tree, axes=0)
+                arrays = bits.count_arrays(tree, axes=0)
                 sent = bits.from_server(int(arrays.bits), self.workers)
                 return Delivery(tree, tree, (), sent), arrays
             return compressed.from_server(compressor, key, tree, self.workers, last)
