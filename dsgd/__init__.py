@@ -49,8 +49,8 @@ from dsgd.machines.heartbeat import PeerLost
 from dsgd.machines.local_processes import run_local_processes
 from dsgd.machines.runtime import join
 from dsgd.machines.tasks import parallel_map
-from dsgd.parameter_files import load_safetensors, save_safetensors
-from dsgd.planning import Candidate, Plan, plan
+from dsgd.parameter_files import load_safetensors, load_shapes, save_safetensors
+from dsgd.planning import Candidate, Forecast, Plan, forecast, plan
 from dsgd.runs import history
 from dsgd.runs.driver import Exchange, compile_round, exchanges, run
 from dsgd.runs.feed import Batches
@@ -79,6 +79,7 @@ __all__ = [
     "Encoded",
     "Evaluation",
     "Exchange",
+    "Forecast",
     "Gradients",
     "Interrupted",
     "LocalWork",
@@ -109,11 +110,13 @@ __all__ = [
     "compressors",
     "exchanges",
     "extend",
+    "forecast",
     "frame",
     "history",
     "join",
     "load_result",
     "load_safetensors",
+    "load_shapes",
     "loggers",
     "network",
     "parallel_map",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,18 @@ from dsgd.base import PyTree
 from dsgd.records import replacing, user_path
 
 _SAFETENSORS = ("safetensors.numpy", "safetensors")  # the module and the extra
+_TYPES = {
+    "F64": jnp.float64,
+    "F32": jnp.float32,
+    "F16": jnp.float16,
+    "BF16": jnp.bfloat16,
+    **{
+        f"{kind}{bits}": jnp.dtype(f"{name}{bits}")
+        for kind, name in (("I", "int"), ("U", "uint"))
+        for bits in (8, 16, 32, 64)
+    },
+    "BOOL": jnp.bool_,
+}  # of safetensors
 _WHOLE = "parameters"  # name of a tree that is one array
 
 
@@ -84,6 +97,65 @@ def load_safetensors(path: str | Path, like: PyTree) -> PyTree:
             "expected the file as it was written"
         ) from error
     return _fill(f"load_safetensors: {where}", arrays, like)
+
+
+@checks.arguments
+def load_shapes(path: str | Path) -> dict[str, jax.ShapeDtypeStruct]:
+    """Reads the shapes and types of a model's parameters, without its numbers.
+
+    Args:
+        path: a file of safetensors (the extra `safetensors`); or a JSON file of shapes by name,
+            `{"dense.kernel": [768, 3072], "dense.bias": [3072]}`, in float32.
+
+    Raises:
+        ValueError: if the file is damaged, or a shape is not a list of positive integers.
+        FileNotFoundError: if the file does not exist.
+        ImportError: if safetensors is not installed.
+    """
+    where = user_path("load_shapes: path", path)
+    if not where.exists():
+        raise FileNotFoundError(
+            f"load_shapes: there is no file {where}; expected a file of safetensors, or shapes by "
+            "name as JSON"
+        )
+    if where.suffix == ".safetensors":
+        return _read_header(where)
+    try:
+        given = json.loads(where.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"load_shapes: {where} is not JSON ({error}); expected shapes by name, such as "
+            '{"kernel": [768, 3072]}, or a file that ends in .safetensors'
+        ) from error
+    if not isinstance(given, dict) or not given:
+        raise ValueError(
+            f"load_shapes: {where} has {checks.show(given)}; expected shapes by name, such as "
+            '{"kernel": [768, 3072]}'
+        )
+    for name, shape in given.items():
+        if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
+            raise ValueError(
+                f"load_shapes: {where}: {name} = {checks.show(shape)}; expected a list of positive "
+                "integers"
+            )
+    return {name: jax.ShapeDtypeStruct(tuple(given[name]), jnp.float32) for name in given}
+
+
+def _read_header(where: Path) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes and types of a file of safetensors."""
+    safetensors = optional.load("load_shapes", "safetensors", "safetensors")
+    try:
+        with safetensors.safe_open(where, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+            return {
+                name: jax.ShapeDtypeStruct(tuple(each.get_shape()), _TYPES[each.get_dtype()])
+                for name, each in slices.items()
+            }
+    except Exception as error:  # safetensors' error is a subclass of Exception only
+        raise ValueError(
+            f"load_shapes: {where} is not a file of safetensors, or is damaged ({error!r}); "
+            "expected the file as it was written"
+        ) from error
 
 
 def leaves_by_name(where: str, tree: PyTree) -> dict[str, Any]:

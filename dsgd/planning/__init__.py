@@ -5,21 +5,30 @@ from dsgd.planning.candidates import Candidate
 from dsgd.planning.changes import Change
 from dsgd.planning.estimates import Estimate
 from dsgd.planning.finals import Planned
+from dsgd.planning.forecasts import Forecast, Memory, forecast
 from dsgd.planning.goals import Goal
 from dsgd.planning.halving import Eliminated
 from dsgd.planning.networks import Networks
 from dsgd.planning.planner import Plan, plan
+from dsgd.planning.restarts import Restarts
+from dsgd.planning.updates import copy_seconds, update_seconds
 
 __all__ = [
     "Candidate",
     "Change",
     "Eliminated",
     "Estimate",
+    "Forecast",
     "Goal",
+    "Memory",
     "Networks",
     "Plan",
     "Planned",
+    "Restarts",
+    "copy_seconds",
+    "forecast",
     "plan",
+    "update_seconds",
 ]
 
 signatures.simplify(__name__)

@@ -15,6 +15,7 @@ from dsgd import checks, modes
 from dsgd.base import Algorithm, Key, Pattern, Problem, PyTree, State
 from dsgd.clusters import Cluster
 from dsgd.engine import loop, pooled, programs, protocol
+from dsgd.engine.probe import Probe
 from dsgd.runs import chunks, hosting, plans, starts
 from dsgd.runs.feed import Feed
 from dsgd.runs.history import History
@@ -308,6 +309,11 @@ def exchanges(
     Raises:
         ValueError: if the method, the problem and the cluster do not fit together.
     """
+    return exchanges_of(plans.probe_on(algorithm, problem, cluster))
+
+
+def exchanges_of(found: Probe) -> tuple[Exchange, ...]:
+    """Returns the exchanges of the rounds that were traced."""
     return tuple(
         Exchange(
             sending.call,
@@ -318,5 +324,5 @@ def exchanges(
             int(sending.delay),
             sending.arrays,
         )
-        for sending in plans.probe_on(algorithm, problem, cluster).sendings
+        for sending in found.sendings
     )

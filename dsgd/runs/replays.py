@@ -73,12 +73,21 @@ def replay(
             empty or contains non-finite numbers, or a number of it is used as a Python value; or
             `rounds` are not numbers of rounds of the run.
     """
-    of = result.tape
-    if of is None:
+    if result.tape is None:
         raise ValueError(
             "replay: the result has no tape; expected one of dsgd.run(..., taped=True) or "
             "dsgd.sweep(..., taped=True)"
         )
+    return seconds_of(result.tape, cluster, rounds, **grids)
+
+
+def seconds_of(
+    of: Tape,
+    cluster: Cluster | Callable[..., Cluster],
+    rounds: ArrayLike | None = None,
+    **grids: Any,
+) -> np.ndarray:
+    """Returns the seconds of the rounds of a tape, as `replay`."""
     values = {name: grid_values(name, each) for name, each in grids.items()}
     build = _factory(cluster, values, of)
     points = jax.tree.map(jnp.asarray, all_points(values))
