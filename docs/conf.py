@@ -57,6 +57,7 @@ autosummary_filename_map = {
     for name in (
         "algorithms.cannikin.learner",
         "algorithms.kimad.budget",
+        "dsgd.forecast",
         "dsgd.plan",
         "dsgd.sweep",
         "dsgd.workers.cohort",

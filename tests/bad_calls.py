@@ -89,6 +89,8 @@ USERS = {"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1], [2]]
 FOLDER = tempfile.TemporaryDirectory()
 FILE = Path(FOLDER.name) / "clients.json"
 FILE.write_text(json.dumps(USERS))
+SHAPES = Path(FOLDER.name) / "shapes.json"
+SHAPES.write_text(json.dumps({"kernel": [2]}))
 
 
 SHEET = Figure()
@@ -396,6 +398,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
         "steps": 8,
         "mesh": 1,
     },
+    dsgd.forecast: {"shapes": {"a": np.ones(2)}},
     dsgd.sweep: {"factory": lambda x: METHOD, "steps": 1, "mesh": 1, "x": [0.1, 0.2]},
     dsgd.tune: {
         "factory": lambda x: METHOD,
@@ -413,6 +416,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     dsgd.all_rows: {"state": dsgd.State()},
     dsgd.save_safetensors: {"params": {"a": np.ones(2)}, "path": "model.safetensors"},
     dsgd.load_safetensors: {"like": {"a": np.ones(2)}, "path": "model.safetensors"},
+    dsgd.load_shapes: {"path": SHAPES},
     dsgd.history.evaluated_records: {"history": SWEEP.history},
     plots.draw_lines: {"axes": SHEET.subplots(), "lines": {"one": (np.ones(5), np.ones((2, 5)))}},
     plots.panels: {"sheet": Figure()},

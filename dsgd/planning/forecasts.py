@@ -192,7 +192,7 @@ def as_shapes(where: str, given: PyTree) -> PyTree:
                 f"{where}: a leaf is {checks.kind(leaf)}; expected arrays, or shapes and types as "
                 "jax.eval_shape returns them"
             )
-        return jax.ShapeDtypeStruct(tuple(leaf.shape), leaf.dtype)
+        return jax.ShapeDtypeStruct(tuple(leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
 
     shapes = jax.tree.map(shape, given)
     if not any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(shapes)):
