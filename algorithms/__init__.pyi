@@ -23,12 +23,12 @@ from .asynchronous.rennala_sgd import rennala_sgd
 from .asynchronous.ringleader_sgd import ringleader_sgd
 from .asynchronous.ringmaster_sgd import ringmaster_sgd
 from .asynchronous.swarm_sgd import swarm_sgd
-from .candidates import CANDIDATES, SYNCHRONOUS
+from .candidates import CANDIDATES, FOR_MODELS, SYNCHRONOUS
 from .compressed.compressed_sgd import compressed_sgd
 from .compressed.demo import demo
 from .compressed.dgc import dgc
 from .compressed.diana import diana, ef_bv
-from .compressed.dion import dion
+from .compressed.dion import dion, dion_with_adamw
 from .compressed.dist_ef_sgd import dist_ef_sgd
 from .compressed.econtrol import econtrol
 from .compressed.ef21 import ef21
@@ -116,6 +116,7 @@ from .with_starts import with_starts
 __all__ = [
     "ALGORITHMS",
     "CANDIDATES",
+    "FOR_MODELS",
     "SYNCHRONOUS",
     "ab",
     "adacomm",
@@ -151,6 +152,7 @@ __all__ = [
     "diana",
     "diloco",
     "dion",
+    "dion_with_adamw",
     "dist_ef_sgd",
     "distributed_lion",
     "ditto",

@@ -30,6 +30,7 @@ Need = Literal[
     "tree",
     "unbiased compressor",
 ]
+Use = Literal["any problem", "language models"]
 _STEPS = ("step_size", "step_sizes")  # of methods without an optimizer
 F = TypeVar("F", bound=Build)
 
@@ -51,7 +52,11 @@ class Facts:
         graph: N -> topology of the default instance; None: the method has no topology.
         settings: the other arguments of the default instance; None: there is none, since they
             depend on the problem.
-        grids: values of settings among which a planner chooses, by name.
+        candidates: with which arguments a planner tries the method (`algorithms.candidates`). For
+            any problem: changes of the default instance. For language models: all arguments that
+            differ from the function's own defaults, which are those of the paper; its `optimizer`
+            (step size -> optimizer) and `learning_rates`, if they are not those of AdamW. A tuple
+            of numbers is a grid of values among which the planner chooses.
         variants: other instances, by the end of their names: settings that differ.
     """
 
@@ -65,7 +70,7 @@ class Facts:
     aliases: Sequence[str]
     graph: Callable[[int], Topology] | None
     settings: Mapping[str, Any] | None
-    grids: Mapping[str, Sequence[float]]
+    candidates: Mapping[Use, Sequence[Mapping[str, Any]]]
     variants: Mapping[str, Mapping[str, Any]]
 
     @property
@@ -120,14 +125,14 @@ def method(
     aliases: Sequence[str] = (),
     graph: Callable[[int], Topology] | None = None,
     settings: Mapping[str, Any] | None = MappingProxyType({}),
-    grids: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    candidates: Mapping[Use, Sequence[Mapping[str, Any]]] = MappingProxyType({}),
     variants: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Callable[[F], F]:
     """Returns a decorator that registers a method, and leaves its function as it is.
 
     Args:
-        sends, paper, exact, needs, regularizer, page, aliases, graph, settings, grids, variants:
-            see `Facts`.
+        sends, paper, exact, needs, regularizer, page, aliases, graph, settings, candidates,
+            variants: see `Facts`.
     """
 
     def register(function: F) -> F:
@@ -142,7 +147,7 @@ def method(
             aliases,
             graph,
             settings,
-            grids,
+            candidates,
             variants,
         )
         return function

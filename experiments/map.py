@@ -447,9 +447,9 @@ def draw(args: Args, panels: list[Panel], methods: list[str]) -> Figure:
 
 # Colours of KNOWN, light so that contours can be read on them: plots.COLOURS and further ones.
 COLOURS = (
-    *("#D9D9D9", "#B5A1D8", "#66C5AB", "#F2CB70", "#C4B08B", "#66AAD7", "#8C8C8C", "#EBA06B"),
-    *("#A8D08D", "#F4A6A6", "#E0AFCA", "#B86BE8", "#9AD2F2"),
-    *("#F7E08A", "#7FB7BE", "#C98F8F", "#9FA8DA", "#B8E0C8", "#C9A0DC"),
+    *("#D9D9D9", "#C4B08B", "#8C8C8C", "#66AAD7", "#B86BE8", "#A8D08D", "#F4A6A6", "#9AD2F2"),
+    *("#E0AFCA", "#66C5AB", "#B5A1D8", "#F2CB70", "#EBA06B"),
+    *("#C9A0DC", "#F7E08A", "#9FA8DA", "#7FB7BE", "#B8E0C8", "#C98F8F"),
 )
 
 

@@ -84,7 +84,9 @@ class Args(commands.Model, commands.Workers, commands.Tuning):
     megabits: commands.Positive | None = None
     """Budget of megabits that a worker sends and receives, instead of a target."""
     methods: tuple[str, ...] | None = None
-    """Names of candidates, or of registered methods: dgd; by default all candidates."""
+    """Names of candidates, of candidates for large models (demo), or of registered methods (dgd);
+    by default all candidates of any problem.
+    """
     periods: commands.Counts | None = None
     """Candidate numbers of local steps between two exchanges."""
     compressors: tuple[str, ...] | None = None
@@ -195,12 +197,14 @@ def refuse_others(args: Args) -> None:
 def choose_candidates(
     args: Args, problem: dsgd.Problem, candidates: Sequence[Candidate]
 ) -> list[Candidate]:
-    """Returns the candidates of the flags: those with these names, with the given periods,
-    compressors and topologies.
+    """Returns the candidates of the flags: those with these names, with the given step sizes,
+    periods, compressors and topologies.
     """
     found = list(candidates)
     if args.methods is not None:
         found = [each for name in args.methods for each in find(name, candidates)]
+    if args.learning_rates != commands.Tuning.learning_rates:
+        found = [dataclasses.replace(each, learning_rates=None) for each in found]
     if args.periods is not None:
         found = [set_periods(each, args.periods) for each in found]
     if args.compressors is not None:
@@ -215,10 +219,16 @@ def choose_candidates(
 
 
 def find(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Returns the candidates with this name; or the default instance of the registered method with
-    this name or alias.
+    """Returns the candidates with this name, or else those of `algorithms.CANDIDATES` or
+    `FOR_MODELS`; or the default instance of the registered method with this name or alias.
     """
-    if found := [each for each in candidates if each.name == name]:
+
+    def named(name: str) -> list[Candidate]:
+        lists = (candidates, algorithms.CANDIDATES, algorithms.FOR_MODELS)
+        found = ([each for each in known if each.name == name] for known in lists)
+        return next(filter(None, found), [])
+
+    if found := named(name):
         return found
     spelled = name.lower().replace("-", "_")
     try:
@@ -228,7 +238,7 @@ def find(name: str, candidates: Sequence[Candidate]) -> list[Candidate]:
         raise ValueError(
             f"--methods {name}: expected some of {known}, or a name that python -m algorithms lists"
         ) from error
-    found = [each for each in candidates if each.name == full]
+    found = named(full)
     if not found and full not in registry.METHODS:
         raise ValueError(
             f"--methods {name}: expected {registry.find(full).name}, not a variant of it"
@@ -244,7 +254,7 @@ def select_accepted(candidates: Sequence[Candidate], problem: dsgd.Problem) -> l
     for each in candidates:
         values = {name: grid[0] for name, grid in each.swept.items()}
         try:
-            each.build(optax.sgd(1.0), problem.workers, **values)
+            each.build((each.optimizer or optax.sgd)(1.0), problem.workers, **values)
         except ValueError as error:
             reasons.append(f"Left out: {each} ({error}).")
         else:

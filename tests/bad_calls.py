@@ -502,6 +502,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     topologies.uniform: {"adjacency": ADJACENCY},
     topologies.pull: {"adjacency": ADJACENCY},
     topologies.push: {"adjacency": ADJACENCY},
+    algorithms.dion_with_adamw: {"learning_rate": 0.1},
     algorithms.powersgd_momentum: {"learning_rate": 0.1},
     algorithms.sketched_sgd: {"fraction": 0.5, "columns": 4, "rows": 3},
     algorithms.fetch_sgd: {"fraction": 0.5, "columns": 4, "rows": 3},

@@ -36,6 +36,7 @@ class Local(NamedTuple):
     page="how_to/clusters/asynchronous.md",
     aliases=("ad_psgd",),
     graph=topologies.ring,
+    candidates={"any problem": [{"graph": topologies.complete}]},
 )
 @checks.arguments
 def asynchronous_gossip_sgd(

@@ -20,6 +20,7 @@ from dsgd.extend import Params, PyTree
     paper="section 4.1; Ho et al., 2013; Zhang et al., 2016",
     page="how_to/clusters/asynchronous.md",
     aliases=("asgd",),
+    candidates={"any problem": [{}]},
 )
 @checks.arguments
 def asynchronous_sgd(

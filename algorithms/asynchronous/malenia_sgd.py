@@ -37,7 +37,7 @@ class Collected(NamedTuple):
     page="how_to/clusters/asynchronous.md",
     aliases=("malenia",),
     settings={"batch": 3.5},
-    grids={"batch": (1, 32, 128)},
+    candidates={"any problem": [{"batch": (1, 32, 128)}]},
 )
 @checks.arguments
 def malenia_sgd(optimizer: optax.GradientTransformation, batch: Real) -> Algorithm:

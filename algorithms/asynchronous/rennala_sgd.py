@@ -36,7 +36,7 @@ class Collected(NamedTuple):
     page="how_to/clusters/asynchronous.md",
     aliases=("rennala",),
     settings={"batch": 3},
-    grids={"batch": (4, 16, 64)},
+    candidates={"any problem": [{"batch": (4, 16, 64)}]},
 )
 @checks.arguments
 def rennala_sgd(optimizer: optax.GradientTransformation, batch: Period) -> Algorithm:

@@ -47,6 +47,7 @@ class Tables(NamedTuple):
     paper="Maranjyan and Richtárik, 2025, algorithm 1",
     page="how_to/clusters/asynchronous.md",
     aliases=("ringleader", "ringleader_asgd"),
+    candidates={"any problem": [{}]},
 )
 @checks.arguments
 def ringleader_sgd(optimizer: optax.GradientTransformation) -> Algorithm:

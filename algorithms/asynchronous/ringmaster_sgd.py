@@ -22,7 +22,7 @@ from dsgd.extend import Period
     page="how_to/clusters/asynchronous.md",
     aliases=("ringmaster", "ringmaster_asgd"),
     settings={"threshold": 3},
-    grids={"threshold": (4, 16, 64)},
+    candidates={"any problem": [{"threshold": (4, 16, 64)}]},
     variants={"stops": {"stops": True}},
 )
 @checks.arguments

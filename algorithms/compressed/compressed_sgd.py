@@ -16,6 +16,7 @@ from dsgd import Algorithm, Compressor, checks, communication, compressors
     page="how_to/compression.md",
     aliases=("csgd",),
     settings={"compressor": compressors.whole_model(compressors.random_quantization(4))},
+    candidates={"any problem": [{}]},
     variants={"ring": {"ring": True}},
 )
 @checks.arguments

@@ -20,6 +20,7 @@ from dsgd.extend import Real, wide
     paper="DeMo: Peng et al., 2024",
     page="reference/compressors.md",
     settings={"k": 4},
+    candidates={"language models": [{"optimizer": optax.sgd}]},
 )
 @checks.arguments
 def demo(

@@ -17,6 +17,8 @@ from dsgd.communication import flatten, require_contraction
 from dsgd.compressors import top_k
 from dsgd.extend import Gradients, Params, Period, Real
 
+_LARGEST = top_k(0.001)  # of the paper
+
 
 class Accumulated(NamedTuple):
     """State of a worker.
@@ -36,6 +38,15 @@ class Accumulated(NamedTuple):
     paper="deep gradient compression: Lin et al., 2018",
     page="reference/compressors.md",
     settings={"compressor": compressors.whole_model(compressors.top_k(0.1))},
+    candidates={
+        "language models": [
+            {
+                "compressor": _LARGEST,
+                "optimizer": optax.sgd,
+                "learning_rates": (0.03, 0.1, 0.3, 1.0),
+            }
+        ]
+    },
 )
 @checks.arguments
 def dgc(
@@ -95,7 +106,7 @@ def dgc(
     sample, and in every leaf, also in biases.
     """
     optimizers.require_descent(optimizer)
-    compressor = top_k(0.001) if compressor is None else compressor
+    compressor = _LARGEST if compressor is None else compressor
     checks.number("dgc: momentum", momentum, "[0, 1)")
     if clip is not None:
         checks.number("dgc: clip", clip, "(0, inf)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,37 @@ from dsgd.extend import Real, require_share, wide
 _EPSILON = 1e-8  # added to the norms of columns, so that a column of zeros stays one
 
 
+@checks.arguments
+def dion_with_adamw(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+    r"""Returns Dion's step of the leaves that are matrices, with AdamW for all others, as an optax
+    optimizer.
+
+    $$ x \leftarrow x - \gamma \sqrt{a/b}\; P Q^\top \quad \text{for matrices}, \qquad
+       \mathrm{AdamW}(\gamma) \quad \text{for scalars and vectors} $$
+
+    Args:
+        learning_rate: gamma of both, or a schedule from the number of the round to gamma.
+
+    Source: Ahn, Xu, Abreu and Langford, "Dion: distributed orthonormalized updates", 2025; the
+    weight decay of AdamW is that of optax.
+    """
+
+    def label(params):
+        return jax.tree.map(
+            lambda leaf: "other" if matrices.sides(leaf.shape) is None else "matrix", params
+        )
+
+    steps: dict[Hashable, optax.GradientTransformation] = {
+        "matrix": optax.sgd(learning_rate),
+        "other": optax.adamw(learning_rate),
+    }
+    return optax.partition(steps, label)
+
+
 @method(
     sends="low-rank factors of momenta, by two all-reduces",
     paper="Dion: Ahn et al., 2025",
+    candidates={"language models": [{"optimizer": dion_with_adamw}]},
 )
 @checks.arguments
 def dion(
@@ -48,8 +77,8 @@ def dion(
     Args:
         optimizer: the step; `optax.sgd(gamma)` gives the equation, and
             `optax.chain(optax.add_decayed_weights(lambda_), optax.sgd(gamma))` multiplies x by
-            $1 - \gamma\lambda$ first. With `optax.partition` the other leaves can have a different
-            optimizer: the paper has AdamW or Lion.
+            $1 - \gamma\lambda$ first. `dion_with_adamw(gamma)` has AdamW for the other leaves; the
+            paper has AdamW or Lion.
         rank_fraction: r / min(a, b), a float in (0, 1]; r is rounded up. The authors report that
             1/4 nearly equals full rank for 3 billion parameters, and expect 1/8 or 1/16 to suffice
             for larger models. With 1.0, M is Muon's momentum, the direction is its

@@ -19,6 +19,7 @@ from dsgd import Algorithm, Compressor, checks, compressors, network
         "up": compressors.whole_model(compressors.top_k(0.1)),
         "down": compressors.whole_model(compressors.top_k(0.1)),
     },
+    candidates={"any problem": [{}]},
 )
 @checks.arguments
 def ef21(

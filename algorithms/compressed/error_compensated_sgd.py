@@ -8,6 +8,14 @@ from algorithms.facts import method
 from algorithms.mechanisms.memories import Down, Up, with_memories
 from dsgd import Algorithm, Compressor, checks, compressors, network
 
+_BOTH = tuple(
+    {"up": each, "down": each}
+    for each in map(
+        compressors.whole_model,
+        (compressors.sign, compressors.top_k(0.1), compressors.top_k(0.03)),
+    )
+)
+
 
 @method(
     sends="compressed gradients plus error memory, in both directions, through N servers",
@@ -16,10 +24,8 @@ from dsgd import Algorithm, Compressor, checks, compressors, network
     paper="(3.10) to (3.14); DoubleSqueeze, 2019",
     page="how_to/compression.md",
     aliases=("ec_sgd", "ef", "ef_sgd", "mem_sgd"),
-    settings={
-        "up": compressors.whole_model(compressors.sign),
-        "down": compressors.whole_model(compressors.sign),
-    },
+    settings=_BOTH[0],
+    candidates={"any problem": _BOTH},
 )
 @checks.arguments
 def error_compensated_sgd(

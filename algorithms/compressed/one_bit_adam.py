@@ -49,6 +49,11 @@ class Shared(NamedTuple):
         "beta2": 0.9,
         "epsilon": 0.1,
     },
+    candidates={
+        "language models": [
+            {"warm_up": (100, 300), "compressor": compressors.sign, "optimizer": optax.sgd}
+        ]
+    },
 )
 @checks.arguments
 def one_bit_adam(

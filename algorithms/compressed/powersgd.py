@@ -11,9 +11,48 @@ from dsgd import Algorithm, checks
 from dsgd.extend import Real
 
 
+@checks.arguments
+def powersgd_momentum(
+    learning_rate: optax.ScalarOrSchedule, momentum: Real = 0.9
+) -> optax.GradientTransformation:
+    r"""Returns PowerSGD's step with momentum, as an optax optimizer.
+
+    $$ m \leftarrow \beta m + \Delta', \qquad x \leftarrow x - \gamma (\Delta' + m) $$
+
+    m starts at 0. The step is neither that of `optax.sgd(gamma, momentum=beta)`,
+    $x - \gamma m$, nor that with `nesterov=True`, $x - \gamma (\Delta' + \beta m)$. For a constant
+    $\Delta'$ it converges to $(1 + 1 / (1 - \beta))$ times that of SGD: 11 times with 0.9.
+
+    Args:
+        learning_rate: gamma, or a schedule from the number of the round to gamma.
+        momentum: beta, in [0, 1).
+
+    Raises:
+        ValueError: if the momentum is outside [0, 1).
+
+    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, algorithm 2.
+    """
+    checks.number("powersgd_momentum: momentum", momentum, "[0, 1)")
+    trace = optax.trace(momentum)
+
+    def update(updates, state, params=None):
+        m, state = trace.update(updates, state, params)
+        return optax.tree.add(updates, m), state
+
+    return optax.chain(
+        optax.GradientTransformation(trace.init, update),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
 @method(
     sends="low-rank factors of gradients plus error memory, by two all-reduces",
     paper="PowerSGD: Vogels et al., 2019",
+    candidates={
+        "language models": [
+            {"optimizer": powersgd_momentum, "learning_rates": (0.03, 0.1, 0.3, 1.0)}
+        ]
+    },
 )
 @checks.arguments
 def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorithm:
@@ -65,38 +104,4 @@ def powersgd(optimizer: optax.GradientTransformation, rank: int = 2) -> Algorith
 
     return matrices.with_memory(
         f"powersgd({rank})", optimizer, lambda a, b: min(rank, a, b), update
-    )
-
-
-@checks.arguments
-def powersgd_momentum(
-    learning_rate: optax.ScalarOrSchedule, momentum: Real = 0.9
-) -> optax.GradientTransformation:
-    r"""Returns PowerSGD's step with momentum, as an optax optimizer.
-
-    $$ m \leftarrow \beta m + \Delta', \qquad x \leftarrow x - \gamma (\Delta' + m) $$
-
-    m starts at 0. The step is neither that of `optax.sgd(gamma, momentum=beta)`,
-    $x - \gamma m$, nor that with `nesterov=True`, $x - \gamma (\Delta' + \beta m)$. For a constant
-    $\Delta'$ it converges to $(1 + 1 / (1 - \beta))$ times that of SGD: 11 times with 0.9.
-
-    Args:
-        learning_rate: gamma, or a schedule from the number of the round to gamma.
-        momentum: beta, in [0, 1).
-
-    Raises:
-        ValueError: if the momentum is outside [0, 1).
-
-    Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, algorithm 2.
-    """
-    checks.number("powersgd_momentum: momentum", momentum, "[0, 1)")
-    trace = optax.trace(momentum)
-
-    def update(updates, state, params=None):
-        m, state = trace.update(updates, state, params)
-        return optax.tree.add(updates, m), state
-
-    return optax.chain(
-        optax.GradientTransformation(trace.init, update),
-        optax.scale_by_learning_rate(learning_rate),
     )

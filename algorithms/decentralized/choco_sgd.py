@@ -21,6 +21,7 @@ from dsgd import Algorithm, Compressor, Topology, checks, compressors
     aliases=("choco",),
     graph=topologies.ring,
     settings={"compressor": compressors.whole_model(compressors.sign), "consensus_step": 0.5},
+    candidates={"any problem": [{}]},
 )
 @checks.arguments
 def choco_sgd(

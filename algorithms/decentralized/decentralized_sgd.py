@@ -17,6 +17,7 @@ from dsgd import Algorithm, Topology, checks
     page="how_to/decentralized.md",
     aliases=("dsgd",),
     graph=topologies.ring,
+    candidates={"any problem": [{}, {"graph": topologies.one_peer_exponential}]},
     variants={"complete": {"graph": topologies.complete}},
 )
 @checks.arguments

@@ -4,6 +4,8 @@ objective, for any heterogeneity of the workers' data.
 
 from __future__ import annotations
 
+from functools import partial
+
 import optax
 
 import topologies
@@ -20,6 +22,7 @@ from dsgd import Algorithm, Topology, checks
     paper="Yuan et al., 2019; NIDS, 2019",
     page="how_to/decentralized.md",
     graph=topologies.ring,
+    candidates={"any problem": [{"graph": partial(topologies.ring, weights=topologies.lazy)}]},
 )
 @checks.arguments
 def exact_diffusion(optimizer: optax.GradientTransformation, topology: Topology) -> Algorithm:

@@ -41,6 +41,9 @@ class CompressedCorrection(NamedTuple):
     settings={
         "compressor": compressors.whole_model(compressors.buckets(compressors.qsgd(2, "linf"), 512))
     },
+    candidates={
+        "any problem": [{"compressor": compressors.whole_model(compressors.qsgd(2, "linf"))}]
+    },
 )
 @checks.arguments
 def lead(

@@ -24,6 +24,7 @@ from dsgd.extend import Period, Real
     aliases=("led",),
     graph=partial(topologies.ring, weights=topologies.lazy),
     settings={"period": 4},
+    candidates={"any problem": [{}]},
 )
 @checks.arguments
 def local_exact_diffusion(

@@ -40,6 +40,7 @@ class Eager(NamedTuple):
     needs=("all workers",),
     paper="Kale et al., 2025, section 3",
     settings={"period": 4},
+    candidates={"language models": [{}]},
 )
 @checks.arguments
 def delayed_diloco(

@@ -19,6 +19,7 @@ from dsgd.extend import Period, PyTree
     sends="models and moments of local Adam, each with its own period, by an all-reduce",
     paper="DES-LOC: Iacob et al., 2025",
     settings={"period": 2},
+    candidates={"language models": [{}]},
 )
 @checks.arguments
 def des_loc(

@@ -14,6 +14,7 @@ from dsgd.extend import Period, Real
     sends="changes of the models every H-th round, by an all-reduce",
     paper="DiLoCo: Douillard et al., 2023, Algorithm 1",
     settings={"period": 4},
+    candidates={"any problem": [{}], "language models": [{}]},
 )
 @checks.arguments
 def diloco(

@@ -17,6 +17,7 @@ from dsgd.extend import Period
     paper="Stich, 2019; Koloskova et al., 2020",
     page="explanation/theory.md",
     settings={"period": 4},
+    candidates={"any problem": [{}], "language models": [{}]},
 )
 @checks.arguments
 def local_sgd(

@@ -37,6 +37,7 @@ class Slow(NamedTuple):
     page="reference/topologies.md",
     graph=partial(topologies.random_matchings, period=3),
     settings={"period": 4},
+    candidates={"language models": [{"graph": topologies.random_matchings}]},
 )
 @checks.arguments
 def noloco(

@@ -35,6 +35,7 @@ class Controlled(NamedTuple):
     paper="Karimireddy et al., 2020, Algorithm 1",
     page="how_to/which_method.md",
     settings={"period": 4},
+    candidates={"any problem": [{}]},
 )
 @checks.arguments
 def scaffold(

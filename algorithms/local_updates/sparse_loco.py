@@ -12,6 +12,8 @@ from dsgd import Algorithm, Compressor, checks, compressors, network
 from dsgd.compressors import chunked_top_k, contraction, qsgd, top_k, two_bit
 from dsgd.extend import Period, Real
 
+_SPARSE = chunked_top_k(64, 4096, two_bit)  # of SparseLoCo's paper
+
 
 @method(
     sends="sparse changes with error memory every H-th round, by an all-gather",
@@ -19,6 +21,7 @@ from dsgd.extend import Period, Real
     paper="SparseLoCo: Sarfi et al., 2025",
     page="reference/compressors.md",
     settings={"period": 4, "compressor": compressors.chunked_top_k(4, 8, compressors.two_bit)},
+    candidates={"language models": [{"compressor": _SPARSE}]},
 )
 @checks.arguments
 def sparse_loco(
@@ -57,7 +60,7 @@ def sparse_loco(
 
     Source: Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo", 2025.
     """
-    compressor = chunked_top_k(64, 4096, two_bit) if compressor is None else compressor
+    compressor = _SPARSE if compressor is None else compressor
     outer = optax.sgd(1.0) if outer is None else outer
     return _compressed_updates("sparse_loco", optimizer, period, compressor, outer, decay)
 
@@ -114,6 +117,12 @@ def muloco(
     paper="Qsparse-local-SGD: Basu et al., 2019, Algorithm 1",
     page="reference/compressors.md",
     settings={"period": 4, "compressor": compressors.whole_model(compressors.top_k(0.1))},
+    candidates={
+        "any problem": [
+            {"compressor": compressors.whole_model(each)}
+            for each in (compressors.sign, top_k(0.01))
+        ]
+    },
 )
 @checks.arguments
 def qsparse_local_sgd(

@@ -16,6 +16,7 @@ from dsgd.extend import require_share, selected_count
     sends="a random part of the models, by an all-reduce",
     paper="SPARTA: EXO Labs, 2025",
     settings={"fraction": 0.2},
+    candidates={"language models": [{}]},
 )
 @checks.arguments
 def sparta(

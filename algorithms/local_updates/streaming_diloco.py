@@ -24,6 +24,7 @@ Leaves = list[jax.Array]  # of a fragment
     needs=("all workers",),
     paper="Douillard et al., 2025, Algorithm 2",
     settings={"fragments": 1, "period": 4},
+    candidates={"language models": [{"fragments": 4}]},
 )
 @checks.arguments
 def streaming_diloco(

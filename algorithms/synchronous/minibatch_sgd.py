@@ -17,6 +17,7 @@ from dsgd import Algorithm, checks, network
     paper="section 2.1.2",
     page="explanation/theory.md",
     aliases=("mb_sgd",),
+    candidates={"any problem": [{}], "language models": [{}]},
 )
 @checks.arguments
 def minibatch_sgd(optimizer: optax.GradientTransformation) -> Algorithm:

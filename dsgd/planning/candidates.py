@@ -37,16 +37,22 @@ class Candidate:
             hyperparameter in `grids`, a function is called with the number of workers (and returns
             a topology), and everything else is passed unchanged.
         grids: values of the hyperparameters besides the step size, by name; None: there are none.
+        optimizer: step size -> the function's first argument, such as `optax.adamw`; None: that of
+            the plan.
+        learning_rates: step sizes; None: those of the plan.
 
     Raises:
         ValueError: if an argument is a string without a grid, a grid belongs to no argument, is
-            empty or contains non-finite numbers, or the step size is one of them.
+            empty or contains non-finite numbers, or the step size is one of them; or `optimizer`
+            cannot be called with a step size.
     """
 
     name: str
     function: Callable[..., Algorithm]
     arguments: tuple[Any, ...] = ()
     grids: Mapping[str, Sequence[float]] | None = None
+    optimizer: Callable[..., Any] | None = None
+    learning_rates: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         names = {argument for argument in self.arguments if isinstance(argument, str)}
@@ -57,11 +63,15 @@ class Candidate:
             )
         if RATE in self.swept:
             raise ValueError(
-                f"Candidate: {self} has a grid of {RATE}; expected it as `learning_rates` of "
-                "dsgd.plan, which are those of the optimizer"
+                f"Candidate: {self} has a grid of {RATE}; expected it as `learning_rates`, which "
+                "are those of the optimizer"
             )
         for name, grid in self.swept.items():
             grid_values(name, grid)
+        if self.learning_rates is not None:
+            grid_values("learning_rates", self.learning_rates)
+        if self.optimizer is not None:
+            checks.require_call("Candidate: optimizer", self.optimizer, "step size")
 
     @property
     def swept(self) -> dict[str, Sequence[float]]:
@@ -86,6 +96,11 @@ class Candidate:
         """
         arguments = [_resolve(each, workers, values) for each in self.arguments]
         return self.function(optimizer, *arguments)
+
+    def rates(self, of_plan: Sequence[float]) -> list[float]:
+        """Returns its step sizes, or else those of the plan."""
+        rates = of_plan if self.learning_rates is None else self.learning_rates
+        return grid_values("learning_rates", rates).tolist()
 
     def expression(self, optimizer: str, workers: int, values: Mapping[str, float]) -> str:
         """Returns the Python expression that makes the method, to be copied.

@@ -179,9 +179,12 @@ def rows(
     Args:
         setting, goal: as in `final`.
         finals: the finalists, the best first.
-        rates: all step sizes.
+        rates: all step sizes of candidates that have none of their own.
     """
-    found, compared = zip(*(_row(setting, goal, each, rates) for each in finals), strict=True)
+    found, compared = zip(
+        *(_row(setting, goal, each, each.contender.candidate.rates(rates)) for each in finals),
+        strict=True,
+    )
 
     def ties(i: int) -> tuple[int, ...]:
         (values, spacing), reaches = compared[i], found[i].reached.value
@@ -246,8 +249,10 @@ def _apply_sign(sign: int, found: Estimate) -> Estimate:
 
 def _expression(setting: Setting, trained: Trained, point: Point) -> str:
     others = {name: value for name, value in point.items() if name != RATE}
-    optimizer = of_candidates.call(setting.optimizer, repr(float(point[RATE])))
-    return trained.contender.candidate.expression(optimizer, trained.workers, others)
+    candidate = trained.contender.candidate
+    made_by = candidate.optimizer or setting.optimizer
+    optimizer = of_candidates.call(made_by, repr(float(point[RATE])))
+    return candidate.expression(optimizer, trained.workers, others)
 
 
 def _elsewhere(finalist: Final, goal: Goal) -> np.ndarray:

@@ -114,9 +114,10 @@ def plan(
         bits: budget of bits that a worker sends and receives, within which the best value counts.
         metric: name in the history, such as "test_accuracy"; None: as in `Sweep.best`.
         largest: whether the largest value of the metric is best; None: as in `Sweep.best`.
-        optimizer: step size -> first argument of each candidate's function: an optimizer; or, for
-            proximal methods, the step size, `lambda learning_rate: learning_rate`.
-        learning_rates: step sizes.
+        optimizer: step size -> first argument of the function of each candidate that has no
+            optimizer of its own: an optimizer; or, for proximal methods, the step size,
+            `lambda learning_rate: learning_rate`.
+        learning_rates: step sizes of the candidates that have none of their own.
         steps: largest number of rounds of N gradients.
         seeds: number of runs at all settings, by which settings are chosen.
         finalists: number of candidates that run for all `steps` rounds at least.

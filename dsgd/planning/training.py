@@ -31,7 +31,7 @@ class Setting(NamedTuple):
 
     Args:
         problem, cluster, key, seeds, mesh: as in `dsgd.run`.
-        optimizer: step size -> optimizer.
+        optimizer: step size -> optimizer, of candidates that have none of their own.
         every: rounds between two evaluations.
         folder: of the checkpoints, or None.
     """
@@ -121,9 +121,16 @@ def all_points(
     """Returns a candidate at all combinations of its hyperparameters and the step sizes, without
     those that the cluster excludes; and the reasons of the excluded ones, by name.
 
+    Args:
+        setting: what all runs share.
+        candidate: the candidate.
+        rates: step sizes, if it has none of its own.
+        steps: largest number of rounds of N gradients.
+
     Raises:
         ValueError: if the method refuses a combination or the problem on every cluster.
     """
+    rates = candidate.rates(rates)
     found, refused = list[tuple[Point, Rounds]](), dict[str, str]()
     for each in itertools.product(*candidate.swept.values()):
         values = dict(zip(candidate.swept, each, strict=True))
@@ -180,10 +187,10 @@ def _rounds(setting: Setting, candidate: Candidate, rate: float, values: Point) 
     """Returns what a candidate does in its rounds; if only its cluster excludes it, the reason."""
     faultless: dict[str, Any] = {"present": None, "delivered": None, "message_noise": None}
     everyone = replace(setting.cluster, participation_period=1, **faultless)
-    refusal = ""
+    refusal, optimizer = "", candidate.optimizer or setting.optimizer
     for each in (setting.cluster, everyone):
         try:
-            found = rounds_of(candidate, setting.optimizer(rate), setting.problem, each, values)
+            found = rounds_of(candidate, optimizer(rate), setting.problem, each, values)
         except ValueError as error:
             if refusal:
                 raise
@@ -274,8 +281,9 @@ class _Factory(sameness.Compared):
             name: select(np.array([each[name] for each in self.contender.points]), point)
             for name in self.contender.points[0]
         }
-        optimizer = self.setting.optimizer(values.pop(RATE))
-        return self.contender.candidate.build(optimizer, self.setting.problem.workers, **values)
+        candidate = self.contender.candidate
+        optimizer = (candidate.optimizer or self.setting.optimizer)(values.pop(RATE))
+        return candidate.build(optimizer, self.setting.problem.workers, **values)
 
 
 def select(numbers: np.ndarray, index: Any) -> Any:

@@ -136,6 +136,7 @@ from algorithms.candidates import candidate
 method = algorithms.make("damped", optax.sgd(0.1), 5)
 assert method.name == algorithms.make("damped-gossip", optax.sgd(0.1), 5).name
 assert "damped_gossip" in algorithms.__all__ and "damped_gossip" in algorithms.ALGORITHMS
+assert "damped_gossip, ring" in map(str, algorithms.CANDIDATES)
 print(candidate(algorithms.damped_gossip).expression("opt", 5, {}))
 """
 
