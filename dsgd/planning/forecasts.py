@@ -21,7 +21,8 @@ from dsgd.engine.protocol import Method
 from dsgd.runs import dry_runs, plans, replays
 from dsgd.runs.driver import Exchange, exchanges_of
 
-_LEAST = 64  # rounds of a forecast at least, for means over random times
+_LEAST = 64  # rounds of which a forecast is the mean at least, for means over random times
+_BEFORE = 1024  # rounds before these at least, for methods that begin with other rounds
 _MOST = 4096  # rounds of one cycle of periods and schedules
 _FREE = 1e9  # factor of bandwidths that makes transfers free
 
@@ -114,7 +115,8 @@ def forecast(
         )
         print(found.seconds, found.dominant, found.memory.total)
 
-    The means are over at least 64 rounds, after a first cycle of the method's periods and graphs.
+    The means are over at least 64 rounds and whole cycles of the method's periods and graphs, after
+    1,024 or more rounds, in which methods with a warm-up have ended it.
 
     Args:
         algorithm: the method.
@@ -140,21 +142,23 @@ def forecast(
     problem = dry_runs.of_workers(as_shapes("forecast: shapes", shapes), N)
     found = plans.probe_on(algorithm, problem, cluster)
     cycle = _cycle(found)
-    steps = cycle + cycle * -(-_LEAST // cycle)
+    before, counted = (cycle * -(-least // cycle) for least in (_BEFORE, _LEAST))
     of_run = checks.typed_key(key)
-    runs = dry_runs.record(algorithm, problem, cluster, of_run, steps)
+    runs = dry_runs.record(algorithm, problem, cluster, of_run, before + counted)
 
     def mean(series: np.ndarray) -> float:
-        return float(series[cycle:].mean())
+        return float(series[before:].mean())
 
     def rate(seconds: np.ndarray) -> float:
-        return float(seconds[-1] - seconds[cycle - 1]) / (steps - cycle)
+        return float(seconds[-1] - seconds[before - 1]) / counted
 
     # without latencies, without transfers, without both
     others = (1.0, 0.0), (_FREE, 1.0), (_FREE, 0.0)
     if runs.tape is None:
         each = [
-            dry_runs.record(algorithm, problem, scale(cluster, *factors), of_run, steps).seconds
+            dry_runs.record(
+                algorithm, problem, scale(cluster, *factors), of_run, before + counted
+            ).seconds
             for factors in others
         ]
     else:
@@ -174,7 +178,9 @@ def forecast(
         mean(down),
         mean(runs.messages),
         mean(runs.gradients),
-        _memory(algorithm, problem, found, math.ceil(max(up.max(), down.max()) / 8)),
+        _memory(
+            algorithm, problem, found, math.ceil(max(up[before:].max(), down[before:].max()) / 8)
+        ),
         exchanges_of(found),
     )
 
