@@ -381,6 +381,11 @@ def _send_up(
     """
     cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
     ahead = latency if cluster.convention == "pipelined" else 0
+    if cluster.nodes and len(into) > 1:
+        raise ValueError(
+            f"servers = {len(into)} on {cluster.nodes.name}: workers of one machine would send to "
+            "several servers at once over one network card; expected servers=1, or nodes=None"
+        )
 
     def send(sent, into):
         leaving = jnp.maximum(sent, into - ahead)

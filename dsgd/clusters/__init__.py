@@ -23,6 +23,7 @@ from dsgd import signatures, spelling
 from dsgd.clusters.cluster import Cluster, Overlap
 from dsgd.clusters.files import Group, Hardware, load, save
 from dsgd.clusters.message_noise import MessageNoise
+from dsgd.clusters.nodes import Nodes
 from dsgd.clusters.quantities import (
     bernoulli,
     bounded,
@@ -55,6 +56,7 @@ __all__ = [
     "Group",
     "Hardware",
     "MessageNoise",
+    "Nodes",
     "Overlap",
     "Quantity",
     "bernoulli",

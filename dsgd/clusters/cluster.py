@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -16,6 +16,8 @@ from jax.typing import ArrayLike
 from dsgd import checks
 from dsgd.base import Real, Round
 from dsgd.clusters.message_noise import MessageNoise
+from dsgd.clusters.nodes import Nodes
+from dsgd.clusters.quantities import constant
 from dsgd.clusters.quantity import Quantity, require_number, require_probability, same_workers
 from dsgd.network import Convention
 from dsgd.network.switch import check_convention, require_seconds
@@ -116,13 +118,17 @@ class Cluster:
             latency, as data-parallel training sends a gradient in buckets of 25 MB: a message of b
             bits in A arrays takes clip(ceil(b / bucket), 1, A) latencies in the place of one. inf:
             one for all arrays; 0: one for each array. Methods that keep their own time ignore it.
+        nodes: machines with several workers. `up`, `down` and `latency` are then those of a
+            machine's network card, which its workers share; the two bandwidths are evaluated at the
+            machine's first worker. None: each worker is a machine.
 
     Raises:
         ValueError: if an argument has another type; a bandwidth can be 0; the latency or the noise
             is negative, infinite or NaN; the bucket is negative or NaN; the convention is unknown;
             `micro_batches` or `participation_period` is less than 1; quantities are for different
             numbers of workers; `delivered` is for a number of workers instead of for links;
-            `participation_period` is given without `present`; or `power` with `overlap`.
+            `participation_period` is given without `present`; `power` with `overlap`;
+            or `nodes` with `present`.
 
     Source: of `power`: Tyurin, "Tight time complexities in parallel stochastic optimization with
     arbitrary computation dynamics", 2024.
@@ -144,6 +150,7 @@ class Cluster:
     power: Quantity | None = None
     message_noise: MessageNoise | None = None
     bucket: float = math.inf
+    nodes: Nodes | None = None
 
     def __post_init__(self) -> None:
         for what, quantity in (("up", self.up), ("down", self.down)):
@@ -179,6 +186,11 @@ class Cluster:
                 f"Cluster: power = {self.power.name} with overlap = {self.overlap.name}; expected "
                 "one of them: the share of a backward pass after which its first bucket is ready "
                 "is for a constant speed"
+            )
+        if self.nodes is not None and self.present is not None:
+            raise ValueError(
+                f"Cluster: nodes = {self.nodes.name} with present = {self.present.name}; expected "
+                "one of them: exchanges within machines need all of their workers"
             )
         if self.delivered is not None and (self.delivered.workers or self.delivered.min_workers):
             number = self.delivered.workers or self.delivered.min_workers
@@ -226,6 +238,11 @@ class Cluster:
                 f"cluster: a quantity names worker {min_workers - 1} ({self.name}) but the problem "
                 f"has {N} workers; expected workers 0 to {N - 1}"
             )
+        if self.nodes is not None and N % self.nodes.size:
+            raise ValueError(
+                f"cluster: nodes of {self.nodes.size} workers but the problem has {N} workers; "
+                f"expected a multiple of {self.nodes.size}"
+            )
         for quantity in (*self._quantities, *([self.delivered] if self.delivered else [])):
             quantity.require_scalars()
 
@@ -244,6 +261,7 @@ class Cluster:
             f"power {self.power.name}" if self.power else "",
             f"message noise {self.message_noise.name}" if self.message_noise else "",
             f"bucket {self.bucket:.9g}" if self.bucket < math.inf else "",
+            self.nodes.name if self.nodes else "",
         ]
         return "; ".join(
             filter(None, [f"{self.micro_batches} x {self.compute.name}", ports, *options])
@@ -258,6 +276,17 @@ class Cluster:
         """
         buckets = math.ceil(bits / self.bucket) if self.bucket else math.inf
         return max(1, min(buckets, arrays))
+
+    def with_levels(self, N: int) -> Cluster:
+        """Returns the cluster as N workers see it: without `nodes` if there is only one level, as
+        all workers are on one machine, or each is on its own.
+        """
+        if self.nodes is None or 1 < self.nodes.size < N:
+            return self
+        if self.nodes.size == 1:
+            return replace(self, nodes=None)
+        up, latency = constant(self.nodes.bandwidth), self.nodes.latency
+        return replace(self, up=up, down=None, latency=latency, nodes=None)
 
     def latencies(
         self, round: Round, workers: ArrayLike, after: ArrayLike = 0.0, passes: float = 1.0
@@ -381,7 +410,7 @@ class Cluster:
         self, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike = 0.0
     ) -> jax.Array:
         """Returns the seconds that the sending ports of the given workers need for their bits,
-        `[k]`.
+        `[k]`; with `nodes`, that the cards of their machines need.
 
         Args:
             round: the present round; it begins at `round.clock`.
@@ -390,7 +419,8 @@ class Cluster:
             after: seconds between the beginning of the round and that of each message, a scalar or
                 `[k]`.
         """
-        return _evaluate(Quantity.seconds, *self._sender, round, workers, bits, after)
+        cards = self._cards(workers)
+        return _evaluate(Quantity.seconds, *self._sender, round, cards, bits, after)
 
     def receiving(
         self, round: Round, workers: ArrayLike, bits: ArrayLike, after: ArrayLike = 0.0
@@ -398,7 +428,8 @@ class Cluster:
         """Returns the seconds that the receiving ports of the given workers need for their bits,
         `[k]`; arguments as for `sending`.
         """
-        return _evaluate(Quantity.seconds, *self._receiver, round, workers, bits, after)
+        cards = self._cards(workers)
+        return _evaluate(Quantity.seconds, *self._receiver, round, cards, bits, after)
 
     def bandwidths(
         self, round: Round, workers: ArrayLike, after: ArrayLike = 0.0, seconds: ArrayLike = 0.0
@@ -406,6 +437,7 @@ class Cluster:
         r"""Returns the mean bits per second of the given workers' sending and receiving ports in a
         time window, $\frac1s \int_t^{t+s} B(u)\,du$, `[k]` each. The random draws are those of the
         round, so that a message which takes s seconds by `sending` has s times this mean bits.
+        With `nodes`, they are those of the cards of the workers' machines.
 
         Args:
             round: the present round; it begins at `round.clock`.
@@ -419,10 +451,15 @@ class Cluster:
             Sending and receiving bandwidths, `[k]` each; infinite for a port without a bandwidth.
         """
         up, down = (
-            _evaluate(Quantity.mean, *port, round, workers, seconds, after)
+            _evaluate(Quantity.mean, *port, round, self._cards(workers), seconds, after)
             for port in (self._sender, self._receiver)
         )
         return up, down
+
+    def _cards(self, workers: ArrayLike) -> jax.Array:
+        """Returns the workers at which the ports of the given workers are evaluated, `[k]`."""
+        workers = jnp.asarray(workers)
+        return workers // self.nodes.size * self.nodes.size if self.nodes else workers
 
     @property
     def _sender(self) -> tuple[Quantity, int]:

@@ -17,6 +17,7 @@ from dsgd.communication import bits
 from dsgd.communication.bits import Bits, Sizes
 from dsgd.graphs.topology import Topology
 from dsgd.network import AllReduce, NServers, OneServer
+from dsgd.network.levels import around_ring
 from dsgd.wire import counts
 
 
@@ -184,7 +185,7 @@ def to_server(pattern: OneServer, N: int, senders: jax.Array | None = None) -> T
 def ring_hops(N: int) -> Transport:
     """Returns the transport of a hop of messages that go from worker to worker around a ring."""
     return Transport(
-        network.ring_all_reduce,
+        around_ring(network.ring_all_reduce),
         lambda sent, arrived: Bits(bits.to_one(sent, N), bits.to_one(arrived, N)),
         lambda messages: workers.ring_shift(messages, 1),
         needs_all="each worker adds its own vector to the message of the worker before it",

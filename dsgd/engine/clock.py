@@ -113,7 +113,8 @@ def tick(
             stops workers early, or reads timings; None: it does none of these.
 
     Raises:
-        ValueError: if the method keeps its own time and the cluster has an overlap.
+        ValueError: if the method keeps its own time and the cluster has an overlap, or machines
+            with several workers between which its messages do not pass a server.
     """
     cluster, timings = round.cluster, clock.timings
     assert cluster is not None
@@ -122,6 +123,11 @@ def tick(
             raise ValueError(
                 f"{name} keeps its own time, but the cluster has an overlap, "
                 f"{cluster.overlap.name}; expected a cluster with overlap=None"
+            )
+        if cluster.nodes and any(e.pattern != network.asynchronous_server for e in exchanges):
+            raise ValueError(
+                f"{name} keeps its own time, but the cluster has machines with several workers, "
+                f"{cluster.nodes.name}; expected a method with a server, or nodes=None"
             )
         return _add_seconds(clock, statistics.elapsed, clock.lead, timings)
     compute = statistics and statistics.compute
@@ -203,11 +209,10 @@ def _exchange(round: Round, transfer: Transfer, begin: jax.Array) -> Timing:
     messages = round.cluster.messages(transfer.arrays, transfer.array_bits)
 
     def exchange(begin):
-        ports = _ports(round, begin, transfer.up, transfer.down)
         return network.exchange(
             transfer.pattern,
             begin,
-            ports if messages == 1 else ports._replace(latency=messages * ports.latency),
+            _links(round, begin, transfer.up, transfer.down, messages),
             round.cluster.convention,
             transfer.turn,
         )
@@ -223,7 +228,7 @@ def _exchange_nothing(round: Round, begin: jax.Array) -> Timing:
     return network.exchange(
         network.local,
         begin,
-        _ports(round, begin, no_bits, no_bits),
+        _links(round, begin, no_bits, no_bits),
         round.cluster.convention,
         round.step,
     )
@@ -372,19 +377,51 @@ def _latencies(
     return jnp.where(computed, latencies, jnp.nan)
 
 
+def _links(
+    round: Round,
+    begin: jax.Array,
+    bits_up: jax.Array,
+    bits_down: jax.Array,
+    messages: float = 1,
+) -> network.Ports | network.Levels:
+    """Returns the ports of the workers' bits, `[N]`, on one level or two.
+
+    Args:
+        round: with its cluster.
+        begin: when the workers are ready, `[N]`.
+        bits_up, bits_down: bits that they send and receive, `[N]`.
+        messages: number of latencies that each message takes.
+    """
+    if (nodes := round.cluster.nodes) is None:
+        ids = jnp.arange(round.workers)
+        return _ports(round, messages, begin, ids, bits_up, bits_down)
+
+    def inside(up: jax.Array, down: jax.Array) -> network.Ports:
+        latency, bandwidth = (jnp.float32(each) for each in (nodes.latency, nodes.bandwidth))
+        return network.Ports(messages * latency, up / bandwidth, down / bandwidth)
+
+    cards = partial(_ports, round, messages)
+    return network.Levels(nodes.size, bits_up, bits_down, inside, cards)
+
+
 def _ports(
-    round: Round, finish: jax.Array, bits_up: jax.Array, bits_down: jax.Array
+    round: Round,
+    messages: float,
+    begin: jax.Array,
+    ids: jax.Array,
+    bits_up: jax.Array,
+    bits_down: jax.Array,
 ) -> network.Ports:
-    """Returns the seconds that the workers' bits, `[N]`, take on their ports."""
+    """Returns the seconds that bits take on the ports of the given workers, `[k]` each."""
     cluster, latency = round.cluster, jnp.float32(round.cluster.latency)
 
-    def port_seconds(begin, ids):
-        up = cluster.sending(round, ids, bits_up[ids], begin)
-        return up, cluster.receiving(round, ids, bits_down[ids], begin + latency)
+    def port_seconds(begin, places):
+        up = cluster.sending(round, ids[places], bits_up[places], begin)
+        return up, cluster.receiving(round, ids[places], bits_down[places], begin + latency)
 
     return network.Ports(
-        latency,
-        *port_seconds(finish, jnp.arange(round.workers)),
+        latency if messages == 1 else messages * latency,
+        *port_seconds(begin, jnp.arange(len(ids))),
         None if cluster.time_invariant else port_seconds,
         round.present,
     )

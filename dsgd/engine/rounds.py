@@ -203,7 +203,8 @@ def make_round(
     seconds, timings = (
         (before.now, before.timings or None) if isinstance(before, Clock) else (0.0, None)
     )
-    now = Now(plan.cluster, seconds, timings, message_noise=plan.cluster.message_noise)
+    cluster = plan.cluster.with_levels(plan.N)
+    now = Now(cluster, seconds, timings, message_noise=cluster.message_noise)
     this_round = this_round._replace(now=now)
     if plan.cluster.present is None or plan.own_time:
         return this_round

@@ -15,7 +15,7 @@ def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, i
     regular after the matching is removed.
 
     Args:
-        pairs: (first, second), integers from 0 to size - 1.
+        pairs: (first, second), integers from 0 to size - 1; a pair may occur several times.
         size: number of nodes on each side.
 
     Returns:
@@ -27,7 +27,7 @@ def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, i
 
     real = np.zeros((size, size), int)
     for first, second in pairs:
-        real[first, second] = 1
+        real[first, second] += 1
     degree = max(real.sum(axis=0).max(), real.sum(axis=1).max())
     regular = real + _fill_counts(degree - real.sum(axis=1), degree - real.sum(axis=0))
     groups = []
@@ -35,7 +35,7 @@ def matchings(pairs: list[tuple[int, int]], size: int) -> list[list[tuple[int, i
         second = maximum_bipartite_matching(csr_array(regular), perm_type="column")
         regular[np.arange(size), second] -= 1
         group = [(first, int(second[first])) for first in range(size) if real[first, second[first]]]
-        real[np.arange(size), second] = 0
+        real[np.arange(size), second] = np.maximum(0, real[np.arange(size), second] - 1)
         groups.append(group)
     return groups
 

@@ -3,7 +3,8 @@ simulation.
 """
 
 from dsgd import signatures, spelling
-from dsgd.network.clocks import Ports, Timing, elapse, exchange
+from dsgd.network.clocks import Ports, Timing
+from dsgd.network.exchanges import elapse, exchange
 from dsgd.network.kinds import (
     AllGather,
     AllReduce,
@@ -12,6 +13,7 @@ from dsgd.network.kinds import (
     OneServer,
     PointToPoint,
 )
+from dsgd.network.levels import Inside, Levels, TwoLevels
 from dsgd.network.patterns import (
     all_gather,
     asynchronous_gossip,
@@ -35,6 +37,8 @@ __all__ = [
     "AllReduce",
     "Asynchronous",
     "Convention",
+    "Inside",
+    "Levels",
     "Message",
     "NServers",
     "OneServer",
@@ -43,6 +47,7 @@ __all__ = [
     "Ports",
     "Timeline",
     "Timing",
+    "TwoLevels",
     "all_gather",
     "asynchronous_gossip",
     "asynchronous_server",

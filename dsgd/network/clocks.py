@@ -29,11 +29,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dsgd import checks
 from dsgd.base import Pattern
 from dsgd.graphs.neighbours import neighbours
 from dsgd.graphs.topology import Topology
-from dsgd.network.switch import Convention, check_convention
+from dsgd.network.switch import Convention
 
 
 class Ports(NamedTuple):
@@ -99,102 +98,72 @@ class Timing(NamedTuple):
     down: jax.Array
 
 
-@checks.arguments
-def elapse(
-    pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array
-) -> jax.Array:
-    """Returns when each worker is done with a round's messages.
-
-    Args:
-        pattern: how the messages flow.
-        finish: when each worker has computed its gradient, seconds `[N]`.
-        ports: times that the messages take on the ports.
-        convention: "blocking" or "pipelined".
-        step: number of the exchange; selects the graph of a schedule of topologies.
-
-    Returns:
-        Seconds on the same clock as `finish`, `[N]`; for workers that do not participate, the time
-        at which the last participating worker is done.
-
-    Raises:
-        ValueError: if the convention is unknown or `finish` is not of shape `[N]`.
-    """
-    return exchange(pattern, finish, ports, convention, step).done
-
-
-@checks.arguments
-def exchange(
-    pattern: Pattern, finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array
-) -> Timing:
-    """Returns when each worker is done with a round's messages, and how long its ports were busy.
-
-    Args:
-        pattern, finish, ports, convention, step: as in `elapse`.
-
-    Raises:
-        ValueError: as `elapse`.
-    """
-    check_convention(convention)
-    if np.ndim(finish) != 1 or not len(finish):
-        raise ValueError(f"elapse: finish of shape {np.shape(finish)}; expected seconds [N]")
-    ports = ports._replace(
-        **{
-            name: checks.copy_array(f"elapse: ports.{name}", getattr(ports, name))
-            for name in ("latency", "up", "down")
-        }
-    )
-    clock, present = pattern.clock or _together(pattern), ports.present
-    if present is not None:
-        finish, ports = jnp.where(present, finish, -jnp.inf), ports.mask_absent()
-    timing = clock(finish, ports, convention, step)
-    timing = timing if isinstance(timing, Timing) else Timing(timing, ports.up, ports.down)
-    if present is None:
-        return timing
-    return timing._replace(
-        done=jnp.where(present, timing.done, jnp.max(timing.done, initial=-jnp.inf, where=present))
-    )
-
-
-def _together(pattern: Pattern) -> Callable:
+def together(pattern: Pattern) -> Callable:
     """Returns a clock from the pattern's closed form: all workers wait for the last worker and for
     the slowest port.
     """
 
     def clock(finish, ports, convention, step):
         last = jnp.broadcast_to(jnp.max(finish), finish.shape)
-        up, down = ports.at_times(last)
-        busiest = jnp.max(jnp.maximum(up, down))
         if ports.present is None:
             N = finish.shape[0]
-            vectors = pattern.volume(N)
-            transfer = busiest / vectors if vectors else 0.0
         else:  # the pattern among the workers that participate, whose number is traced
             N = jnp.maximum(1, jnp.sum(ports.present))
-            vectors = pattern.volume(N)
-            transfer = jnp.where(vectors > 0, busiest / jnp.where(vectors > 0, vectors, 1), 0)
-        seconds = pattern.seconds(N, ports.latency, transfer, convention)
-        # With jax_enable_x64 the quotient by a traced N is float64.
-        return Timing(last + jnp.asarray(seconds).astype(last.dtype), up, down)
+        seconds, up, down = duration(pattern, N, last, ports, convention)
+        return Timing(last + seconds, up, down)
 
     return clock
 
 
+def duration(
+    pattern: Pattern, count: Any, begin: jax.Array, ports: Ports, convention: Convention
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the seconds of the pattern's closed form at the slowest of some ports, and how long
+    each of the ports is busy, `[n]`.
+
+    Args:
+        pattern: how the messages flow.
+        count: number of ports among which they flow, static or traced; the given ports may belong
+            to several exchanges of this size.
+        begin: when the messages begin, `[n]`.
+        ports: the ports.
+        convention: "blocking" or "pipelined".
+    """
+    up, down = ports.at_times(begin)
+    busiest, vectors = jnp.max(jnp.maximum(up, down)), pattern.volume(count)
+    if isinstance(count, int):
+        transfer = busiest / vectors if vectors else 0.0
+    else:
+        transfer = jnp.where(vectors > 0, busiest / jnp.where(vectors > 0, vectors, 1), 0)
+    seconds = pattern.seconds(count, ports.latency, transfer, convention)
+    # With jax_enable_x64 the quotient by a traced number is float64.
+    return jnp.asarray(seconds).astype(begin.dtype), up, down
+
+
 def server_clock(
-    finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array
+    finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array, groups: int = 1
 ) -> jax.Array | Timing:
     """Clock of one server: it receives the workers' messages one by one, in the order in which the
     workers are ready; then it sends to all workers, one by one.
+
+    Args:
+        finish, ports, convention, step: as in `elapse`.
+        groups: number of groups of consecutive workers; the server has a port for each group, and
+            sends when it has received the messages of all of them.
     """
     latency = ports.latency if convention == "blocking" else 0.0
-    order = jnp.argsort(finish)
+    each = finish.reshape(groups, -1)
+    order = jnp.argsort(each) + np.arange(0, finish.size, each.shape[1], dtype=np.int32)[:, None]
     if ports.changing:
         return _one_by_one(finish, ports, order, latency)
-        # The last arrival is the maximum over messages of the message's start plus the times of all
-        # messages from it on.
-    behind = jnp.cumsum((ports.up[order] + ports.occupancy(latency, order))[::-1])[::-1]
+    # The last arrival is the maximum over messages of the message's start plus the times of all
+    # messages from it on.
+    held = ports.up[order] + ports.occupancy(latency, order)
+    behind = jnp.cumsum(held[:, ::-1], axis=1)[:, ::-1]
     received = jnp.max(finish[order] + behind)
     overlapped = 0.0 if convention == "blocking" else ports.latency
-    return received + 2 * overlapped + jnp.cumsum(ports.down + ports.occupancy(latency))
+    sent = jnp.cumsum((ports.down + ports.occupancy(latency)).reshape(each.shape), axis=1)
+    return received + 2 * overlapped + sent.ravel()
 
 
 def _one_by_one(finish, ports, order, held):
@@ -202,26 +171,30 @@ def _one_by_one(finish, ports, order, held):
 
     Args:
         finish, ports: as in `elapse`.
-        order: order in which the server receives.
+        order: order in which the server receives from each group, `[groups, k]`.
         held: seconds for which the latency occupies a port.
     """
 
-    def receive(free, worker):
-        start = jnp.maximum(free, finish[worker])
-        up = ports.changing(start[None], worker[None])[0][0]
-        return start + ports.occupancy(held, worker) + up, up
+    def receive(free, workers):
+        start = jnp.maximum(free, finish[workers])
+        up = ports.changing(start, workers)[0]
+        return start + ports.occupancy(held, workers) + up, up
 
-    def send(free, worker):
-        down = ports.changing(free[None], worker[None])[1][0]
-        arrived = free + ports.occupancy(held, worker) + down
+    def send(free, workers):
+        down = ports.changing(free, workers)[1]
+        arrived = free + ports.occupancy(held, workers) + down
         return arrived, (arrived, down)
 
-    received, up = lax.scan(receive, jnp.float32(-jnp.inf), order)
+    groups = order.shape[0]
+    received, up = lax.scan(receive, jnp.full(groups, -jnp.inf, jnp.float32), order.T)
     overlapped = ports.latency - held
     # The part of a latency that does not occupy ports passes once before the last gradient has
     # arrived, and once before the first model begins to arrive.
-    _, (done, down) = lax.scan(send, received + overlapped, jnp.arange(finish.shape[0]))
-    return Timing(done + overlapped, jnp.zeros_like(up).at[order].set(up), down)
+    begin = jnp.broadcast_to(jnp.max(received) + overlapped, groups)
+    ids = jnp.arange(finish.size).reshape(order.shape)
+    _, (done, down) = lax.scan(send, begin, ids.T)
+    up = jnp.zeros_like(finish).at[order.T].set(up)
+    return Timing(done.T.ravel() + overlapped, up, down.T.ravel())
 
 
 def link_clock(finish: jax.Array, ports: Ports, convention: Convention, step: jax.Array) -> Timing:
@@ -247,39 +220,58 @@ def neighbour_clock(topology: Topology) -> Callable:
     """
 
     def clock(finish, ports, convention, step):
-        # The workers that each worker sends to in this round, and those that it receives from.
-        to, origin = (
-            jnp.asarray(neighbours(topology, end).workers)[step % topology.period] for end in (0, 1)
-        )
+        to, origin = neighbours_at(topology, step)
         if ports.present is not None:
             to, origin = (jnp.where(ports.present[lists], lists, -1) for lists in (to, origin))
-
-        def busy(ends, own, others):
-            """Seconds of each worker's messages. A message occupies a port for as long as the
-            slower of its two ports needs.
-            """
-            messages = jnp.where(ends >= 0, jnp.maximum(own[:, None], others[ends]), 0)
-            latencies = (
-                jnp.sum(ends >= 0, axis=1)
-                if convention == "blocking"
-                else jnp.any(ends >= 0, axis=1)
-            )
-            return jnp.sum(messages, axis=1) + latencies * ports.latency
-
-        def wait(times):
-            """Returns the latest of each worker's time and its neighbours' times."""
-            latest = (
-                jnp.max(jnp.where(ends >= 0, times[ends], -jnp.inf), axis=1, initial=-jnp.inf)
-                for ends in (to, origin)
-            )
-            return reduce(jnp.maximum, latest, times)
-
-        ready = wait(finish)
-        up, down = whole = ports.at_times(ready)
-        up, down = (
-            seconds / jnp.maximum(1, jnp.sum(ends >= 0, axis=1))
-            for seconds, ends in ((up, to), (down, origin))
-        )
-        return Timing(ready + wait(jnp.maximum(busy(to, up, down), busy(origin, down, up))), *whole)
+        return neighbourhoods(to, origin, finish, ports, convention)
 
     return clock
+
+
+def neighbours_at(topology: Topology, step: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the workers that each worker sends to in this round, and those that it receives
+    from, int32 `[N, K]`, padded with -1.
+    """
+    to, origin = (
+        jnp.asarray(neighbours(topology, end).workers)[step % topology.period] for end in (0, 1)
+    )
+    return to, origin
+
+
+def neighbourhoods(
+    to: jax.Array, origin: jax.Array, finish: jax.Array, ports: Ports, convention: Convention
+) -> Timing:
+    """Returns the times of messages between neighbours; those of one sender are equally long.
+
+    Args:
+        to, origin: the receivers of each port's messages, and the senders of those that it
+            receives, int32 `[n, K]`, padded with -1; with several messages, a neighbour occurs
+            several times.
+        finish, ports, convention: as in `elapse`, `[n]`.
+    """
+
+    def busy(ends, own, others):
+        """Seconds of each port's messages. A message occupies a port for as long as the slower of
+        its two ports needs.
+        """
+        messages = jnp.where(ends >= 0, jnp.maximum(own[:, None], others[ends]), 0)
+        latencies = (
+            jnp.sum(ends >= 0, axis=1) if convention == "blocking" else jnp.any(ends >= 0, axis=1)
+        )
+        return jnp.sum(messages, axis=1) + latencies * ports.latency
+
+    def wait(times):
+        """Returns the latest of each port's time and its neighbours' times."""
+        latest = (
+            jnp.max(jnp.where(ends >= 0, times[ends], -jnp.inf), axis=1, initial=-jnp.inf)
+            for ends in (to, origin)
+        )
+        return reduce(jnp.maximum, latest, times)
+
+    ready = wait(finish)
+    up, down = whole = ports.at_times(ready)
+    up, down = (
+        seconds / jnp.maximum(1, jnp.sum(ends >= 0, axis=1))
+        for seconds, ends in ((up, to), (down, origin))
+    )
+    return Timing(ready + wait(jnp.maximum(busy(to, up, down), busy(origin, down, up))), *whole)

@@ -63,6 +63,14 @@ from dsgd.network.kinds import (
     OneServer,
     PointToPoint,
 )
+from dsgd.network.levels import (
+    NOTHING,
+    Inside,
+    around_ring,
+    between_neighbours,
+    over_cards,
+    two_levels,
+)
 from dsgd.network.switch import Convention, Message, Number, check_convention
 
 Seconds = float | Fraction | np.ndarray | jax.Array
@@ -119,15 +127,17 @@ def _either(blocking: Callable, pipelined: Callable | None = None) -> Callable:
     return seconds
 
 
+_at_one_port = _either(
+    lambda N, latency, transfer: 2 * N * (latency + transfer),
+    lambda N, latency, transfer: 2 * (latency + N * transfer),
+)
 parameter_server: OneServer = OneServer(
     "parameter_server",
-    _either(
-        lambda N, latency, transfer: 2 * N * (latency + transfer),
-        lambda N, latency, transfer: 2 * (latency + N * transfer),
-    ),
+    _at_one_port,
     volume=lambda N: 1,
     messages=_server_messages,
     clock=server_clock,
+    levels=over_cards(_at_one_port, shared=True),
 )
 r"""One server with one port: N messages arrive one after the other, then N are sent. Blocking:
 $2N(l + r)$ seconds; pipelined: $2(l + Nr)$.
@@ -138,6 +148,7 @@ star: OneServer = OneServer(
     volume=lambda N: 1,
     messages=_star_messages,
     clock=link_clock,
+    levels=over_cards(_at_one_port, shared=False),
 )
 r"""One server with a link to each worker: all workers send at the same time, then the server sends
 to all. $2(l + r)$ seconds.
@@ -184,11 +195,13 @@ all_gather: AllGather = AllGather(
 r"""Each worker sends its vector to all others. Blocking: $(N - 1)(l + r)$ seconds; pipelined:
 $l + (N - 1) r$.
 """
-ring_shift: PointToPoint = PointToPoint(
-    "ring_shift",
-    _either(lambda N, latency, transfer: (latency + transfer) * (N > 1)),
-    volume=lambda N: 1 * (N > 1),
-    messages=lambda N: [Message(n, (n + 1) % N) for n in range(N)] if N > 1 else [],
+ring_shift: PointToPoint = around_ring(
+    PointToPoint(
+        "ring_shift",
+        _either(lambda N, latency, transfer: (latency + transfer) * (N > 1)),
+        volume=lambda N: 1 * (N > 1),
+        messages=lambda N: [Message(n, (n + 1) % N) for n in range(N)] if N > 1 else [],
+    )
 )
 r"""Each worker sends its vector to one worker and receives that of another: $l + r$ seconds."""
 local: Pattern = Pattern(
@@ -197,6 +210,7 @@ local: Pattern = Pattern(
     volume=lambda N: 0,
     messages=lambda N: [],
     clock=idle_clock,
+    levels=NOTHING,
 )
 """No worker sends anything, and none waits."""
 asynchronous_server: Asynchronous = Asynchronous(
@@ -206,6 +220,9 @@ asynchronous_server: Asynchronous = Asynchronous(
         lambda N, latency, transfer: np.maximum(transfer, 2 * (latency + transfer) / N),
     ),
     volume=lambda N: 1 / N,
+)
+asynchronous_server = asynchronous_server._replace(
+    levels=over_cards(asynchronous_server.seconds, shared=True)
 )
 r"""One worker at a time sends to the server and receives from it: $l + r$ seconds per update;
 pipelined: $\max(r, 2(l + r)/N)$.
@@ -270,6 +287,7 @@ def gossip(topology: Topology) -> PointToPoint:
         volume,
         messages if turns == 1 else None,
         neighbour_clock(topology),
+        between_neighbours(topology),
     )
 
 
@@ -324,6 +342,7 @@ def cost(
     latency: Seconds,
     transfer: Seconds,
     convention: Convention = "blocking",
+    inside: Inside | None = None,
 ) -> Any:
     """Returns the seconds of one round.
 
@@ -333,22 +352,39 @@ def cost(
         latency: seconds per message, of any number type (float, `fractions.Fraction`, an array).
         transfer: seconds that a full vector needs on a port, of any number type.
         convention: "blocking" or "pipelined".
+        inside: ports of the workers within a machine, if machines have several workers; `latency`
+            and `transfer` are then those of the machines' network cards. None: one level.
 
     Returns:
         Seconds, of the type that arithmetic with the arguments gives.
 
     Raises:
-        ValueError: if `workers` is less than 1, `latency` or `transfer` is negative or not finite,
-            or the convention is unknown.
+        ValueError: if `workers` is less than 1, or not a multiple of `inside.size`; `latency` or
+            `transfer` is negative or not finite; the convention is unknown; or what the pattern
+            does on two levels is not known.
 
     Source: Liu and Zhang, section 1.3 and the equations of chapters 2, 3 and 5.
     """
     checks.positive_int("cost: workers", workers, most=None)
-    for what, value in (("latency", latency), ("transfer", transfer)):
+    numbers = [("latency", latency), ("transfer", transfer)]
+    if inside is not None:
+        size = checks.positive_int("cost: inside.size", inside.size)
+        if workers % size:
+            raise ValueError(
+                f"cost: workers = {workers} on machines of {size}; expected a multiple of {size}"
+            )
+        numbers += [("inside.latency", inside.latency), ("inside.transfer", inside.transfer)]
+    for what, value in numbers:
         if not np.all((value >= 0) & (value < np.inf)):  # also catches NaN
             raise ValueError(f"cost: {what} = {value}; expected seconds >= 0, finite")
     check_convention(convention)
-    seconds = pattern.seconds(workers, latency, transfer, convention)
+    if inside is not None and inside.size == workers:
+        latency, transfer, inside = inside.latency, inside.transfer, None
+    if inside is None or inside.size == 1:
+        seconds = pattern.seconds(workers, latency, transfer, convention)
+    else:
+        levels = two_levels(pattern)
+        seconds = levels.seconds(workers, latency, transfer, convention, inside)
     if not checks.is_number(seconds) and not checks.is_numeric(seconds):
         raise ValueError(
             f"cost: seconds of {pattern.name}, {convention}, returns {checks.kind(seconds)}; "

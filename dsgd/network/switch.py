@@ -1,8 +1,8 @@
 r"""Event simulation of the survey's logical switch (section 1.3).
 
 Each worker has a port that sends and one that receives; each handles one message at a time, and
-both may be busy at once. A message of size s (1 is a full vector) has a latency l, the same for all
-messages, and a transfer time of s r seconds, where r is that of the slower of its two ports. There
+both may be busy at once. A message of size s (1 is a full vector) has a latency l, that of its two
+ports, and a transfer time of s r seconds, where r is that of the slower of its two ports. There
 are two conventions:
 
 - `blocking`: a message occupies both ports from its start until it has arrived, for l + s r.
@@ -97,7 +97,7 @@ class Timeline(NamedTuple):
 @checks.arguments
 def simulate(
     messages: Iterable[Message],
-    latency: Number,
+    latency: Number | Sequence[Number],
     transfer: Number | Sequence[Number],
     convention: Convention = "blocking",
     *,
@@ -107,7 +107,8 @@ def simulate(
 
     Args:
         messages: messages in any order; `after` refers to positions in it.
-        latency: seconds per message.
+        latency: seconds per message: one number, or a list with one for each worker; the two ports
+            of a message have the same.
         transfer: seconds that a full vector needs on a port: one number, or a list with one for
             each worker.
         convention: "blocking" or "pipelined".
@@ -118,26 +119,33 @@ def simulate(
 
     Raises:
         ValueError: if a time or size is negative, infinite or NaN; a sender or receiver is not a
-            worker, or both are the same; a message comes after one that does not exist, or,
+            worker, both are the same, or their latencies differ; a message comes after one that does not exist, or,
             directly or indirectly, after itself; or the convention is unknown.
 
     Source: Liu and Zhang, section 1.3.1.
     """
     messages = list(messages)
     check_convention(convention)
-    require_seconds("simulate: latency", latency)
-    sending, receiving = (
+    latencies, sending, receiving = (
+        _ports("latency", latency),
         _ports("transfer", transfer),
         _ports("receive", transfer if receive is None else receive),
     )
     for i, message in enumerate(messages):
-        _check(i, message, len(messages), sending, receiving)
+        _check(i, message, len(messages), sending, receiving, latencies)
+        ends = _select(latencies, message.sender), _select(latencies, message.receiver)
+        if ends[0] != ends[1]:
+            raise ValueError(
+                f"simulate: message {i} is between ports with latencies {ends[0]} and {ends[1]}; "
+                "expected equal latencies"
+            )
     _check_order(messages)
     takes = [
         message.size * max(_select(sending, message.sender), _select(receiving, message.receiver))
         for message in messages
     ]
-    return _Switch(messages, latency, takes, overlap=convention == "pipelined").run()
+    each = [_select(latencies, message.sender) for message in messages]
+    return _Switch(messages, each, takes, overlap=convention == "pipelined").run()
 
 
 class _Switch:
@@ -149,10 +157,15 @@ class _Switch:
     """
 
     def __init__(
-        self, messages: list[Message], latency: Number, takes: list[Number], *, overlap: bool
+        self,
+        messages: list[Message],
+        latencies: list[Number],
+        takes: list[Number],
+        *,
+        overlap: bool,
     ) -> None:
         self.messages = messages
-        self.latency = latency
+        self.latencies = latencies
         self.takes = takes
         self.overlap = overlap  # the latency occupies no port
         self.free: dict[_Port, Number] = {}  # when the port's next message may start
@@ -206,11 +219,9 @@ class _Switch:
         heapq.heappush(self.heap, (self._earliest(ready, i)[0], ready, i))
 
     def _send(self, i: int, ready: Number, start: Number) -> None:
-        message, takes = self.messages[i], self.takes[i]
-        arrived = start + self.latency + takes
-        sent, receiving = (
-            (start + takes, start + self.latency) if self.overlap else (arrived, start)
-        )
+        message, latency, takes = self.messages[i], self.latencies[i], self.takes[i]
+        arrived = start + latency + takes
+        sent, receiving = (start + takes, start + latency) if self.overlap else (arrived, start)
         self.passages[i] = Passage(
             message, self._computing(i), ready, start, takes, arrived, sent, receiving
         )

@@ -217,6 +217,7 @@ def scale(cluster: Cluster, bandwidth: Any, latency: Any) -> Cluster:
         up=ports(cluster.up),
         down=ports(cluster.down),
         latency=latency * cluster.latency,
+        nodes=cluster.nodes and cluster.nodes.scale(bandwidth, latency),
     )
 
 

@@ -77,10 +77,14 @@ def run(method, problem, cluster, *, steps, **options):
 
 
 def bandwidths(cluster: clusters.Cluster) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bandwidths by worker and interval, up and down."""
+    """Returns the bandwidths by worker and interval, up and down; on machines with several workers,
+    those of their cards.
+    """
     if cluster is EQUAL:
         return np.full((N, 1), 64.0), np.full((N, 1), 64.0)
-    return (UPS, DOWNS) if cluster.up is CHANGING.up else (UP[:, None], DOWN[:, None])
+    size = cluster.nodes.size if cluster.nodes else 1
+    up, down = (UPS, DOWNS) if cluster.up is CHANGING.up else (UP[:, None], DOWN[:, None])
+    return up[np.arange(N) // size * size], down[np.arange(N) // size * size]
 
 
 def takes(bits: float, begin: float, speeds: np.ndarray) -> float:
