@@ -485,6 +485,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     clusters.markov: {"on": 2.0, "off": 5.0},
     clusters.poisson_intervals: {"mean": 2.5},
     clusters.MessageNoise: {"std": 0.25},
+    clusters.Nodes: {"size": 2},
     clusters.bursts: {"rate": 0.25, "mean": 3.0},
     clusters.lifetimes: {"begins": [0.0, 2.0], "ends": [5.0, 9.0]},
     algorithms.adacomm: {"interval": 2},

@@ -105,10 +105,9 @@ def together(pattern: Pattern) -> Callable:
 
     def clock(finish, ports, convention, step):
         last = jnp.broadcast_to(jnp.max(finish), finish.shape)
-        if ports.present is None:
-            N = finish.shape[0]
-        else:  # the pattern among the workers that participate, whose number is traced
-            N = jnp.maximum(1, jnp.sum(ports.present))
+        # With absent workers it is the pattern among those that participate, a traced number.
+        present = ports.present
+        N = finish.shape[0] if present is None else jnp.maximum(1, jnp.sum(present))
         seconds, up, down = duration(pattern, N, last, ports, convention)
         return Timing(last + seconds, up, down)
 

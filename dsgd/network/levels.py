@@ -1,35 +1,20 @@
-r"""Two levels: machines with k workers each, which exchange messages over ports of their own, and
+"""Two levels: machines with k workers each, which exchange messages over ports of their own, and
 share the machine's network card for messages to other machines.
 
-A message within a machine passes the ports of its two workers, with latency $l_i$ and $r_i$ seconds
-for a full vector. A message between machines passes the two cards, with l and r; no port of a
-worker is occupied by it. For N = k M workers on M machines, with the `seconds` $T(N, l, r)$ that
-the pattern takes on one level:
+A message within a machine passes the ports of its two workers. A message between machines passes
+the two cards, and occupies no port of a worker.
 
-| pattern                 | seconds                                                             |
-|-------------------------|---------------------------------------------------------------------|
-| all-reduces             | $T(k, l_i, r_i) + T(M, l, r)$                                       |
-| all-gather              | $T(M, l, k r) + T(k, l_i, M r_i)$                                   |
-| N servers               | $\max\big(T(k, l_i, r_i / M),\ T(M, l, k r) \text{ with } k^2
-                            \text{ times as many messages}\big)$                                |
-| ring shift, ring hops   | $\max\big(T(N, l_i, r_i),\ T(N, l, r)\big)$                         |
-| gossip                  | the maximum over degrees, as gossip of the workers within machines
-                            and as gossip of the machines                                       |
-| one parameter server    | $T(N, l, r)$                                                        |
-| star                    | T(k, l, r)$ of one parameter server                                 |
-| asynchronous server     | $T(N, l, r)$                                                        |
-
-- All-reduces are hierarchical: the workers of each machine sum their vectors (reduce-scatter), the
-  machines sum the sums over the cards, and the result goes to all workers of each machine
-  (all-gather). For the ring these are $2(k-1)(l_i + r_i/k) + 2(M-1)(l + r/M)$ seconds. What the
-  workers of a machine send to another machine in one step is one message.
+- All-reduces are hierarchical: the workers of each machine sum their vectors, the machines sum the
+  sums over the cards, and the result goes to all workers of each machine. What the workers of a
+  machine send to another machine in one step is one message.
 - An all-gather sends each vector to each other machine once, those of a machine in one message;
   then the workers of each machine forward the vectors of all machines to each other.
-- N servers and gossip send each message on its own. Those within machines and those between them
-  flow at the same time.
+- N servers, gossip and rings send each message on its own. Those within machines and those between
+  them flow at the same time.
 - A server that is no worker is reached over the cards. A star's server has a port for each card.
 
-With one machine, or one worker on each machine, there is one level.
+With one machine, or one worker on each machine, there is one level. The table of costs is in
+docs/explanation/clock.md.
 """
 
 from __future__ import annotations
@@ -136,16 +121,16 @@ class TwoLevels(NamedTuple):
 
 class Part(NamedTuple):
     """The part of a pattern's messages that passes the ports of one level: messages as those of the
-    pattern among `count` ports.
+    pattern among `ports` ports.
 
     Args:
-        count: number of ports.
+        ports: their number.
         vectors: length of what they exchange, in vectors of one worker.
         divisor: the length is `vectors / divisor`.
         messages: number of messages in place of each message of the pattern.
     """
 
-    count: int
+    ports: int
     vectors: int = 1
     divisor: int = 1
     messages: int = 1
@@ -159,11 +144,11 @@ class Part(NamedTuple):
         gives.
         """
         transfer = self.vectors * transfer / self.divisor
-        return pattern.seconds(self.count, self.latency(latency, convention), transfer, convention)
+        return pattern.seconds(self.ports, self.latency(latency, convention), transfer, convention)
 
     def volume(self, pattern: Pattern) -> float:
         """Returns the number of vectors that each port sends."""
-        return pattern.volume(self.count) * self.vectors / self.divisor
+        return pattern.volume(self.ports) * self.vectors / self.divisor
 
 
 class Split(NamedTuple):
@@ -263,7 +248,7 @@ def _duration(
     pattern: Pattern, part: Part, begin: jax.Array, ports: Ports, convention: Convention
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     latency = part.latency(ports.latency, convention)
-    return duration(pattern, part.count, begin, ports._replace(latency=latency), convention)
+    return duration(pattern, part.ports, begin, ports._replace(latency=latency), convention)
 
 
 def over_cards(seconds: Callable, *, shared: bool) -> TwoLevels:
@@ -333,13 +318,14 @@ def between_neighbours(topology: Topology) -> TwoLevels:
 
         within = [jnp.where(lists // k == machine, lists, -1) for lists in ends]
         between = [jnp.where(lists // k == machine, -1, lists) for lists in ends]
-        inner = neighbourhoods(*within, finish, levels.inside(*bits(within)), convention)
+        ports = levels.inside(*bits(within))
+        inner = neighbourhoods(within[0], within[1], finish, ports, convention)
         # Workers without messages to other machines do not wait for those of their machine.
         sends = jnp.any(jnp.concatenate(between, axis=1) >= 0, axis=1)
         ready = jnp.max(jnp.where(sends, finish, -jnp.inf).reshape(M, k), axis=1)
         of_machines = [jnp.where(lists < 0, -1, lists // k).reshape(M, -1) for lists in between]
         ports = levels.card_ports(ready, *bits(between))
-        outer = neighbourhoods(*of_machines, ready, ports, convention)
+        outer = neighbourhoods(of_machines[0], of_machines[1], ready, ports, convention)
         arrived = jnp.where(sends, jnp.repeat(outer.done, k), -jnp.inf)
         return levels.timing(jnp.maximum(inner.done, arrived), inner[1:], outer[1:])
 

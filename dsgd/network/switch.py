@@ -119,8 +119,8 @@ def simulate(
 
     Raises:
         ValueError: if a time or size is negative, infinite or NaN; a sender or receiver is not a
-            worker, both are the same, or their latencies differ; a message comes after one that does not exist, or,
-            directly or indirectly, after itself; or the convention is unknown.
+            worker, both are the same, or their latencies differ; a message comes after one that
+            does not exist, or, directly or indirectly, after itself; or the convention is unknown.
 
     Source: Liu and Zhang, section 1.3.1.
     """

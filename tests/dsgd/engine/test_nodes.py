@@ -158,11 +158,8 @@ def test_an_asynchronous_servers_messages_pass_the_cards(problem):
     method = algorithms.asynchronous_sgd(OPTIMIZER)
     cluster = CLUSTERS["unequal, blocking"]
     firsts = np.arange(N) // K * K
-    ports = replace(
-        cluster,
-        up=clusters.constant(clocks.UP[firsts]),
-        down=clusters.constant(clocks.DOWN[firsts]),
-    )
+    up, down = (clusters.constant(each[firsts]) for each in (clocks.UP, clocks.DOWN))
+    ports = replace(cluster, up=up, down=down)
     found, expected = (
         run(method, problem, each).history["clock"]
         for each in (replace(cluster, nodes=NODES), ports)
