@@ -4,6 +4,7 @@ times; bandwidths of the cards change with the clock.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +16,7 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import clusters
+from tests.dsgd.communication import test_arrays
 from tests.dsgd.engine import clocks
 from tests.dsgd.engine.clocks import CLUSTERS, COMPUTE, METHODS, OPTIMIZER, VECTOR, N, takes
 
@@ -202,3 +204,15 @@ def test_clusters_refuse_machines_that_do_not_fit(problem):
 def test_the_name_contains_all_parameters():
     name = replace(clocks.EQUAL, nodes=NODES).name
     assert name == f"{clocks.EQUAL.name}; nodes(2; 512; 0.0625)"
+
+
+def test_each_bucket_takes_the_latency_of_its_level():
+    """A message of four arrays."""
+    cluster = test_arrays.wait(0.75, 0.0, nodes=NODES)
+    whole = replace(cluster, bucket=math.inf, latency=4 * 0.75)
+    slow = replace(whole, nodes=NODES.scale(1.0, 4.0))
+    method, problem = test_arrays.TIMED["all-reduce"], test_arrays.problem()
+    taped = dsgd.run(method, problem, steps=2, key=jax.random.key(0), mesh=1, taped=True)
+    found = dsgd.replay(taped, cluster)
+    np.testing.assert_allclose(found, dsgd.replay(taped, slow), rtol=1e-6)
+    assert (found > dsgd.replay(taped, whole))[1:].all()
