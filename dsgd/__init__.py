@@ -50,7 +50,7 @@ from dsgd.machines.local_processes import run_local_processes
 from dsgd.machines.runtime import join
 from dsgd.machines.tasks import parallel_map
 from dsgd.parameter_files import load_safetensors, load_shapes, save_safetensors
-from dsgd.planning import Candidate, Forecast, Plan, forecast, plan
+from dsgd.planning import Candidate, Forecast, Pilot, Plan, forecast, plan
 from dsgd.runs import history
 from dsgd.runs.driver import Exchange, compile_round, exchanges, run
 from dsgd.runs.feed import Batches
@@ -89,6 +89,7 @@ __all__ = [
     "Pattern",
     "PeerFailed",
     "PeerLost",
+    "Pilot",
     "Plan",
     "Problem",
     "Query",

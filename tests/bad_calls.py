@@ -44,6 +44,7 @@ from dsgd import (
     clusters,
     compressors,
     network,
+    planning,
     plots,
     problems,
     reports,
@@ -89,6 +90,7 @@ USERS = {"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1], [2]]
 FOLDER = tempfile.TemporaryDirectory()
 FILE = Path(FOLDER.name) / "clients.json"
 FILE.write_text(json.dumps(USERS))
+CURVE = planning.Curve("one", {}, 0.1, 5, [(np.arange(3.0), np.array([3.0, 2.0, 1.0]))])
 SHAPES = Path(FOLDER.name) / "shapes.json"
 SHAPES.write_text(json.dumps({"kernel": [2]}))
 
@@ -398,6 +400,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
         "steps": 8,
         "mesh": 1,
     },
+    dsgd.Pilot: {"curves": [CURVE]},
     dsgd.forecast: {"shapes": {"a": np.ones(2)}},
     dsgd.sweep: {"factory": lambda x: METHOD, "steps": 1, "mesh": 1, "x": [0.1, 0.2]},
     dsgd.tune: {
