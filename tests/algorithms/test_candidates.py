@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 import optax
+import pytest
 
 import algorithms
 import dsgd
 from algorithms.candidates import ASYNCHRONOUS, candidate
-from dsgd import compressors
+from dsgd import compressors, problems
 from dsgd.planning import candidates
 
 N, RATE = 4, 0.003
@@ -90,6 +92,34 @@ def test_candidates_for_models_have_the_optimizers_and_arguments_of_their_papers
         assert (min(each.learning_rates) < 0.01) == (each.name not in {"dgc", "powersgd"})
         if "H" in each.swept:
             assert each.swept["H"] == (10, 30, 100, 500)
+
+
+@pytest.fixture(scope="module")
+def language_model():
+    return problems.language_model(
+        "grammar", workers=N, context=2, width=4, layers=1, heads=1, batch_size=1, evaluation_size=2
+    )
+
+
+def build(each: dsgd.Candidate) -> dsgd.Algorithm:
+    assert each.optimizer is not None
+    return each.build(each.optimizer(RATE), N, **first_values(each))
+
+
+@pytest.mark.parametrize("each", algorithms.FOR_MODELS, ids=str)
+def test_exchanges_of_candidates_for_models_are_found(each, language_model):
+    periods = {found.period for found in dsgd.exchanges(build(each), language_model)}
+    if each.name == "one_bit_adam":
+        assert periods == {0}  # two kinds, before and after the warm-up
+    else:
+        assert min(periods) == first_values(each).get("H", 1)
+
+
+def test_a_candidate_with_an_optimizer_by_kinds_of_leaves_trains_a_language_model(language_model):
+    (each,) = (each for each in algorithms.FOR_MODELS if each.name == "dion")
+    run = {"steps": 4, "key": jax.random.key(0), "mesh": 1, "record_every": 4}
+    start, end = dsgd.run(build(each), language_model, **run).history["loss"]
+    assert end < start - RATE
 
 
 def test_changes_are_values_or_grids():

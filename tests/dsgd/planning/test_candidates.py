@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
+import jax
 import networkx as nx
 import optax
 import pytest
 
 import algorithms
+import dsgd
 import topologies
-from dsgd import Candidate, compressors
+from dsgd import Candidate, clusters, compressors, problems
 from dsgd.planning import candidates
 
 N, SGD = 8, optax.sgd(0.1)
@@ -65,3 +68,27 @@ def test_expressions_of_functions_of_users_name_their_module_and_keywords():
     assert candidates.call(partial(optax.adamw, weight_decay=0.1), "0.3") == (
         "optax.adamw(0.3, weight_decay=0.1)"
     )
+
+
+def test_candidates_may_have_optimizers_and_step_sizes_of_their_own():
+    """They are used in place of those of the plan, in runs and in the expression."""
+    mine, rates = partial(optax.sgd, momentum=0.5), (0.02, 0.05, 0.11)
+    bare = Candidate("a", algorithms.minibatch_sgd)
+    own = dataclasses.replace(bare, optimizer=mine, learning_rates=rates)
+    plan = partial(
+        dsgd.plan,
+        problem=problems.random_quadratic(4, 12, noise=0.1),
+        cluster=clusters.Cluster(clusters.constant(0.01)),
+        key=jax.random.key(3),
+        steps=8,
+        seeds=2,
+        bits=1e6,
+        mesh=1,
+    )
+    (found,) = plan([own], learning_rates=(0.3,)).rows
+    (same,) = plan([bare], optimizer=mine, learning_rates=rates).rows
+    assert (found.values, found.metric, found.at_edge) == (same.values, same.metric, same.at_edge)
+    rate = found.values["learning_rate"]
+    assert rate in rates
+    assert found.expression == f"algorithms.minibatch_sgd(optax.sgd({rate}, momentum=0.5))"
+    assert same.expression == found.expression
