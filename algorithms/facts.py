@@ -54,9 +54,9 @@ class Facts:
             depend on the problem.
         candidates: with which arguments a planner tries the method (`algorithms.candidates`). For
             any problem: changes of the default instance. For language models: all arguments that
-            differ from the function's own defaults, which are those of the paper; its `optimizer`
-            (step size -> optimizer) and `learning_rates`, if they are not those of AdamW. A tuple
-            of numbers is a grid of values among which the planner chooses.
+            are not the function's own defaults, which are those of the paper; and `optimizer` (step
+            size -> optimizer) and `learning_rates`, if they are not those of AdamW. A tuple of
+            numbers is a grid of values among which the planner chooses.
         variants: other instances, by the end of their names: settings that differ.
     """
 

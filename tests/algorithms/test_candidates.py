@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import jax
 import optax
 import pytest
@@ -120,6 +123,16 @@ def test_a_candidate_with_an_optimizer_by_kinds_of_leaves_trains_a_language_mode
     run = {"steps": 4, "key": jax.random.key(0), "mesh": 1, "record_every": 4}
     start, end = dsgd.run(build(each), language_model, **run).history["loss"]
     assert end < start - RATE
+
+
+def test_the_documentation_names_the_candidates():
+    text = (Path(__file__).parents[2] / "docs/how_to/which_method.md").read_text()
+    for title, known in (
+        ("candidates", ASYNCHRONOUS),
+        ("candidates for language models", algorithms.FOR_MODELS),
+    ):
+        (item,) = re.findall(rf"\n- \*\*The {title}\*\* (.*?)\n(?! )", text, re.DOTALL)
+        assert {*re.findall(r"`(\w+)`", item)} == {each.name for each in known}
 
 
 def test_changes_are_values_or_grids():

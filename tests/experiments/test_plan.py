@@ -114,6 +114,18 @@ def test_registered_methods_are_candidates_with_their_default_settings():
     assert found["gt_svrg"].swept == {"H": (4, 16, 64)}
 
 
+def test_candidates_for_large_models_are_found_by_name_and_changed_by_flags():
+    flags = {"methods": ("demo", "sparse-loco"), "periods": (2, 6), "compressors": ("sign",)}
+    args = dataclasses.replace(ARGS, **flags)
+    demo, sparse_loco = command.make_task(args).candidates
+    assert (demo.optimizer, demo.learning_rates) == (optax.sgd, None)
+    assert (str(sparse_loco), sparse_loco.swept) == ("sparse_loco, sign", {"H": (2, 6)})
+    usual = dataclasses.replace(args, learning_rates=command.Args.learning_rates)
+    assert {each.learning_rates for each in command.make_task(usual).candidates} == {
+        (3e-4, 1e-3, 3e-3, 1e-2)
+    }
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
