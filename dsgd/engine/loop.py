@@ -50,7 +50,7 @@ def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
     Args:
         plan: static.
         points: hyperparameters by name, `[grid]` each if `plan.runs` is 2.
-        keys: one key per run, `[seeds]`.
+        keys: one key per run, `[seeds]`; or those of each point of the grid, `[grid, seeds]`.
     """
 
     def init(point, key):
@@ -63,9 +63,14 @@ def first_carry(plan: Plan, points: PyTree, keys: jax.Array) -> Carry:
 
     return _place_carry(
         plan,
-        plan.map_runs(init, (0, None), (None, 0))(points, keys),
+        plan.map_runs(init, (0, _grid_axis(keys)), (None, 0))(points, keys),
         lax.with_sharding_constraint,
     )
+
+
+def _grid_axis(keys: jax.Array) -> int | None:
+    """Returns the axis of the grid in the keys; None: all points of the grid have the same."""
+    return 0 if keys.ndim == 2 else None
 
 
 def _first_clock(plan: Plan) -> Clock | tuple[()]:
@@ -134,7 +139,8 @@ def advance(
             of_run, method = plan.at(point), plan.method(point)
             return _advance_one(of_run, method, key, carry, data, shared, batches, chunk)
 
-        return plan.map_runs(one_run, (0, None, 0), (None, 0, 0))(points, keys, carry)
+        axes = (0, _grid_axis(keys), 0)
+        return plan.map_runs(one_run, axes, (None, 0, 0))(points, keys, carry)
 
     specs = (P(), P(), plan.carry_spec, plan.data_spec, P(), P(None, workers.AXIS), P())
     return plan.shard(run, specs, (plan.carry_spec, P()))(

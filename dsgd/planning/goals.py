@@ -8,6 +8,7 @@ import numpy as np
 
 from dsgd import checks
 from dsgd.base import Problem
+from dsgd.planning.estimates import with_restarts
 from dsgd.planning.networks import Networks
 from dsgd.planning.training import Trained
 from dsgd.runs.sweeps import default_metric
@@ -46,10 +47,16 @@ class Goal(NamedTuple):
             )
 
     def result(self, scores: Scores) -> np.ndarray:
-        """Returns what is best if it is small, `[networks, ..., seeds]`: the cost to the target, or
-        the metric within the budget.
+        """Returns what is best if its mean over the seeds is small, `[networks, ..., seeds]`: the
+        cost to the target, with restarts if runs fail, or the metric within the budget.
         """
-        return scores.value if self.target is None else scores.cost
+        return scores.value if self.target is None else scores.with_restarts
+
+    def reached(self, scores: Scores) -> np.ndarray:
+        """Returns whether runs reach the target, or do not diverge within the budget,
+        `[networks, ..., seeds]`.
+        """
+        return np.isfinite(scores.value if self.target is None else scores.cost)
 
     def values(self, trained: Trained) -> np.ndarray:
         """Returns the metric in all records, `[points, seeds, records]`; the smallest value is
@@ -87,19 +94,27 @@ class Scores(NamedTuple):
         record: the record in which it is reached, or else the last one within the horizon.
         value: the metric in that record (the smallest value is best).
         last: the metric in the last record of the run.
+        spent: seconds or bits until `record`.
     """
 
     cost: np.ndarray
     record: np.ndarray
     value: np.ndarray
     last: np.ndarray
+    spent: np.ndarray
+
+    @property
+    def with_restarts(self) -> np.ndarray:
+        """The costs, with those of failed runs; see `estimates.with_restarts`."""
+        return with_restarts(self.cost, self.spent)
 
     @property
     def order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Means over the seeds, `[networks, points]`, in the order of importance: the cost to the
-        target, the metric, and the metric at the end, if the horizon is too short to differ.
+        target, with that of failed runs; the metric; and the metric at the end, if the horizon is
+        too short to differ.
         """
-        return tuple(each.mean(axis=-1) for each in (self.cost, self.value, self.last))  # pyright: ignore[reportReturnType] (three)
+        return tuple(each.mean(axis=-1) for each in (self.with_restarts, self.value, self.last))  # pyright: ignore[reportReturnType] (three)
 
 
 def score(goal: Goal, values: np.ndarray, costs: np.ndarray, horizon: np.ndarray) -> Scores:
@@ -122,7 +137,7 @@ def score(goal: Goal, values: np.ndarray, costs: np.ndarray, horizon: np.ndarray
 
     cost = np.where(reached.any(axis=-1), take(costs), np.inf)
     everywhere = np.broadcast_to(values, costs.shape)
-    return Scores(cost, record, take(everywhere), everywhere[..., -1])
+    return Scores(cost, record, take(everywhere), everywhere[..., -1], take(costs))
 
 
 def goal_of(

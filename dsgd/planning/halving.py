@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,11 +11,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from dsgd.planning.candidates import Candidate
 from dsgd.planning.goals import Goal, Scores, score
 from dsgd.planning.networks import Networks
-from dsgd.planning.training import Contender, Setting, Trained, train
+from dsgd.planning.training import Contender, Setting, Trained, train_in_blocks
 from dsgd.runs.interrupts import Interrupted
 
+FIRST = 20.0  # seconds after which the first ranking is shown
+MOST_LINES = 10  # of a ranking that is shown
 ELSEWHERE = 3  # number of candidates that survive on each network besides the plan's cluster
 
 
@@ -33,8 +37,6 @@ class Eliminated(NamedTuple):
     value: float
 
 
-Begin = Callable[[int, Sequence[Contender]], None]
-Advance = Callable[[Contender, int], None]
 # (function, items) -> index and result of each item, as soon as it is known
 CallEach = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[tuple[int, Any]]]
 T = TypeVar("T")
@@ -59,8 +61,7 @@ def halve(
     goal: Goal,
     lengths: Sequence[int],
     finalists: int,
-    begin: Begin,
-    advance: Advance,
+    display: Display,
     call_each: CallEach,
 ) -> tuple[Rung, list[Eliminated]]:
     """Returns the last rung, and the candidates that left before.
@@ -70,7 +71,9 @@ def halve(
     half of the candidates have finished at one of their points (with a budget, at the same share of
     it), which favours progress per round, since runs that have ended count as they ended. A point
     survives if it is among the best of its candidate, at least two, in one of the comparisons on
-    one of the networks, and a candidate if it is among the best candidates.
+    one of the networks, and a candidate if it is among the best candidates. Points that exchange
+    less than twice on a rung wait for the first one on which they do, also if their candidate
+    leaves with its other points.
 
     Args:
         setting: what all runs share.
@@ -80,7 +83,7 @@ def halve(
         lengths: numbers of rounds, increasing; the number of survivors decreases by the same
             factors.
         finalists: number of candidates that reach the last rung at least.
-        begin, advance: the functions of `bar`.
+        display: shows what runs.
         call_each: calls a function with each item.
 
     Raises:
@@ -88,33 +91,111 @@ def halve(
     """
     alive, eliminated, rung = list(contenders), list[Eliminated](), Rung([], [])
     for i, rounds in enumerate(lengths):
-        begin(i, alive)
-        found, share = dict[int, Trained](), rounds / lengths[-1]
+        is_last = i + 1 == len(lengths)
+        alive, waiting = (alive, []) if is_last else _split(alive, rounds)
+        display.begin(i, alive, f"{rounds} rounds")
+        found = dict[int, tuple[Trained, np.ndarray]]()
+        rank = partial(_rank, found, networks, goal, rounds / lengths[-1])
         named = [(each, folder(each, f"{rounds}-rounds")) for each in alive]
+
         try:
-            for at, trained in call_each(partial(_train, setting, rounds), named):
-                found[at] = trained._replace(contender=alive[at])  # itself, not a copy
-                advance(alive[at], rounds)
-            rung = score_runs(in_order(found), networks, goal, share)
+            for at, each in call_each(partial(_train, setting, rounds), named):
+                trained = each._replace(contender=alive[at])  # itself, not a copy
+                found[at] = trained, goal.costs(trained, networks)
+                display.advance(alive[at], rounds)
+                if display.is_due():
+                    display.show(describe(rank(), goal, rounds, len(alive)))
+            rung = rank()
         except KeyboardInterrupt as stopped:
-            if i > 0:
-                raise describe_interrupt(stopped, rung, goal, lengths[i - 1]) from None
-            rung = score_runs(in_order(found), networks, goal, share) if found else rung
-            raise describe_interrupt(stopped, rung, goal, rounds) from None
-        if i + 1 < len(lengths):
+            if i == 0 and found:
+                rung = rank()
+            after = rounds if i == 0 else lengths[i - 1]
+            raise describe_interrupt(stopped, rung, goal, after) from None
+        if not is_last:
+            display.show(describe(rung, goal, rounds))
             alive, left = _survivors(rung, goal, rounds / lengths[i + 1], finalists)
-            eliminated += [each._replace(rounds=rounds) for each in left]
+            alive = _join(contenders, alive, waiting)
+            stay = {id(each.candidate) for each in alive}
+            eliminated += [
+                each._replace(rounds=rounds) for one, each in left if id(one) not in stay
+            ]
     return rung, eliminated[::-1]
+
+
+def _rank(
+    found: dict[int, tuple[Trained, np.ndarray]], networks: Networks, goal: Goal, share: float
+) -> Rung:
+    """Returns the rung of the runs that are known, with their costs."""
+    trained, costs = zip(*in_order(found), strict=True)
+    return score_runs(trained, costs, networks, goal, share)
+
+
+def rungs(contenders: Sequence[Contender], lengths: Sequence[int]) -> list[int]:
+    """Returns the numbers of rounds on which at least two points can be compared, and the last."""
+    return [
+        rounds
+        for rounds in lengths
+        if rounds == lengths[-1]
+        or sum(len(each.points) for each in _split(contenders, rounds)[0]) > 1
+    ]
+
+
+def _split(contenders: Sequence[Contender], rounds: int) -> tuple[list[Contender], list[Contender]]:
+    """Returns the contenders with the points that exchange at least twice within a number of
+    rounds, and those with the other points.
+    """
+    parts = [], []
+    for each in contenders:
+        waits = [2 * period > rounds * each.times for period in each.periods]
+        for part, of in zip(parts, (False, True), strict=True):
+            if of in waits:
+                part.append(each.take(p for p, one in enumerate(waits) if one == of))
+    return parts
+
+
+def _join(
+    contenders: Sequence[Contender], alive: Sequence[Contender], waiting: Sequence[Contender]
+) -> list[Contender]:
+    """Returns the surviving points and those that wait, in the order of the contenders."""
+    joined = dict[int, Contender]()
+    for each in (*alive, *waiting):
+        before = joined.get(id(each.candidate))
+        joined[id(each.candidate)] = before.add(each) if before else each
+    return [joined[at] for each in contenders if (at := id(each.candidate)) in joined]
 
 
 def _train(setting: Setting, rounds: int, named: tuple[Contender, str]) -> Trained:
     contender, name = named
-    return train(setting, contender, rounds, name)
+    return train_in_blocks(setting, contender, rounds, name)
 
 
 def in_order(found: dict[int, T]) -> list[T]:
     """Returns results by their number, which may have arrived in another order."""
     return [found[i] for i in sorted(found)]
+
+
+def describe(rung: Rung, goal: Goal, rounds: int, count: int | None = None) -> list[str]:
+    """Returns the ranking of a rung after this number of rounds, one line for each contender below
+    a heading; [] if it is empty.
+
+    Args:
+        rung: the rung.
+        goal: what is best.
+        rounds: number of rounds.
+        count: number of contenders if the rung is not finished.
+    """
+    ranked = []
+    for each, scores, places in zip(rung.trained, rung.scores, ranks(rung.scores), strict=True):
+        point = int(places[0].argmin())
+        values = ", ".join(f"{n} = {x:g}" for n, x in each.contender.points[point].items())
+        value = goal.sign * scores.value[0, point].mean()
+        result = f"{goal.metric} {value:.4g}"
+        if goal.target is not None and np.isfinite(scores.cost[0, point]).any():
+            result += f" after {goal.result(scores)[0, point].mean():.4g} s"
+        ranked.append((places[0].min(), f"{each.contender.candidate} ({values}): {result}"))
+    lines = [f"{i}. {text}" for i, (_, text) in enumerate(sorted(ranked), 1)]
+    known = f", {len(lines)} of {count} candidates" if count else ""
+    return [f"ranking after {rounds} rounds{known}:", *lines] if lines else []
 
 
 def describe_interrupt(
@@ -123,25 +204,20 @@ def describe_interrupt(
     """Returns the error for a plan that was interrupted, with the ranking of the last rung, after
     this number of rounds.
     """
-    ranked = []
-    for each, scores, places in zip(rung.trained, rung.scores, ranks(rung.scores), strict=True):
-        point = int(places[0].argmin())
-        values = ", ".join(f"{n} = {x:g}" for n, x in each.contender.points[point].items())
-        cost, value = scores.cost[0, point].mean(), goal.sign * scores.value[0, point].mean()
-        result = f"{goal.metric} {value:.4g}" + f" after {cost:.4g} s" * bool(np.isfinite(cost))
-        ranked.append((places[0].min(), f"{each.contender.candidate} ({values}): {result}"))
-    lines = [f"{i}. {text}" for i, (_, text) in enumerate(sorted(ranked), 1)]
-    if lines:
-        lines.insert(0, f"ranking after {rounds} rounds:")
-    words = "\n".join([f"plan: {str(stopped) or 'interrupted'}", *lines])
+    words = "\n".join([f"plan: {str(stopped) or 'interrupted'}", *describe(rung, goal, rounds)])
     return Interrupted(words, getattr(stopped, "history", {}))
 
 
-def score_runs(trained: list[Trained], networks: Networks, goal: Goal, share: float) -> Rung:
-    """Scores runs with the given share of the rounds. On the last rung (share 1) there is one
-    horizon for each network, before there are two.
+def score_runs(
+    trained: Sequence[Trained],
+    costs: Sequence[np.ndarray],
+    networks: Networks,
+    goal: Goal,
+    share: float,
+) -> Rung:
+    """Scores runs, of which `costs` are `Goal.costs`, with the given share of the rounds. On the
+    last rung (share 1) there is one horizon for each network, before there are two.
     """
-    costs = [goal.costs(each, networks) for each in trained]
     horizon = np.full(len(networks), share * goal.budget)
     if share < 1:
         ends = [_last_exchange(each).mean(axis=-1).min(axis=-1) for each in costs]
@@ -154,7 +230,7 @@ def score_runs(trained: list[Trained], networks: Networks, goal: Goal, share: fl
         for each, cost in zip(trained, costs, strict=True)
     ]
     _require_comparable(goal, trained, scores, min(each[0, ..., 1:].min() for each in costs))
-    return Rung(trained, scores)
+    return Rung(list(trained), scores)
 
 
 def _last_exchange(costs: np.ndarray) -> np.ndarray:
@@ -208,7 +284,7 @@ def ranks(scores: Sequence[Scores]) -> list[np.ndarray]:
 
 def _survivors(
     rung: Rung, goal: Goal, share: float, finalists: int
-) -> tuple[list[Contender], list[Eliminated]]:
+) -> tuple[list[Contender], list[tuple[Candidate, Eliminated]]]:
     places = ranks(rung.scores)
     place = _places(np.stack([each.min(axis=1) for each in places], axis=1))
     count = np.full(len(place), ELSEWHERE)
@@ -217,17 +293,16 @@ def _survivors(
     stays = np.any(place < count[:, None], axis=0)
     alive, left = [], []
     for i, (trained, found) in enumerate(zip(rung.trained, places, strict=True)):
-        candidate, points, periods, *_ = trained.contender
+        candidate, points, *_ = trained.contender
         if stays[i]:
             most = max(2, int(np.ceil(share * len(points))))
             kept = np.any(_places(found) < most, axis=0)
-            points = tuple(itertools.compress(points, kept))
-            periods = tuple(itertools.compress(periods, kept))
-            alive.append(trained.contender._replace(points=points, periods=periods))
+            alive.append(trained.contender.take(np.flatnonzero(kept).tolist()))
         else:
             at = int(found[0].argmin())
             value = goal.sign * rung.scores[i].value[0, at].mean()
-            left.append(Eliminated(candidate.name, candidate.settings, 0, float(value)))
+            one = Eliminated(candidate.name, candidate.settings, 0, float(value))
+            left.append((candidate, one))
     return alive, left
 
 
@@ -242,30 +317,94 @@ def folder(contender: Contender, runs: str) -> str:
     return f"{runs}/{name}"
 
 
+class Display:
+    """Shows what runs, and rankings: with a bar in a terminal, otherwise as lines on stderr.
+
+    Args:
+        lengths: numbers of rounds of the rungs, and of the finalists' runs.
+        bar: a `rich.progress.Progress`; None: there are lines.
+        shown: whether anything is shown.
+    """
+
+    def __init__(self, lengths: Sequence[int], bar: Any = None, shown: bool = True) -> None:
+        self._lengths, self._bar, self._shown = lengths, bar, shown
+        self._task: Any = None if bar is None else bar.add_task("", total=None)
+        self._done = 0.0
+        self._words = ""
+        self._alive: list[Contender] = []
+        self._ended = list[Contender]()
+        self._begun, self._next = time.monotonic(), FIRST
+
+    def begin(self, i: int, alive: Sequence[Contender], what: str) -> None:
+        """To be called when a rung begins."""
+        self._alive, self._ended = list(alive), []
+        self._words = f"{what} ({i + 1} of {len(self._lengths)})"
+        if self._bar is not None:
+            # The work of later rungs is estimated: points decrease as rounds increase, so that all
+            # rungs take about equal time.
+            points = sum(len(each.points) for each in alive)
+            left = points * self._lengths[i] * (len(self._lengths) - i)
+            self._bar.update(self._task, total=self._done + left)
+        self._update()
+
+    def advance(self, each: Contender, rounds: int) -> None:
+        """To be called after each contender."""
+        self._ended.append(each)
+        self._done += len(each.points) * rounds
+        self._update()
+
+    def _update(self) -> None:
+        running = next((each for each in self._alive if each not in self._ended), None)
+        if running is None:
+            return
+        place = f"candidate {len(self._ended) + 1} of {len(self._alive)}"
+        words = f"{self._words}, {place}: {running.candidate}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, description=words)
+        else:
+            self.show([words])
+
+    def is_due(self) -> bool:
+        """Returns whether a ranking of an unfinished rung is to be shown: after `FIRST` seconds,
+        and then whenever the time has doubled.
+        """
+        return self._shown and len(self._ended) < len(self._alive) and self._seconds() > self._next
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._begun
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Shows a ranking."""
+        if not self._shown:
+            return
+        if len(lines) > 1:
+            self._next = max(self._next, 2 * self._seconds())
+        first, *others = lines
+        lines = [f"plan: {first}", *others[:MOST_LINES]]
+        if self._bar is not None:
+            self._bar.console.print("\n".join(lines), highlight=False)
+        else:
+            print("\n".join(lines), file=sys.stderr, flush=True)
+
+
 @contextmanager
-def bar(lengths: Sequence[int], shown: bool) -> Iterator[tuple[Begin, Advance]]:
-    """Shows the rung and the remaining time, and yields two functions: one to be called when a rung
-    begins, the other after each contender. The work of later rungs is estimated.
+def display(lengths: Sequence[int], shown: bool) -> Iterator[Display]:
+    """Yields what shows the progress of a plan.
+
+    Args:
+        lengths: as in `Display`.
+        shown: whether anything is shown.
     """
     if not shown:
-        yield lambda i, alive: None, lambda each, rounds: None
+        yield Display(lengths, shown=False)
         return
-    import rich.progress as rich  # noqa: PLC0415 (imported only if a bar is shown)
+    import rich.console  # noqa: PLC0415 (imported only if progress is shown)
+    import rich.progress  # noqa: PLC0415
 
-    done = 0.0
-    with rich.Progress(*rich.Progress.get_default_columns(), transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def begin(i: int, alive: Sequence[Contender]) -> None:
-            points = sum(len(each.points) for each in alive)
-            # points decrease as rounds increase, so that all rungs take about equal time
-            left = points * lengths[i] * (len(lengths) - i)
-            words = f"{len(alive)} candidates, {lengths[i]} rounds ({i + 1} of {len(lengths)})"
-            bar.update(task, description=words, total=done + left)
-
-        def advance(each: Contender, rounds: int) -> None:
-            nonlocal done
-            done += len(each.points) * rounds
-            bar.update(task, completed=done)
-
-        yield begin, advance
+    console = rich.console.Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        yield Display(lengths)
+        return
+    columns = rich.progress.Progress.get_default_columns()
+    with rich.progress.Progress(*columns, console=console, transient=True) as bar:
+        yield Display(lengths, bar)

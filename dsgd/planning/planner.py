@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import optax
 from jax.sharding import Mesh
 
@@ -40,7 +39,7 @@ class Plan(NamedTuple):
 
     Args:
         goal: what is best.
-        rows: the finalists, the best first.
+        rows: the finalists, the best first, in groups that do not differ: `Planned.rank`.
         eliminated: the other candidates, the last to leave first.
         refused: why candidates, or some of their hyperparameters, were left out before the first
             run, by name: the cluster excludes them, for example because workers are absent, or they
@@ -48,6 +47,9 @@ class Plan(NamedTuple):
         changes: the networks on which another method is better.
         networks: the cluster, and others with other bandwidths or latencies, on which the finalists
             are compared.
+        rungs: numbers of rounds after which the candidates were compared, the last one for the
+            finalists.
+        remarks: sentences on what limits the plan: that it has one rung.
     """
 
     goal: Goal
@@ -56,6 +58,8 @@ class Plan(NamedTuple):
     refused: dict[str, str]
     changes: list[Change]
     networks: Networks
+    rungs: list[int]
+    remarks: list[str]
 
 
 @checks.arguments
@@ -85,19 +89,23 @@ def plan(
     result within a budget, by successive halving.
 
     All candidates run with all settings for few rounds; the best run four times as many, and so
-    on until `steps`. The first runs have at least two exchanges of every candidate. Runs are
-    compared at equal simulated seconds (or bits) on the cluster. A model that is the mean of the
-    workers' models counts after their next exchange. Runs of synchronous methods are also replayed
-    on networks with other bandwidths and latencies, and those that are best there are kept as well:
-    `Plan.changes` has the networks on which the answer is another one. Methods whose rounds depend
-    on the cluster, such as asynchronous ones, run on the cluster itself.
+    on until `steps`. Settings with less than two exchanges in these rounds wait until they have
+    two. Runs are compared at equal simulated seconds (or bits) on the cluster. A model that is the
+    mean of the workers' models counts after their next exchange. Runs of synchronous methods are
+    also replayed on networks with other bandwidths and latencies, and those that are best there are
+    kept as well: `Plan.changes` has the networks on which the answer is another one. Methods whose
+    rounds depend on the cluster, such as asynchronous ones, run on the cluster itself.
 
     A round is one gradient of each worker, on average: N rounds of an asynchronous method, of one
     gradient each, count as one. Gradients that its server ignores count as well.
 
+    A grid of three or more values is extended, at most three times, until the best value of the
+    finalist is inside; `Planned.at_edge` says why if it is not.
+
     All results are those of fresh seeds, ten for each of `seeds`, at the settings that the other
-    seeds chose. Settings at which a fresh seed diverges or does not reach the target are replaced
-    by the next best ones at which none does.
+    seeds chose. A run that does not reach the target is followed by one with another seed, and the
+    seconds of both count. If a fresh seed fails at the chosen settings, they are compared with the
+    next best ones at which none does, and the better ones run again with other fresh seeds.
 
         plan = dsgd.plan(
             algorithms.CANDIDATES, problem, clusters.load("cluster.json").cluster,
@@ -123,7 +131,9 @@ def plan(
         finalists: number of candidates that run for all `steps` rounds at least.
         checkpoint: folder in which finished and interrupted runs are kept; the same call resumes
             from it.
-        progress: whether to show a progress bar with the remaining time.
+        progress: whether to show what runs, and the ranking after each rung: with a bar in a
+            terminal, otherwise as lines on stderr. The first ranking, of the
+            candidates that have run, comes after 20 seconds.
         on, jobs: where the candidates run, and how many at the same time, as in `parallel_map`.
 
     Returns:
@@ -187,45 +197,49 @@ def _rank_candidates(
 ) -> Plan:
     """Returns the plan for valid arguments."""
     around = networks.vary(setting.cluster, 0 if goal.bits is not None else _FACTORS)
-    longest = max(-(-max(each.periods) // each.times) for each in contenders)
-    rungs = lengths(steps, longest)
-    with halving.bar([*rungs, finals.FRESH * steps], progress) as (begin, advance):
+    rungs = halving.rungs(contenders, lengths(steps))
+    with halving.display([*rungs, finals.FRESH * steps], progress) as display:
         last, eliminated = halving.halve(
-            setting, contenders, around, goal, rungs, finalists, begin, advance, call_each
+            setting, contenders, around, goal, rungs, finalists, display, call_each
         )
         ranked = dict[int, finals.Final]()
         # most are trained at one point
-        alone = [each.contender._replace(points=each.contender.points[:1]) for each in last.trained]
-        begin(len(rungs), alone)
-        finish = partial(finals.final, setting, goal, around, steps)
-        last_runs = [*zip(last.trained, last.scores, halving.ranks(last.scores), strict=True)]
+        alone = [each.contender.take([0]) for each in last.trained]
+        display.begin(len(rungs), alone, f"{steps} rounds with fresh seeds")
+        finish = partial(finals.final, setting, goal, around, steps, rates)
+        last_runs = [*zip(last.trained, last.scores, strict=True)]
         try:
             for at, each in call_each(finish, last_runs):
                 ranked[at] = each
-                advance(alone[at], finals.FRESH * steps)
+                display.advance(alone[at], finals.FRESH * steps)
         except KeyboardInterrupt as stopped:
             raise halving.describe_interrupt(stopped, last, goal, steps) from None
     ordered = sorted(halving.in_order(ranked), key=lambda each: each.place(goal))
-    rows = finals.rows(setting, goal, ordered, rates)
-    if not any(np.isfinite(row.seconds.value) for row in rows):
+    rows = finals.rows(setting, goal, ordered)
+    if goal.target is not None and all(row.reached.value < 1 for row in rows):
         best = rows[0]
         warnings.warn(
             f"plan: no candidate reaches {goal.metric} = {goal.target:g} with every seed within "
-            f"{steps} rounds, so the seconds of all rows are infinite; the best one, "
-            f"{best.method}, reaches it with a share of {best.reached.value:g} of the seeds, and "
-            f"has {goal.metric} = {best.metric.value:.4g}; expected another target, more steps or "
-            "other learning_rates",
+            f"{steps} rounds; the best one, {best.method}, reaches it with a share of "
+            f"{best.reached.value:g} of the seeds, and has {goal.metric} = "
+            f"{best.metric.value:.4g}; "
+            "expected another target, more steps or other learning_rates",
             stacklevel=4,
         )
-    return Plan(goal, rows, eliminated, refused, changes.changes(goal, ordered, around), around)
+    remarks = []
+    if len(rungs) == 1:
+        remarks.append(
+            f"No candidate left before the last round, because steps = {steps} has one rung: "
+            f"expected at least {REDUCTION * SHORTEST} rounds, and at least {2 * REDUCTION} "
+            "exchanges of some candidates."
+        )
+    found = changes.changes(goal, ordered, around)
+    return Plan(goal, rows, eliminated, refused, found, around, rungs, remarks)
 
 
-def lengths(steps: int, period: int) -> list[int]:
-    """Returns the numbers of rounds of the rungs; also in the first one, a method with this period
-    exchanges at least twice.
-    """
-    shortest = max(SHORTEST, 2 * period)
+def lengths(steps: int) -> list[int]:
+    """Returns the numbers of rounds of the rungs."""
     every = itertools.takewhile(
-        lambda rounds: rounds >= shortest, (steps // REDUCTION**k for k in itertools.count())
+        lambda rounds: rounds >= SHORTEST, (steps // REDUCTION**k for k in itertools.count())
     )
     return [*every][::-1] or [steps]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dsgd import causes, sameness
+from dsgd import causes, checks, sameness
 from dsgd.base import Algorithm, Key, Problem
 from dsgd.clusters import Cluster
 from dsgd.engine import queries
 from dsgd.planning.candidates import RATE, Candidate
 from dsgd.runs import plans
 from dsgd.runs.history import evaluated_records
-from dsgd.runs.sweeps import Sweep, sweep
+from dsgd.runs.sweeps import Sweep, grid_values, sweep, sweep_pairs
 
+TOGETHER = 10  # runs of a compiled program
 Point = dict[str, float]  # the step size and the candidate's hyperparameters, by name
 
 
@@ -65,6 +66,20 @@ class Contender(NamedTuple):
     times: int = 1
     on_cluster: bool = False
 
+    def take(self, points: Iterable[int]) -> Contender:
+        """Returns the contender at some of its points, by their numbers."""
+        chosen = list(points)
+        return self._replace(
+            points=tuple(self.points[p] for p in chosen),
+            periods=tuple(self.periods[p] for p in chosen),
+        )
+
+    def add(self, other: Contender) -> Contender:
+        """Returns the contender with the points of another one of the same candidate, too."""
+        return self._replace(
+            points=self.points + other.points, periods=self.periods + other.periods
+        )
+
 
 class Trained(NamedTuple):
     """The runs of a contender.
@@ -73,6 +88,7 @@ class Trained(NamedTuple):
         contender: the candidate and its points.
         history: the evaluated records, `[points, *grids, seeds, records]`.
         sweep: the taped runs; if the rounds depend on the cluster, those on the plan's cluster.
+            Those of `train_in_blocks` have no states.
         workers: N.
     """
 
@@ -134,17 +150,12 @@ def all_points(
     found, refused = list[tuple[Point, Rounds]](), dict[str, str]()
     for each in itertools.product(*candidate.swept.values()):
         values = dict(zip(candidate.swept, each, strict=True))
-        with _name_errors(candidate):
-            rounds = _rounds(setting, candidate, rates[0], values)
-        if isinstance(rounds, Rounds) and rounds.period <= steps * rounds.times:
+        rounds = find_rounds(setting, candidate, rates[0], values, steps)
+        if isinstance(rounds, Rounds):
             found.append((values, rounds))
         else:
             name = ", ".join([str(candidate), *(f"{key} = {x}" for key, x in values.items())])
-            refused[name] = (
-                f"it exchanges every {rounds.period} rounds, but steps = {steps}"
-                if isinstance(rounds, Rounds)
-                else rounds
-            )
+            refused[name] = rounds
     pairs = [({RATE: rate, **values}, each.period) for rate in rates for values, each in found]
     points, periods = zip(*pairs, strict=True) if pairs else ((), ())
     times = max((each.times for _, each in found), default=1)
@@ -181,6 +192,22 @@ def rounds_of(
         max(1, N // gradients),
         bool(found.reads) or found.own_time,
     )
+
+
+def find_rounds(
+    setting: Setting, candidate: Candidate, rate: float, values: Point, steps: int
+) -> Rounds | str:
+    """Returns what a candidate does in its rounds; or why it cannot run for this number of rounds
+    of N gradients on the cluster.
+
+    Raises:
+        ValueError: if the method refuses its settings or the problem on every cluster.
+    """
+    with _name_errors(candidate):
+        found = _rounds(setting, candidate, rate, values)
+    if isinstance(found, Rounds) and found.period > steps * found.times:
+        return f"it exchanges every {found.period} rounds, but steps = {steps}"
+    return found
 
 
 def _rounds(setting: Setting, candidate: Candidate, rate: float, values: Point) -> Rounds | str:
@@ -236,29 +263,84 @@ def train(
         place: numbers by name -> cluster, if the rounds depend on it; None: that of the plan.
         grids: values of the arguments of `place`.
     """
-    candidate, times = contender.candidate, contender.times
-    options: dict[str, Any] = (
-        {"cluster": place or setting.cluster, "record_every": times}
-        if contender.on_cluster
-        else {"taped": True, "cluster": _participation(setting.cluster)}
-    )
-    every = min(setting.every, rounds) * (1 if contender.on_cluster else times)
+    candidate, options = contender.candidate, _options(setting, contender, rounds)
+    if place is not None and contender.on_cluster:
+        options["cluster"] = place
     with _name_errors(candidate, f", points of {', '.join((RATE, *candidate.swept))}"):
         found = sweep(
             _Factory(setting, contender),
             setting.problem,
-            steps=rounds * times,
             key=setting.key,
             seeds=setting.seeds,
-            mesh=setting.mesh,
             checkpoint=setting.folder and setting.folder / name,
-            evaluate_every=every,
-            progress=False,
             point=range(len(contender.points)),
             **grids,
             **options,
         )
     return Trained(contender, evaluated_records(found.history), found, setting.problem.workers)
+
+
+def train_in_blocks(setting: Setting, contender: Contender, rounds: int, name: str) -> Trained:
+    """Runs a contender at all its points, with all seeds, `TOGETHER` runs at a time. All blocks of
+    a candidate, also those of other calls, are one compiled program. The last run of an incomplete
+    block is repeated.
+
+    Args:
+        setting, contender, rounds, name: as in `train`.
+    """
+    points, seeds = contender.points, setting.seeds
+    count = len(points) * seeds
+    values = {each: grid_values(each, [point[each] for point in points]) for each in points[0]}
+    key = checks.typed_key(setting.key)
+    keys = jax.random.split(key, seeds)
+    of_points, of_seeds = np.divmod(np.arange(count), seeds)
+    found = list[Sweep]()
+    with _name_errors(contender.candidate, f", points of {', '.join(values)}"):
+        for start in range(0, count, TOGETHER):
+            at = np.minimum(np.arange(start, start + TOGETHER), count - 1)
+            found.append(
+                sweep_pairs(
+                    _Build(setting, contender.candidate),
+                    setting.problem,
+                    {each: x[of_points[at]] for each, x in values.items()},
+                    keys[of_seeds[at]],
+                    key=key,
+                    checkpoint=setting.folder and setting.folder / name / f"{len(found)}",
+                    **_options(setting, contender, rounds),
+                )
+            )
+
+    def join(series: Sequence[np.ndarray]) -> np.ndarray:
+        whole = np.concatenate(series)[:count]
+        return whole.reshape(len(points), seeds, *whole.shape[2:])
+
+    first, of = found[0], found[0].tape
+    history = {
+        column: x if column == "step" else join([each.history[column] for each in found])
+        for column, x in first.history.items()
+    }
+    tape = of and of._replace(
+        points={each: jnp.asarray(x) for each, x in values.items()},
+        keys=jnp.broadcast_to(keys, (len(points), seeds)),
+        shape=(len(points), seeds),
+        series={each: join([some.tape.series[each] for some in found]) for each in of.series},
+    )
+    whole = first._replace(grid=values, history=history, state=None, params=None, tape=tape)
+    return Trained(contender, evaluated_records(history), whole, setting.problem.workers)
+
+
+def _options(setting: Setting, contender: Contender, rounds: int) -> dict[str, Any]:
+    """Returns the arguments of the sweeps of a number of rounds of N gradients."""
+    times, on_cluster = contender.times, contender.on_cluster
+    return {
+        "steps": rounds * times,
+        "mesh": setting.mesh,
+        "evaluate_every": min(setting.every, rounds) * (1 if on_cluster else times),
+        "record_every": times if on_cluster else 1,
+        "cluster": setting.cluster if on_cluster else _participation(setting.cluster),
+        "taped": not on_cluster,
+        "progress": False,
+    }
 
 
 def _participation(cluster: Cluster) -> Cluster | None:
@@ -281,9 +363,19 @@ class _Factory(sameness.Compared):
             name: select(np.array([each[name] for each in self.contender.points]), point)
             for name in self.contender.points[0]
         }
-        candidate = self.contender.candidate
-        optimizer = (candidate.optimizer or self.setting.optimizer)(values.pop(RATE))
-        return candidate.build(optimizer, self.setting.problem.workers, **values)
+        return _Build(self.setting, self.contender.candidate)(**values)
+
+
+@dataclass(frozen=True, eq=False)
+class _Build(sameness.Compared):
+    """The method with values of the step size and of the hyperparameters, which a sweep traces."""
+
+    setting: Setting
+    candidate: Candidate
+
+    def __call__(self, **values: Any) -> Algorithm:
+        of = self.candidate.optimizer or self.setting.optimizer
+        return self.candidate.build(of(values.pop(RATE)), self.setting.problem.workers, **values)
 
 
 def select(numbers: np.ndarray, index: Any) -> Any:

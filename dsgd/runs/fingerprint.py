@@ -74,7 +74,7 @@ def make(job: RunSpec, has_checkpoint: bool) -> dict[str, str]:
             _data_digest(job.problem.data, has_checkpoint) + weights_text(job.problem),
         ),
         **_batches(job, has_checkpoint),
-        "seeds": str(job.keys.shape[0] if plan.runs else None),
+        "seeds": str(job.keys.shape[-1] if plan.runs else None),
         "record_every": str(plan.record_every),
         "train_loss": str(plan.train_loss),
         "evaluate_every": str(plan.evaluate_every),

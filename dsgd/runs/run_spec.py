@@ -31,7 +31,7 @@ class RunSpec(NamedTuple):
             value of the grid.
         problem: the problem, with its arrays.
         points: hyperparameters by name, each `[grid]`; {} if there is no grid.
-        keys: one key per run, `[seeds?]`.
+        keys: one key per run, `[seeds?]`; or those of each point of the grid, `[grid, seeds]`.
         steps: number of rounds.
         feed: streamed batches, or None.
         start: the final state of an earlier run; None: the method's initial state.
@@ -94,7 +94,7 @@ class RunSpec(NamedTuple):
             problem=repr(self.problem),
             workers=plan.N,
             steps=self.steps,
-            seeds=self.keys.shape[0] if plan.runs else None,
+            seeds=self.keys.shape[-1] if plan.runs else None,
             key=np.asarray(jax.random.key_data(key)).tolist(),
             record_every=plan.record_every,
             evaluate_every=plan.evaluate_every,

@@ -347,15 +347,86 @@ def sweep(
             "sweep: no grid given; expected at least one, such as learning_rate=[0.1, 0.01]"
         )
     steps, seeds = plans.check_steps(steps), checks.positive_int("seeds", seeds)
+    return _sweep(
+        factory,
+        problem,
+        grid,
+        key,
+        jax.random.split(key, seeds),
+        steps=steps,
+        batches=batches,
+        cluster=cluster,
+        record_every=record_every,
+        evaluate_every=evaluate_every,
+        mesh=mesh,
+        checkpoint=checkpoint,
+        train_loss=train_loss,
+        progress=progress,
+        taped=taped,
+        on_record=on_record,
+    )
+
+
+@modes.outermost
+def sweep_pairs(
+    factory: Callable[..., Algorithm],
+    problem: Problem,
+    values: dict[str, np.ndarray],
+    keys: jax.Array,
+    *,
+    key: Key,
+    **options: Any,
+) -> Sweep:
+    """Runs pairs of hyperparameters and a key as one compiled program, which serves all pairs, if
+    there are as many: those of other points, and of other seeds.
+
+    Args:
+        factory, problem: as in `sweep`.
+        values: those of the hyperparameters by name, `[pairs]` each.
+        keys: of the runs, `[pairs]`.
+        key: from which the keys are derived, for the settings.
+        options: as in `sweep`.
+
+    Returns:
+        The sweep, in which the pairs are the axis of the grid, with one seed each.
+    """
+    return _sweep(factory, problem, values, key, keys[:, None], pairs=True, **options)
+
+
+def _sweep(
+    factory: Callable[..., Algorithm],
+    problem: Problem,
+    grid: dict[str, np.ndarray],
+    key: Key,
+    keys: jax.Array,
+    *,
+    steps: int,
+    pairs: bool = False,
+    batches: Iterable[PyTree] | None = None,
+    cluster: Cluster | Callable[..., Cluster] | None = None,
+    record_every: int = 1,
+    evaluate_every: int = 1,
+    mesh: Mesh | int | None = None,
+    checkpoint: str | Path | None = None,
+    train_loss: bool = False,
+    progress: bool | None = None,
+    taped: bool = False,
+    on_record: OnRecord = (),
+) -> Sweep:
+    """Returns the sweep of valid grids, or of pairs."""
+    seeds = keys.shape[-1]
     on = (
         None if cluster is None or isinstance(cluster, Cluster) else _clusters(cluster, grid, taped)
     )
     build: FromPoint | Part = FromPoint("sweep: factory", factory, Algorithm)
     if on is not None:
         build = Part(build, tuple(name for name in grid if name not in on.names))
-    methods = examples(build, grid)
-    shape = tuple(len(values) for values in grid.values())
-    points = jax.tree.map(arrays.from_host, all_points(grid))
+    distinct = {
+        name: np.array(list(dict.fromkeys(x.tolist())), x.dtype) for name, x in grid.items()
+    }
+    methods = examples(build, distinct if pairs else grid)
+    shape = tuple(len(values) for values in grid.values())[: 1 if pairs else None]
+    points = jax.tree.map(arrays.from_host, grid if pairs else all_points(grid))
     size = int(np.prod(shape)) * seeds
     options: dict[str, Any] = {
         "record_every": record_every,
@@ -368,9 +439,7 @@ def sweep(
     plan = plans.make_plan(build, methods[0], problem, mesh, runs=2, size=size, **options)
     plan = plan._replace(place=on)
     feed = None if batches is None else Feed(plan, batches, steps)
-    job = RunSpec(
-        plan, methods, problem, points, jax.random.split(key, seeds), steps, feed, progress=progress
-    )
+    job = RunSpec(plan, methods, problem, points, keys, steps, feed, progress=progress)
     plans.warn_if_drawn_again(job)
 
     def unfold(leaf):
@@ -393,7 +462,8 @@ def sweep(
 
         def trace(values, **changes):
             part = plan._replace(place=None)._replace(runs=2 if values else 1, **changes)
-            part = job._replace(plan=part, points=jax.tree.map(jnp.asarray, values))
+            points = jax.tree.map(jnp.asarray, values)
+            part = job._replace(plan=part, points=points, keys=keys.ravel()[:seeds])
             jax.eval_shape(partial(loop.advance, part.plan), *part.shapes())
 
         def of_factory(build, values):

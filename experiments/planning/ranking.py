@@ -62,7 +62,7 @@ class Shown(NamedTuple):
 
 def tabulate(shown: Shown) -> Table:
     """Tabulates the finalists, the best first."""
-    metric = shown.metric
+    metric, rows = shown.metric, shown.plan.rows
     table = tables.table(
         f"Best methods by {shown.what}",
         (
@@ -71,19 +71,19 @@ def tabulate(shown: Shown) -> Table:
         ),
         f"Interval over {statistics.runs(finals.FRESH * shown.args.seeds)} that did not choose the "
         "settings. Rounds, and megabits sent\nand received by a worker, until then. *: at an edge "
-        "of the step sizes. =: the difference from\nanother row with = is within its error.",
+        "of a grid. Rows with the same rank do not\ndiffer significantly from the first of them."
+        + "\n!: runs fail; the seconds contain those of failed runs."
+        * any(map(fails, rows)),
     )
-    for place, row in enumerate(shown.plan.rows, 1):
+    for row in rows:
         value, low, high = row.seconds if shown.reaches else row.metric
         interval = f"{tables.plain(low)} - {tables.plain(high)}"
         if not math.isfinite(value):
             interval = f"{metric} {tables.plain(row.metric.value)}"
-            if row.reached.value:
-                interval = f"{row.reached.value:.0%} of the seeds"
         table.add_row(
-            f"{place}{'=' * bool(row.tied)}",
+            f"{row.rank}{'!' * fails(row)}",
             "\n".join(filter(None, [row.method, settings(row)])),
-            f"{'*' * row.at_edge}{row.values['learning_rate']:g}",
+            f"{'*' * bool(row.at_edge)}{row.values['learning_rate']:g}",
             tables.plain(value) if math.isfinite(value) else "-",
             interval,
             f"{row.rounds:,.0f}",
@@ -108,8 +108,11 @@ def notes(shown: Shown) -> list[str]:
     """
     plan = shown.plan
     lines = [f"To copy: {plan.rows[0].expression}"]
-    if tied := [name_row(plan.rows[i]) for i in plan.rows[0].tied]:
-        lines.append(f"Not significantly worse: {', '.join(tied)}.")
+    if alike := [name_row(row) for row in plan.rows[1:] if row.rank == 1]:
+        lines.append(f"Not significantly worse: {', '.join(alike)}.")
+    lines += [describe_failures(row) for row in plan.rows if fails(row)]
+    lines += [f"At an edge: {name_row(row)}, {row.at_edge}." for row in plan.rows if row.at_edge]
+    lines += plan.remarks
     if ended := [name_row(row) for row in plan.rows if ends_early(shown, row)]:
         lines.append(
             f"Ended after --steps {shown.args.steps} rounds, before the budget was used: "
@@ -122,6 +125,20 @@ def notes(shown: Shown) -> list[str]:
         by_rounds.setdefault(each.rounds, []).append(row_label(each))
     lines += [f"Left out after {n} rounds: {', '.join(names)}." for n, names in by_rounds.items()]
     return lines + [f"Left out: {name} ({reason})." for name, reason in plan.refused.items()]
+
+
+def fails(row: Any) -> bool:
+    """Returns whether some runs reach the target, or do not diverge, and others fail."""
+    return 0 < row.reached.value < 1
+
+
+def describe_failures(row: Any) -> str:
+    """Returns the sentence on the share of the runs that fail."""
+    share, low, high = (1 - each for each in row.reached)
+    return (
+        f"At its settings, {share:.1%} of the runs of {name_row(row)} fail (95 % interval "
+        f"{high:.1%} to {low:.1%})."
+    )
 
 
 def ends_early(shown: Shown, row: Any) -> bool:
@@ -181,12 +198,13 @@ def write(shown: Shown) -> None:
         (
             *(row.method, settings(row), row.expression, *row.seconds, row.rounds),
             *(row.bits / shown.scale, *row.metric, row.reached.value),
-            " ".join(str(i + 1) for i in row.tied),
+            *(row.reached.low, row.reached.high, row.rank, row.at_edge),
         )
         for row in shown.plan.rows
     ]
     metric = shown.plan.goal.metric
-    columns = (*heading, metric, f"{metric}_low", f"{metric}_high", "reached", "tied")
+    columns = (*heading, metric, f"{metric}_low", f"{metric}_high", "reached", "reached_low")
+    columns += ("reached_high", "rank", "at_edge")
     records.write_rows(shown.args.out / "plan.csv", columns, rows)
     changes = [
         (

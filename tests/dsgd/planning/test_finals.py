@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 
 import algorithms
 import dsgd
@@ -21,7 +22,7 @@ from dsgd.planning import finals, halving, training
 N, STEPS, SECONDS, BITS = 2, 40, 3.0, 7.0  # seconds and bits of a round
 KEY = jax.random.key(0)
 NEVER = np.inf
-Arrivals = Callable[[str, dict[str, float], int, bool], Any]
+Arrivals = Callable[[str, dict[str, float], int, str], Any]
 
 
 def candidate(name: str, **options: Any) -> Candidate:
@@ -32,8 +33,8 @@ def runs(arrivals: Arrivals, stop_at: int = -1, **metrics: Callable[[np.ndarray]
     """Returns a function in place of `training.train`.
 
     Args:
-        arrivals: (name of the candidate, point, number of seeds, whether they are fresh) -> the
-            rounds in which the runs arrive.
+        arrivals: (name of the candidate, point, number of seeds, name of the runs) -> the rounds in
+            which the runs arrive.
         stop_at: number of the call that is interrupted.
         metrics: the loss -> another metric, or the loss itself, by name.
     """
@@ -42,10 +43,10 @@ def runs(arrivals: Arrivals, stop_at: int = -1, **metrics: Callable[[np.ndarray]
     def train(setting: training.Setting, contender: training.Contender, rounds: int, name: str):
         if next(calls) == stop_at:
             raise KeyboardInterrupt
-        is_fresh, method = name.startswith("finalists"), contender.candidate.name
+        method = contender.candidate.name
         first = np.stack(
             [
-                np.broadcast_to(arrivals(method, point, setting.seeds, is_fresh), setting.seeds)
+                np.broadcast_to(arrivals(method, point, setting.seeds, name), setting.seeds)
                 for point in contender.points
             ]
         )
@@ -65,8 +66,8 @@ def runs(arrivals: Arrivals, stop_at: int = -1, **metrics: Callable[[np.ndarray]
 def make_plan(monkeypatch):
     def call(candidates, arrivals, *, metrics=None, stop_at=-1, **options) -> dsgd.Plan:
         train = runs(arrivals, stop_at, **(metrics or {}))
-        monkeypatch.setattr(halving, "train", train)
-        monkeypatch.setattr(finals, "train", train)
+        monkeypatch.setattr(halving, "train_in_blocks", train)
+        monkeypatch.setattr(finals, "train_in_blocks", train)
         given = {"key": KEY, "steps": STEPS, "seeds": 3, "learning_rates": (0.1, 0.5, 2.0)}
         if not options.keys() & {"seconds", "bits"}:
             given["target"] = 0.5
@@ -76,26 +77,63 @@ def make_plan(monkeypatch):
     return call
 
 
-def some_never(name, point, seeds, is_fresh):
-    """At the largest step size, one of fifteen fresh seeds never arrives; at the next all do."""
-    rate = point["learning_rate"]
-    found = np.full(seeds, {0.1: 9.0, 0.5: 8.0, 2.0: 5.0}[rate])
-    if is_fresh and rate == 2.0:
-        found[::15] = NEVER
-    return found
+def clocked(optimizer, H):
+    """Local SGD that reads the clock, so that its runs need no tape."""
+    of = algorithms.local_sgd(optimizer, H)
+
+    def update(state, gradients, round):
+        return of.update(state, gradients, round) if round.clock is not None else state
+
+    return of._replace(update=update)
 
 
-def test_a_step_size_at_which_a_fresh_seed_never_arrives_is_replaced_by_the_next(make_plan):
-    (row,) = make_plan([candidate("one")], some_never).rows
+def some_never(second: float):
+    """At the step size 2, two of thirty fresh seeds never arrive, and three of the next thirty; at
+    0.5, all arrive in the given round.
+    """
+
+    def arrivals(name, point, seeds, runs):
+        rate = point["learning_rate"]
+        if name == "slow":
+            return 29
+        found = np.full(seeds, {0.5: second, 2.0: 5.0}.get(rate, 30.0))
+        if rate == 2.0 and runs.startswith("finalists"):
+            found[:: 10 if runs.endswith("chosen") else 15] = NEVER
+        return found
+
+    return arrivals
+
+
+def test_seconds_contain_those_of_runs_that_never_arrive(make_plan):
+    """Two of thirty fail: (28 * 5 + 2 * 40) / 28 = 7.86 rounds are less than 8, and published are
+    those of other seeds, of which three fail.
+    """
+    row, _ = make_plan([candidate("one"), candidate("slow")], some_never(8.0)).rows
+    assert (row.method, row.values) == ("one", {"learning_rate": 2.0})
+    share = stats.binomtest(27, 30).proportion_ci()
+    np.testing.assert_allclose(row.reached, [0.9, share.low, share.high], 1e-6)
+    whole = STEPS * SECONDS
+    mean, lost, most, least = 5 * SECONDS, whole / 9, whole / share.low, whole / share.high
+    width = np.exp(2.0555294 / 5 / np.sqrt(12) / np.sqrt(27))
+    below = np.hypot(mean - mean / width, lost + whole - least)
+    above = np.hypot(mean * width - mean, most - whole - lost)
+    expected = (27 * 5 + 3 * 40) / 27 * SECONDS + np.array([0, -below, above])
+    np.testing.assert_allclose(row.seconds, expected, 1e-6)
+    assert row.elsewhere[0] == pytest.approx(row.seconds.value)
+    assert row.rounds == pytest.approx(0.9 * 5 + 0.1 * 40)
+    assert row.at_edge == ""
+
+
+def test_a_step_size_at_which_fresh_seeds_never_arrive_is_replaced_by_a_faster_one(make_plan):
+    (row,) = make_plan([candidate("one")], some_never(7.0)).rows
     assert row.values == {"learning_rate": 0.5}
-    assert row.seconds.value == 8 * SECONDS
+    assert row.seconds.value == 7 * SECONDS
     # all equal: Student's interval of a uniform distribution over a round, of logarithms
-    width = np.exp(2.0452296 / 8 / np.sqrt(12) / np.sqrt(30))
-    np.testing.assert_allclose(row.seconds, 8 * SECONDS * np.array([1, 1 / width, width]), 1e-6)
-    assert (row.rounds, row.bits) == (8, 8 * BITS)
+    width = np.exp(2.0452296 / 7 / np.sqrt(12) / np.sqrt(30))
+    np.testing.assert_allclose(row.seconds, 7 * SECONDS * np.array([1, 1 / width, width]), 1e-6)
+    assert (row.rounds, row.bits) == (7, 7 * BITS)
     # Clopper and Pearson for 30 of 30
     np.testing.assert_allclose(row.reached, [1, 0.025 ** (1 / 30), 1], 1e-6)
-    assert row.elsewhere[0] == row.seconds.value
 
 
 def test_a_target_that_no_run_reaches_is_warned_about_or_refused(make_plan):
@@ -107,11 +145,12 @@ def test_a_target_that_no_run_reaches_is_warned_about_or_refused(make_plan):
         make_plan([candidate("one")], lambda *of: NEVER, target=-9.0)
 
 
-def test_rows_whose_difference_is_within_error_are_tied(make_plan):
+def test_rows_that_do_not_differ_from_the_first_of_their_group_have_its_rank(make_plan):
     """Differences in rounds over 30 seeds: the second from the first 0.2 +- 0.28, the third from
-    the second 0.2 +- 0.37, and from the first 0.4 +- 0.19.
+    the second 0.2 +- 0.37, and from the first 0.4 +- 0.19; the noisy one from the first 0.5 +- 1.4.
     """
     more = {
+        "noisy": [12, -1, -1, -1, -1, -1, -1, -1, 0, 0],
         "third": [0, 0, 0, 0, 0, 0, 1, 1, 1, 1],
         "second": [1, 1, 1, 1, -1, -1, 0, 0, 0, 0],
         "first": [0],
@@ -119,14 +158,47 @@ def test_rows_whose_difference_is_within_error_are_tied(make_plan):
     }
     found = make_plan(
         [candidate(name) for name in more],
-        lambda name, point, seeds, is_fresh: 9 + np.resize(more[name], seeds),
+        lambda name, point, seeds, runs: 9 + np.resize(more[name], seeds),
     )
-    assert [(row.method, row.tied) for row in found.rows] == [
-        ("first", (1,)),
-        ("second", (0, 2)),
-        ("third", (1,)),
-        ("never", ()),
+    assert [(row.method, row.rank) for row in found.rows] == [
+        ("first", 1),
+        ("second", 1),
+        ("noisy", 1),
+        ("third", 4),
+        ("never", 5),
     ]
+
+
+def test_points_with_long_periods_join_when_they_exchange_twice(make_plan):
+    """Of rungs with 10 and 40 rounds, H = 8 is on the second only, and its candidate does not leave
+    with H = 2.
+    """
+    seen = []
+
+    def arrivals(name, point, seeds, runs):
+        if not runs.startswith("finalists"):
+            seen.append((runs.split("-")[0], name, point["H"]))
+        return {("long", 8): 16, ("good", 2): 20}.get((name, point["H"]), 24)
+
+    of = [
+        Candidate(name, clocked, ("H",), {"H": periods})
+        for name, periods in {"good": (2,), "bad": (2,), "long": (2, 8)}.items()
+    ]
+    found = make_plan(of, arrivals, learning_rates=(0.5,), finalists=1)
+    assert sorted(seen) == [
+        *(("10", "bad", 2), ("10", "good", 2), ("10", "long", 2)),
+        *(("40", "good", 2), ("40", "long", 8)),
+    ]
+    assert [(row.method, row.values["H"]) for row in found.rows] == [("long", 8), ("good", 2)]
+    assert [(each.method, each.rounds) for each in found.eliminated] == [("bad", 10)]
+    assert (found.rungs, found.remarks) == ([10, 40], [])
+
+
+def test_a_plan_with_a_single_rung_says_so(make_plan):
+    found = make_plan([candidate("one"), candidate("other")], lambda *of: 4, steps=39)
+    assert found.rungs == [39]
+    (words,) = found.remarks
+    assert words.startswith("No candidate left before the last round, because steps = 39 has one")
 
 
 @pytest.mark.parametrize("stop_at", [1, 3, 5])
@@ -134,7 +206,7 @@ def test_an_interrupted_plan_has_the_ranking_so_far(make_plan, stop_at):
     """In the first rung, where one candidate has run; in the second; and with fresh seeds."""
     names = ("slow", "fast")
 
-    def arrivals(name, point, seeds, is_fresh):
+    def arrivals(name, point, seeds, runs):
         return {"slow": 9, "fast": 4}[name] + (point["learning_rate"] != 0.5)
 
     with pytest.raises(dsgd.Interrupted) as caught:
@@ -149,17 +221,13 @@ def test_an_interrupted_plan_has_the_ranking_so_far(make_plan, stop_at):
     assert lines[1:] == [f"ranking after {rounds} rounds:", *ranked]
 
 
-def arrivals_by_rate(rates_and_rounds):
-    return lambda name, point, seeds, is_fresh: rates_and_rounds[point["learning_rate"]]
-
-
 def test_the_largest_accuracy_is_best_within_a_budget(make_plan):
     """In nine of ten runs, the second candidate arrives within the budget at the smallest step
     size; the first never does.
     """
     late = candidate("late")
 
-    def arrivals(name, point, seeds, is_fresh):
+    def arrivals(name, point, seeds, runs):
         if name == "late":
             return NEVER
         return np.where(np.arange(seeds) % 10 < 9, 6 + 9 * point["learning_rate"] // 1, NEVER)
@@ -167,7 +235,7 @@ def test_the_largest_accuracy_is_best_within_a_budget(make_plan):
     options = {"metric": "mine", "largest": True, "metrics": {"mine": lambda loss: 1 - loss / 2}}
     found = make_plan([late, candidate("early")], arrivals, seconds=8 * SECONDS, **options)
     early, never = found.rows
-    assert (early.method, early.values["learning_rate"], early.at_edge) == ("early", 0.1, True)
+    assert (early.method, early.values["learning_rate"]) == ("early", 0.1)
     np.testing.assert_allclose([early.metric.value, never.metric.value], [0.95, 0.5])
     half = 2.0452296 * 0.5 * np.sqrt(0.09 / 29)
     np.testing.assert_allclose(early.metric, [0.95, 0.95 - half, 0.95 + half], 1e-6)
@@ -177,19 +245,53 @@ def test_the_largest_accuracy_is_best_within_a_budget(make_plan):
 
 
 @pytest.mark.parametrize(
-    ("best", "edge"),
-    [(0.1, True), (0.5, False), (2.0, True)],
+    ("best", "last"),
+    [(0.1, 0.025), (0.5, None), (2.0, 10.0)],
     ids=["smallest", "inside", "largest"],
 )
-def test_a_step_size_at_an_edge_is_marked(make_plan, best, edge):
-    found = make_plan([candidate("one")], arrivals_by_rate({0.1: 7, 0.5: 7, 2.0: 7} | {best: 3}))
-    assert (found.rows[0].values["learning_rate"], found.rows[0].at_edge) == (best, edge)
+def test_a_grid_is_extended_until_the_best_step_size_is_inside(make_plan, best, last):
+    seen = set()
+
+    def arrivals(name, point, seeds, runs):
+        seen.add(point["learning_rate"])
+        return 3 if point["learning_rate"] == best else 7
+
+    (row,) = make_plan([candidate("one")], arrivals).rows
+    assert (row.values["learning_rate"], row.at_edge) == (best, "")
+    assert seen == {0.1, 0.5, 2.0} | ({last} if last else set())
+
+
+def test_an_extension_that_is_refused_is_explained(make_plan):
+    """The step size 0.1, 0.5, 2, 10, 40, 200 is the better the larger it is, after three
+    extensions; H = 2, 4, 8 can be 1, but neither 0 nor 16.
+    """
+
+    def plan_for(of, arrivals, **options):
+        return make_plan([of], arrivals, **options).rows[0]
+
+    row = plan_for(
+        candidate("one"), lambda name, point, *of: 10 - 3 * np.log10(point["learning_rate"])
+    )
+    assert row.values == {"learning_rate": 200.0}
+    assert row.at_edge == (
+        "learning_rate = 200 is the largest value, after 3 extensions of the grid"
+    )
+    local = Candidate("one", clocked, ("H",), {"H": (4, 2, 8)})
+    fixed = {"learning_rates": (0.5,), "steps": 15}
+    row = plan_for(local, lambda name, point, *of: point["H"], **fixed)
+    assert row.at_edge == (
+        "H = 1 is the smallest value, since the next whole number by the factor of the grid is 0"
+    )
+    row = plan_for(local, lambda name, point, *of: 16 - point["H"], **fixed)
+    assert row.at_edge == (
+        "H = 8 is the largest value, since with H = 16 it exchanges every 16 rounds, but steps = 15"
+    )
 
 
 def test_runs_with_losses_that_are_not_numbers_do_not_win(make_plan):
     """At the largest step size the metric is the smallest and the loss NaN."""
 
-    def arrivals(name, point, seeds, is_fresh):
+    def arrivals(name, point, seeds, runs):
         return {"wrong": 2, "right": 6}[name]
 
     def of(value):

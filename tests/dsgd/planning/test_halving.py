@@ -12,7 +12,13 @@ import algorithms
 from dsgd import Candidate
 from dsgd.clusters import Cluster, constant
 from dsgd.planning import changes, goals, halving, networks, planner, training
-from dsgd.planning.estimates import estimate, positive_estimate
+from dsgd.planning.estimates import (
+    estimate,
+    group,
+    positive_estimate,
+    restart_estimate,
+    with_restarts,
+)
 from dsgd.planning.goals import Goal, Scores
 
 RNG = np.random.default_rng(0)
@@ -60,7 +66,7 @@ def test_the_cost_to_the_target_decides_and_then_the_value():
 
 
 def scores(cost: np.ndarray, value: np.ndarray) -> Scores:
-    return Scores(cost, np.zeros(cost.shape, int), value, value)
+    return Scores(cost, np.zeros(cost.shape, int), value, value, np.full(cost.shape, 7.0))
 
 
 def rung(count: int, networks: int, points: int) -> halving.Rung:
@@ -90,6 +96,7 @@ def test_the_best_on_each_network_survive():
     each = rung(count=24, networks=6, points=8)
     goal = Goal("accuracy", -1, seconds=1.0)
     alive, left = halving._survivors(each, goal, share=0.25, finalists=4)  # a quarter of 24 is more
+    left = [one for _, one in left]
     by_name = {contender.candidate.name: contender for contender in alive}
     best = np.stack([found.value[..., 0].min(axis=1) for found in each.scores], axis=1)
     expected = {int(i) for row in (0, 3) for i in np.argsort(best[row])[:6]}
@@ -106,9 +113,8 @@ def test_the_best_on_each_network_survive():
 
 
 def test_rounds_of_the_rungs():
-    assert planner.lengths(1000, 4) == [15, 62, 250, 1000]
-    assert planner.lengths(1000, 64) == [250, 1000]
-    assert planner.lengths(8, 1) == [8]
+    assert planner.lengths(1000) == [15, 62, 250, 1000]
+    assert planner.lengths(8) == [8]
 
 
 def test_intervals_are_those_of_student():
@@ -126,6 +132,38 @@ def test_intervals_are_those_of_student():
     # nothing is below 0 seconds
     value, low, high = positive_estimate(np.array([0.0, 2.0]), small[:2])
     np.testing.assert_allclose([value, low, high], [1, 0, 1 + 12.7062047 / 1], 1e-6)
+
+
+def test_the_expected_cost_with_restarts():
+    """It is the mean cost of sequences of runs that end with one that reaches the target; and its
+    standard error and its interval are right for runs of which a fifth fails.
+    """
+    count, seeds, fail = 4000, 40, 0.2
+    spent = RNG.uniform(2.0, 6.0, (count, seeds))
+    reached = RNG.uniform(size=spent.shape) >= fail
+    spent = np.where(reached, spent, 9.0)
+    cost = np.where(reached, spent, np.inf)
+    true = 4.0 + 9.0 * fail / (1 - fail)
+    found = with_restarts(cost, spent)
+    np.testing.assert_allclose(found.mean(axis=1), spent.sum(axis=1) / reached.sum(axis=1))
+    error = found.std(axis=1, ddof=1).mean() / np.sqrt(seeds)
+    np.testing.assert_allclose(error, found.mean(axis=1).std(), rtol=0.05)
+    each = [restart_estimate(*pair, np.full(seeds, 0.1)) for pair in zip(cost, spent, strict=True)]
+    covered = np.mean([one.low <= true <= one.high for one in each[:1000]])
+    assert 0.93 < covered < 0.99
+    # all arrive, and none does
+    one = spent[0]
+    np.testing.assert_array_equal(with_restarts(one, one), one)
+    assert restart_estimate(one, one, 0 * one) == positive_estimate(one, 0 * one)
+    never = np.full(seeds, np.inf)
+    assert np.isinf(with_restarts(never, one)).all()
+    assert np.isinf(restart_estimate(never, one, 0 * one)).all()
+
+
+def test_groups_are_those_that_do_not_differ_from_their_first_row():
+    """Rows 2 and 4 do not differ from row 0, nor row 3 from row 1."""
+    alike = {(0, 2), (0, 4), (1, 2), (1, 3)}
+    assert group(5, lambda i, j: (i, j) not in alike) == [[0, 2, 4], [1, 3]]
 
 
 def test_a_method_replaces_the_current_one_beyond_two_standard_errors():
@@ -161,11 +199,14 @@ def test_candidates_are_compared_when_the_first_and_when_half_of_them_have_finis
     trained = [made_up(seconds) for seconds in (6.0, 100.0, 2.0, 8.0, 4.0)]
     goal = Goal("loss", 1, target=-1.0)
     around = networks.vary(Cluster(constant(0.3)), 0)
-    rung = halving.score_runs(trained, around, goal, 0.25)
+    costs = [goal.costs(each, around) for each in trained]
+    rung = halving.score_runs(trained, costs, around, goal, 0.25)
     value = np.array([each.value[:, 0, 0] for each in rung.scores]).T
     np.testing.assert_array_equal(value, [[0, 12, 0, 3, 0], [8, 12, 0, 9, 6]])
     # a quarter of a budget of 12 s, and when the first has finished
-    rung = halving.score_runs(trained, around, goal._replace(target=None, seconds=12.0), 0.25)
+    rung = halving.score_runs(
+        trained, costs, around, goal._replace(target=None, seconds=12.0), 0.25
+    )
     value = np.array([each.value[:, 0, 0] for each in rung.scores]).T
     np.testing.assert_array_equal(value, [[6, 12, 0, 8, 3], [8, 12, 0, 9, 6]])
 
