@@ -5,8 +5,8 @@
 
 Trains each candidate of `algorithms.candidates.FOR_MODELS` with a transformer for bytes at three
 widths, each at the step size with the smallest loss at the end; the grid is extended until the
-best one is at no edge of it. The step size grows linearly in the first twentieth of the rounds and is
-constant afterwards, so that the rounds to a loss do not depend on the length of the run. The file
+best one is at no edge of it. The step size grows linearly in the first twentieth of the rounds and
+is constant afterwards, so that the rounds to a loss do not depend on the length of a run. The file
 pilot.csv has the loss of each seed, for `dsgd.Pilot.read`; of methods with a period H, after
 exchanges only. The table has the rounds to a loss that all of them reach, and how well the largest
 model is predicted from the others.
@@ -106,8 +106,8 @@ def check(args: Args) -> None:
     """Raises a ValueError if flags do not fit together, or a method is not known."""
     if args.steps % args.periods[0]:
         raise ValueError(
-            f"--steps {args.steps}: expected a multiple of --periods {args.periods[0]}, after which "
-            "the loss is recorded"
+            f"--steps {args.steps}: expected a multiple of --periods {args.periods[0]}, after "
+            "which the loss is recorded"
         )
     if args.periods[-1] > args.steps // 2:
         raise ValueError(
@@ -166,8 +166,8 @@ def make_method(
 
 
 def points(candidate: dsgd.Candidate, args: Args) -> Iterator[dict[str, float]]:
-    """Yields the hyperparameters of the candidate's curves: the periods of the flags, and the values
-    of its other grids, such as numbers of rounds, that are below the number of rounds.
+    """Yields the hyperparameters of the candidate's curves: the periods of the flags, and the
+    values of its other grids, such as numbers of rounds, that are below the number of rounds.
     """
     grids = {
         name: args.periods if name == PERIOD else [value for value in grid if value < args.steps]

@@ -84,7 +84,7 @@ class PilotRounds(NamedTuple):
             has = "; ".join(label(row.method, row.values) for row in named or self.rows)
             raise ValueError(
                 f"PilotRounds.of: {label(name, given)} has {len(found)} curves in the "
-                f"pilot{meant}; expected one of {has}"
+                f"pilot; expected one of {has}{meant}"
             )
         return found[0]
 
@@ -186,8 +186,8 @@ class Pilot:
             if known and curve.method not in known:
                 raise ValueError(
                     f"Pilot.read: {place.name} has curves of {curve.method!r}, which is no "
-                    f"candidate{spelling.suggest(curve.method, known)}; expected some of "
-                    f"{', '.join(known)}"
+                    f"candidate; expected some of {', '.join(known)}"
+                    f"{spelling.suggest(curve.method, known)}"
                 )
         return cls(curves, metric, is_largest, title or place.name)
 

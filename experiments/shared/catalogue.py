@@ -171,6 +171,12 @@ COMMANDS = {
         "-",
         "--methods ec_sgd diloco --workers 8 --steps 100 --seeds 2 --learning-rates 1 3",
     ),
+    "pilot": Command(
+        BEYOND,
+        "-",
+        "--text grammar --widths 8 16 --steps 20 --seeds 1 --periods 5 10 --methods minibatch_sgd "
+        "diloco --learning-rates 3e-3 1e-2",
+    ),
     "time_complexity": Command(
         BEYOND,
         "-",
