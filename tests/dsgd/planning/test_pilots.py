@@ -273,7 +273,7 @@ def test_histories_of_runs(tmp_path):
             "line 5: step = 0 of diloco, H = 10, .*, after 40; expected",
         ),
         ({"rows": [*rows(), *rows(H=30)[:1]]}, "line 5: one record of diloco, H = 30, 700 elem"),
-        ({"rows": rows("dilico")}, "curves of 'dilico', is no candidate; .* did you mean diloco"),
+        ({"rows": rows("dilico")}, "curves of 'dilico', which is no .* .* did you mean diloco"),
         ({"rows": [*rows(), *rows("demo", ""), *rows(elements=90)]}, None),
         ({"rows": [*rows(elements=900), *rows("demo", "")]}, "demo has no curve with 900 elements"),
         ({"rows": []}, "pilot.csv has no rows"),
