@@ -220,12 +220,10 @@ def tabulate(
     each = sizes(found)
     made = tables.table(
         f"{describe(args)}:\nrounds to loss {target:g}",
-        ("method", "", *(f"{size:,}" for size in each), "predicted", "step size", "loss"),
-        f"Elements of the model above, means of {statistics.runs(args.seeds)}. Predicted: rounds "
-        "of the largest model\nby a power law from the others, relative to the recorded ones. Step "
-        f"size and loss after\n{args.steps} rounds: of the largest model. *: at an edge of the "
-        "grid.",
-        left=2,
+        ("method", *(f"{size:,}" for size in each), "pre-\ndicted", "step\nsize", "loss"),
+        f"Means of {statistics.runs(args.seeds)}, by number of elements. Predicted: rounds of the "
+        "largest\nmodel by a power law from the others, relative to the recorded ones. Step\nsize, "
+        f"loss after {args.steps} rounds: of the largest model. *: at an edge of the grid.",
     )
     by_size = [pilot.rounds(target, size) for size in each]
     for row in by_size[-1].rows:
@@ -233,8 +231,7 @@ def tabulate(
         one = found[Key(row.method, named, each[-1])]
         rounds = [at.of(row.method, row.values).rounds.value for at in by_size]
         made.add_row(
-            tables.wrap(row.method, 24),
-            named,
+            tables.wrap(f"{row.method}, {named}" if named else row.method, 18),
             *(f"{number:.0f}" if math.isfinite(number) else "-" for number in rounds),
             f"{row.predicted:.2f}" if math.isfinite(row.predicted) else "-",
             one.cell(),
