@@ -260,9 +260,8 @@ class Pattern(NamedTuple):
             listed.
         clock: (finish `[N]`, `network.Ports`, convention, step) -> the `network.Timing`; None: all
             messages begin when the last worker is ready, and the slowest port determines the
-            duration.
-        levels: the `network.TwoLevels`, what the pattern does on machines with several workers;
-            None: its kind determines it, if possible.
+            duration. A `network.Clocks` also has the clock on machines with several workers;
+            without one, the kind of the pattern determines it, if possible.
     """
 
     name: str
@@ -270,7 +269,6 @@ class Pattern(NamedTuple):
     volume: Callable
     messages: Callable | None = None
     clock: Callable | None = None
-    levels: Any = None
 
     def __repr__(self) -> str:
         return _short_repr(self)

@@ -13,7 +13,7 @@ from dsgd.network.kinds import (
     OneServer,
     PointToPoint,
 )
-from dsgd.network.levels import Inside, Levels, TwoLevels
+from dsgd.network.levels import Clocks, Inside, Levels
 from dsgd.network.patterns import (
     all_gather,
     asynchronous_gossip,
@@ -36,6 +36,7 @@ __all__ = [
     "AllGather",
     "AllReduce",
     "Asynchronous",
+    "Clocks",
     "Convention",
     "Inside",
     "Levels",
@@ -47,7 +48,6 @@ __all__ = [
     "Ports",
     "Timeline",
     "Timing",
-    "TwoLevels",
     "all_gather",
     "asynchronous_gossip",
     "asynchronous_server",

@@ -9,7 +9,7 @@ import numpy as np
 from dsgd import checks
 from dsgd.base import Pattern
 from dsgd.network.clocks import Ports, Timing, together
-from dsgd.network.levels import Levels, two_levels
+from dsgd.network.levels import Levels, clocks
 from dsgd.network.switch import Convention, check_convention
 
 
@@ -61,7 +61,7 @@ def exchange(
     if np.ndim(finish) != 1 or not len(finish):
         raise ValueError(f"elapse: finish of shape {np.shape(finish)}; expected seconds [N]")
     if isinstance(ports, Levels):
-        return two_levels(pattern).clock(finish, ports, convention, step)
+        return clocks(pattern).two_levels(finish, ports, convention, step)
     ports = ports._replace(
         **{
             name: checks.copy_array(f"elapse: ports.{name}", getattr(ports, name))

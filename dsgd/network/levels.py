@@ -20,6 +20,7 @@ docs/explanation/clock.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -32,9 +33,12 @@ from dsgd.network.clocks import (
     Ports,
     Timing,
     duration,
+    idle_clock,
+    neighbour_clock,
     neighbourhoods,
     neighbours_at,
     server_clock,
+    together,
 )
 from dsgd.network.kinds import AllGather, AllReduce, NServers, OneServer
 from dsgd.network.switch import Convention
@@ -106,17 +110,51 @@ class Levels(NamedTuple):
         return Timing(done, up, down)
 
 
-class TwoLevels(NamedTuple):
-    """What a pattern does on two levels.
+@dataclass(frozen=True, eq=False)
+class Clocks:
+    """`Pattern.clock` of a pattern that states what it does on two levels.
 
     Args:
-        seconds: (N, latency, transfer, convention, `Inside`) -> seconds of one exchange in closed
-            form; latency and transfer are those of the cards.
-        clock: (finish `[N]`, `Levels`, convention, step) -> the `Timing`.
+        one_level: the clock on one level, as `Pattern.clock`.
+        two_levels: (finish `[N]`, `Levels`, convention, step) -> the `Timing`.
+        seconds: (N, latency, transfer, convention, `Inside`) -> seconds of one exchange on two
+            levels in closed form; latency and transfer are those of the cards.
     """
 
+    one_level: Callable
+    two_levels: Callable
     seconds: Callable
-    clock: Callable
+
+    def __call__(
+        self,
+        finish: jax.Array,
+        ports: Ports | Levels,
+        convention: Convention,
+        step: jax.Array,
+    ) -> Timing | jax.Array:
+        """Returns the result of the clock for these ports."""
+        clock = self.two_levels if isinstance(ports, Levels) else self.one_level
+        return clock(finish, ports, convention, step)
+
+
+def clocks(pattern: Pattern) -> Clocks:
+    """Returns the clocks of a pattern on one level and on two.
+
+    Raises:
+        ValueError: if the pattern does not state what it does on two levels, and its kind does not
+            determine it.
+    """
+    if isinstance(pattern.clock, Clocks):
+        return pattern.clock
+    if pattern.clock is None and not isinstance(pattern, OneServer):
+        for kind, split in _SPLITS.items():
+            if isinstance(pattern, kind):
+                return _in_parts(pattern, split)
+    raise ValueError(
+        f"{pattern.name}: its messages on machines with several workers are not known; expected "
+        "one of dsgd.network's patterns for rounds, or a network.AllReduce, AllGather or NServers "
+        "without a clock; or a cluster with nodes=None"
+    )
 
 
 class Part(NamedTuple):
@@ -186,33 +224,14 @@ def _around_ring(k: int, M: int) -> Split:
 _SPLITS = {AllGather: _all_gather, NServers: _servers, AllReduce: _all_reduce}
 
 
-def two_levels(pattern: Pattern) -> TwoLevels:
-    """Returns what a pattern does on two levels.
-
-    Raises:
-        ValueError: if the pattern does not state it, and its kind does not determine it.
-    """
-    if pattern.levels is not None:
-        return pattern.levels
-    if pattern.clock is None and not isinstance(pattern, OneServer):
-        for kind, split in _SPLITS.items():
-            if isinstance(pattern, kind):
-                return _in_parts(pattern, split)
-    raise ValueError(
-        f"{pattern.name}: its messages on machines with several workers are not known; expected "
-        "one of dsgd.network's patterns for rounds, or a network.AllReduce, AllGather or NServers "
-        "without a clock; or a cluster with nodes=None"
-    )
-
-
 def around_ring(pattern: Any) -> Any:
     """Returns the pattern, whose messages go from each worker to the next one, with what it does on
     two levels.
     """
-    return pattern._replace(levels=_in_parts(pattern, _around_ring))
+    return pattern._replace(clock=_in_parts(pattern, _around_ring))
 
 
-def _in_parts(pattern: Pattern, split: Callable[[int, int], Split]) -> TwoLevels:
+def _in_parts(pattern: Pattern, split: Callable[[int, int], Split]) -> Clocks:
     """Returns what a pattern does whose messages all begin when the last worker is ready."""
 
     def seconds(N, latency, transfer, convention, inside):
@@ -241,7 +260,7 @@ def _in_parts(pattern: Pattern, split: Callable[[int, int], Split]) -> TwoLevels
         total = first + second if before is not None else jnp.maximum(first, second)
         return levels.timing(last + total, ports, cards)
 
-    return TwoLevels(seconds, clock)
+    return Clocks(together(pattern), clock, seconds)
 
 
 def _duration(
@@ -251,10 +270,11 @@ def _duration(
     return duration(pattern, part.ports, begin, ports._replace(latency=latency), convention)
 
 
-def over_cards(seconds: Callable, *, shared: bool) -> TwoLevels:
+def over_cards(one_level: Callable, seconds: Callable, *, shared: bool) -> Clocks:
     """Returns what a server does that is no worker: all messages pass the cards.
 
     Args:
+        one_level: the clock on one level.
         seconds: (N, latency, transfer, convention) -> seconds of N workers at one port of the
             server.
         shared: whether all workers share a port of the server; otherwise, it has one for each card.
@@ -270,17 +290,18 @@ def over_cards(seconds: Callable, *, shared: bool) -> TwoLevels:
         timing = server_clock(finish, ports, convention, step, groups)
         return timing if isinstance(timing, Timing) else Timing(timing, ports.up, ports.down)
 
-    return TwoLevels(on_levels, clock)
+    return Clocks(one_level, clock, on_levels)
 
 
-NOTHING = TwoLevels(
-    lambda N, latency, transfer, convention, inside: 0 * transfer,
+IDLE = Clocks(
+    idle_clock,
     lambda finish, levels, convention, step: Timing(finish, levels.up, levels.down),
+    lambda N, latency, transfer, convention, inside: 0 * transfer,
 )
-"""Workers that send nothing; their bits are 0, as are the times of their ports."""
+"""Clocks of workers that send nothing; their bits are 0, as are the times of their ports."""
 
 
-def between_neighbours(topology: Topology) -> TwoLevels:
+def between_neighbours(topology: Topology) -> Clocks:
     """Returns what gossip does: gossip of the workers on the links within machines, and at the same
     time gossip of the machines, one message for each link between them.
     """
@@ -329,4 +350,4 @@ def between_neighbours(topology: Topology) -> TwoLevels:
         arrived = jnp.where(sends, jnp.repeat(outer.done, k), -jnp.inf)
         return levels.timing(jnp.maximum(inner.done, arrived), inner[1:], outer[1:])
 
-    return TwoLevels(seconds, clock)
+    return Clocks(neighbour_clock(topology), clock, seconds)

@@ -54,7 +54,7 @@ from dsgd import checks
 from dsgd.base import Pattern
 from dsgd.graphs.matchings import matchings
 from dsgd.graphs.topology import Topology
-from dsgd.network.clocks import idle_clock, link_clock, neighbour_clock, server_clock
+from dsgd.network.clocks import link_clock, server_clock, together
 from dsgd.network.kinds import (
     AllGather,
     AllReduce,
@@ -64,12 +64,12 @@ from dsgd.network.kinds import (
     PointToPoint,
 )
 from dsgd.network.levels import (
-    NOTHING,
+    IDLE,
     Inside,
     around_ring,
     between_neighbours,
+    clocks,
     over_cards,
-    two_levels,
 )
 from dsgd.network.switch import Convention, Message, Number, check_convention
 
@@ -136,8 +136,7 @@ parameter_server: OneServer = OneServer(
     _at_one_port,
     volume=lambda N: 1,
     messages=_server_messages,
-    clock=server_clock,
-    levels=over_cards(_at_one_port, shared=True),
+    clock=over_cards(server_clock, _at_one_port, shared=True),
 )
 r"""One server with one port: N messages arrive one after the other, then N are sent. Blocking:
 $2N(l + r)$ seconds; pipelined: $2(l + Nr)$.
@@ -147,8 +146,7 @@ star: OneServer = OneServer(
     _either(lambda N, latency, transfer: 2 * (latency + transfer)),
     volume=lambda N: 1,
     messages=_star_messages,
-    clock=link_clock,
-    levels=over_cards(_at_one_port, shared=False),
+    clock=over_cards(link_clock, _at_one_port, shared=False),
 )
 r"""One server with a link to each worker: all workers send at the same time, then the server sends
 to all. $2(l + r)$ seconds.
@@ -209,8 +207,7 @@ local: Pattern = Pattern(
     _either(lambda N, latency, transfer: 0 * (latency + transfer)),
     volume=lambda N: 0,
     messages=lambda N: [],
-    clock=idle_clock,
-    levels=NOTHING,
+    clock=IDLE,
 )
 """No worker sends anything, and none waits."""
 asynchronous_server: Asynchronous = Asynchronous(
@@ -222,7 +219,7 @@ asynchronous_server: Asynchronous = Asynchronous(
     volume=lambda N: 1 / N,
 )
 asynchronous_server = asynchronous_server._replace(
-    levels=over_cards(asynchronous_server.seconds, shared=True)
+    clock=over_cards(together(asynchronous_server), asynchronous_server.seconds, shared=True)
 )
 r"""One worker at a time sends to the server and receives from it: $l + r$ seconds per update;
 pipelined: $\max(r, 2(l + r)/N)$.
@@ -286,7 +283,6 @@ def gossip(topology: Topology) -> PointToPoint:
         _either(blocking_seconds, pipelined_seconds),
         volume,
         messages if turns == 1 else None,
-        neighbour_clock(topology),
         between_neighbours(topology),
     )
 
@@ -383,8 +379,7 @@ def cost(
     if inside is None or inside.size == 1:
         seconds = pattern.seconds(workers, latency, transfer, convention)
     else:
-        levels = two_levels(pattern)
-        seconds = levels.seconds(workers, latency, transfer, convention, inside)
+        seconds = clocks(pattern).seconds(workers, latency, transfer, convention, inside)
     if not checks.is_number(seconds) and not checks.is_numeric(seconds):
         raise ValueError(
             f"cost: seconds of {pattern.name}, {convention}, returns {checks.kind(seconds)}; "

@@ -46,6 +46,11 @@ def place(messages, k: int, N: int):
     return [passes(message) for message in messages]
 
 
+def one_level(pattern: Pattern, N: int) -> list[Message]:
+    assert pattern.messages is not None
+    return pattern.messages(N)
+
+
 def on_ring(ids, parts, steps, first, begin):
     """Returns the messages of some steps around a ring, of which the first comes after `begin(i)`.
 
@@ -149,7 +154,7 @@ def hop_messages(k: int, M: int):
     N = k * M
     steps = [
         message._replace(after=tuple(range((i // N - 1) * N, i // N * N)) if i >= N else ())
-        for i, message in enumerate(network.ring_all_reduce.messages(N))
+        for i, message in enumerate(one_level(network.ring_all_reduce, N))
     ]
     return place(steps, k, N)
 
@@ -176,7 +181,7 @@ PATTERNS = {
     "star": lambda k, M: (network.star, to_server(k, M, M)),
     "shift": lambda k, M: (
         network.ring_shift,
-        place(network.ring_shift.messages(k * M), k, k * M),
+        place(one_level(network.ring_shift, k * M), k, k * M),
     ),
     "hops": lambda k, M: (HOPS, hop_messages(k, M)),
     "local": lambda k, M: (network.local, []),
@@ -359,7 +364,7 @@ def test_gossip_on_two_levels_is_done_at_the_latest_when_the_clock_says(simulate
         network.asynchronous_gossip,
         Pattern("mine", network.star.seconds, network.star.volume),
         network.OneServer("mine", network.star.seconds, network.star.volume),
-        network.ring_all_reduce._replace(clock=network.star.clock),
+        network.ring_all_reduce._replace(clock=lambda *arguments: arguments[0]),
     ],
 )
 def test_patterns_whose_messages_on_two_levels_are_not_known_are_refused(pattern):
