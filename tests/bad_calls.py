@@ -471,6 +471,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     network.simulate: {"transfer": [1.0, 1.0]},
     clusters.Cluster: {"compute": SECONDS},
     clusters.Overlap: {},
+    clusters.Collectives: {},
     clusters.Quantity: {"name": "one"},
     clusters.constant: {"value": [1.0, 2.0]},
     clusters.Hardware: {"latency": 0.001, "bandwidth": 1e8},

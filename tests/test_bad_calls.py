@@ -146,6 +146,7 @@ OUTSIDE: dict[Any, dict[str, tuple]] = {
     clusters.bounded: {"most": NEGATIVE},
     clusters.slow: {"factor": NOT_POSITIVE, "workers": ([0, -1],)},
     clusters.per_server: {"size": NO_COUNT},
+    clusters.Collectives: {"permute": ((0.0, 2.0), (2.0, NAN))},
     clusters.Overlap: {"first": NO_PROBABILITY, "last": NO_PROBABILITY},
     clusters.Cluster: {
         "latency": NEGATIVE,

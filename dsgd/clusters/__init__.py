@@ -21,6 +21,7 @@ A cluster also determines which workers participate in a round and which message
 
 from dsgd import signatures, spelling
 from dsgd.clusters.cluster import Cluster, Overlap
+from dsgd.clusters.collectives import Collectives
 from dsgd.clusters.files import Group, Hardware, load, save
 from dsgd.clusters.message_noise import MessageNoise
 from dsgd.clusters.nodes import Nodes
@@ -53,6 +54,7 @@ from dsgd.clusters.selections import (
 
 __all__ = [
     "Cluster",
+    "Collectives",
     "Group",
     "Hardware",
     "MessageNoise",

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from dsgd import checks
 from dsgd.base import Real, Round
+from dsgd.clusters.collectives import Collectives
 from dsgd.clusters.message_noise import MessageNoise
 from dsgd.clusters.nodes import Nodes
 from dsgd.clusters.quantities import constant
@@ -121,6 +122,8 @@ class Cluster:
         nodes: machines with several workers. `up`, `down` and `latency` are then those of a
             machine's network card, which its workers share; the two bandwidths are evaluated at the
             machine's first worker. None: each worker is a machine.
+        collectives: how a library's collectives compare with the switch; None: as on the switch.
+            Methods that keep their own time ignore them.
 
     Raises:
         ValueError: if an argument has another type; a bandwidth can be 0; the latency or the noise
@@ -151,6 +154,7 @@ class Cluster:
     message_noise: MessageNoise | None = None
     bucket: float = math.inf
     nodes: Nodes | None = None
+    collectives: Collectives | None = None
 
     def __post_init__(self) -> None:
         for what, quantity in (("up", self.up), ("down", self.down)):
@@ -262,6 +266,7 @@ class Cluster:
             f"message noise {self.message_noise.name}" if self.message_noise else "",
             f"bucket {self.bucket:.9g}" if self.bucket < math.inf else "",
             self.nodes.name if self.nodes else "",
+            self.collectives.name if self.collectives else "",
         ]
         return "; ".join(
             filter(None, [f"{self.micro_batches} x {self.compute.name}", ports, *options])

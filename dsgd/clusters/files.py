@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from dsgd import checks, records, spelling
 from dsgd.clusters.cluster import Cluster
+from dsgd.clusters.collectives import Collectives
 from dsgd.clusters.quantities import constant
 from dsgd.clusters.quantity import Quantity, require_number, require_numbers
 
@@ -63,6 +65,8 @@ class Hardware:
         price: price of a worker per hour, in any currency; None: unknown.
         memory: bytes of a worker's device; None: unknown.
         memory_bandwidth: bytes per second that a worker's device reads or writes; None: unknown.
+        bucket: as in `Cluster`; None: infinite.
+        collectives: as in `Cluster`; a file has a list of two factors for each kind.
 
     Raises:
         ValueError: if an argument is not a finite number, is negative, or is a bandwidth or a
@@ -78,6 +82,8 @@ class Hardware:
     price: float | None = None
     memory: float | None = None
     memory_bandwidth: float | None = None
+    bucket: float | None = None
+    collectives: Collectives | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.groups, tuple) or not all(
@@ -143,6 +149,8 @@ class Hardware:
             up=self._quantity("bandwidth"),
             latency=self.latency,
             per_sample=self._quantity("per_sample") if has_per_sample else None,
+            bucket=math.inf if self.bucket is None else self.bucket,
+            collectives=self.collectives,
         )
 
     def _quantity(self, name: str) -> Quantity:
@@ -154,7 +162,9 @@ class Hardware:
         return constant(by_worker if len({*by_worker}) > 1 else by_worker[0])
 
 
-_NUMBERS = tuple(field.name for field in fields(Hardware) if field.name != "groups")
+_NUMBERS = tuple(
+    field.name for field in fields(Hardware) if field.name not in ("groups", "collectives")
+)
 
 
 @checks.arguments
@@ -214,7 +224,27 @@ def load(path: str | Path) -> Hardware:
     if not isinstance(groups, list):
         raise ValueError(f"{where}: groups = {checks.show(groups)}; expected a list of groups")
     made = tuple(_make(Group, f"{where}: groups[{i}]", group) for i, group in enumerate(groups))
-    return _make(Hardware, where, numbers, groups=made)
+    given = numbers.pop("collectives", None)
+    factors = None if given is None else _factors(f"{where}: collectives", given)
+    return _make(Hardware, where, numbers, groups=made, collectives=factors)
+
+
+def _factors(where: str, pairs: Any) -> Collectives:
+    """Returns the factors of a file; errors begin with `where`."""
+    known = [field.name for field in fields(Collectives)]
+    if not isinstance(pairs, dict) or not pairs.keys() <= {*known}:
+        raise ValueError(
+            f"{where} = {checks.show(pairs)}; expected factors of latency and transfer time for "
+            f"some of {', '.join(known)}: "
+            '{"permute": [2, 1.5]}'
+        )
+    for name, pair in pairs.items():
+        if not isinstance(pair, list) or [checks.is_number(each) for each in pair] != [True, True]:
+            raise ValueError(f"{where}: {name} = {checks.show(pair)}; expected two numbers")
+    try:
+        return Collectives(**{name: (float(f), float(g)) for name, (f, g) in pairs.items()})
+    except ValueError as error:
+        raise ValueError(f"{where}: {str(error).removeprefix('Collectives: ')}") from error
 
 
 def _make(kind: type[Any], where: str, numbers: Any, **others: Any) -> Any:

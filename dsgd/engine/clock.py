@@ -206,13 +206,17 @@ def _part(transfer: Transfer, share: float) -> Transfer:
 
 def _exchange(round: Round, transfer: Transfer, begin: jax.Array) -> Timing:
     """Returns the times of an exchange that may be omitted in this round."""
-    messages = round.cluster.messages(transfer.arrays, transfer.array_bits)
+    cluster = round.cluster
+    latencies, up, down = cluster.messages(transfer.arrays, transfer.array_bits), *transfer[1:3]
+    if cluster.collectives is not None:
+        of_latency, of_bits = cluster.collectives.factors(transfer.pattern)
+        latencies, up, down = of_latency * latencies, of_bits * up, of_bits * down
 
     def exchange(begin):
         return network.exchange(
             transfer.pattern,
             begin,
-            _links(round, begin, transfer.up, transfer.down, messages),
+            _links(round, begin, up, down, latencies),
             round.cluster.convention,
             transfer.turn,
         )

@@ -14,6 +14,10 @@ of the collectives that the method uses, and with a latency for each array of a 
 each is a collective of its own. Nothing is fitted to measured runs. A run of one round is
 subtracted from them, with the evaluations of the loss at the start and at the end. The share of the
 first round in the seconds to the target is that of the prediction.
+
+Other processes measure the same links before, and write a cluster file, as `calibrate` does. The
+plan's prediction is `dsgd.replay` on the cluster of this file: a latency for each array, latency
+and bandwidth of each kind of collective, and the computations of mini-batch SGD for all methods.
 """
 
 from __future__ import annotations
@@ -76,6 +80,9 @@ REPEATS = 3  # of each measurement, except for long runs
 MOST = 64  # factor by which short runs are longer than to the target, at most
 FASTEST = 1e-12  # seconds of a byte, if the fitted ones are 0
 IN_TURN = 4  # collectives in one program, as in the compiled loop of a run
+# Factor by which collectives may take longer than `--longest`: without the largest size, the line
+# of a slow link would be that of messages which fit into the buckets and buffers on their way.
+ENOUGH = 8
 
 
 @dataclass(frozen=True)
@@ -206,9 +213,10 @@ class Row(NamedTuple):
         compute: measured seconds of one worker's computations.
         arrays: arrays of a message.
         predicted: with the latency and bandwidth of the collectives that the method uses.
-        planned: as `experiments.plan` predicts with the file of `calibrate`: with the latency and
-            bandwidth of all collectives together, a latency for each exchange, and the computations
-            of mini-batch SGD.
+        planned: as `experiments.plan` predicts with a cluster file, measured before by other
+            processes: a latency for each array, and the computations of mini-batch SGD.
+        switched: with the same file, but one switch for all collectives, and one latency for each
+            exchange.
         measured: of the real run.
     """
 
@@ -224,6 +232,7 @@ class Row(NamedTuple):
     arrays: float
     predicted: float
     planned: float
+    switched: float
     measured: float
 
 
@@ -253,6 +262,11 @@ def main(args: Args) -> None:
             rows,
             "predicted / measured seconds",
             lambda row: f"{row.predicted / row.measured:.2f}",
+        ),
+        "planned": tabulate_methods(
+            rows,
+            "predicted from a cluster file / measured seconds",
+            lambda row: f"{row.planned / row.measured:.2f}",
         ),
         "seconds": tabulate_methods(
             rows,
@@ -325,12 +339,11 @@ def measure_rows(
     Raises:
         ValueError: if a real run does not reach the target.
     """
+    hardware = calibrate(args, point, rounds[0].compute)
     times, found = measure_point(args, point, problem, [run_of(each) for each in chosen])
-    costs = {name: each.cost(args.processes) for name, each in measuring.COLLECTIVES.items()}
-    lines = {name: switch.fit_line({name: each}, costs) for name, each in times.items()}
-    common = switch.fit_line(times, costs)
+    lines = fit(times, args.processes)[0]
     rows = [
-        predict(args, point, problem, lines, common, rounds[0].compute, *each)
+        predict(args, point, problem, lines, hardware, *each)
         for each in zip(chosen, rounds, found, strict=True)
     ]
     for row in rows:
@@ -343,19 +356,56 @@ def measure_rows(
     return rows
 
 
+def fit(times: measuring.Times, N: int) -> tuple[dict[str, Line], Line]:
+    """Returns latency and seconds per byte of each collective, and those of all together."""
+    costs = {name: each.cost(N) for name, each in measuring.COLLECTIVES.items()}
+    lines = {name: switch.fit_line({name: each}, costs) for name, each in times.items()}
+    return lines, switch.fit_line(times, costs)
+
+
+def calibrate(args: Args, point: Point, gradient: float) -> clusters.Hardware:
+    """Returns the cluster file of a point, which is measured if it does not exist.
+
+    Args:
+        args: the command's arguments.
+        point: the links.
+        gradient: seconds of one worker's computations in a round of mini-batch SGD.
+    """
+    path = args.out / f"{point.rate / 1e6:g}mbit-{point.latency * 1e3:g}ms-cluster.json"
+    if not path.exists():
+        lines, common = fit(
+            run_over_links(args, point, partial(measure_links, args)), args.processes
+        )
+        latency, transfer = common.alpha.value, max(common.beta.value, FASTEST)
+        found = clusters.Hardware(
+            latency,
+            switch.BITS / transfer,
+            gradient,
+            bucket=0.0,
+            collectives=switch.compare(lines, common),
+        )
+        clusters.save(path, found, {"what": f"{args.processes} processes, links of {point}"})
+    return clusters.load(path)
+
+
+def run_over_links(args: Args, point: Point, function: Callable[[], Any]) -> Any:
+    """Returns what the function returns in the first process."""
+    rate = links.Rate((point.rate,))
+    return links.shaped(args.processes, function, rate, latency=point.latency, timeout=math.inf)[0]
+
+
+def measure_links(args: Args) -> measuring.Times:
+    """Measures the collectives; called in every process."""
+    return measuring.measure_collectives(args.sizes, 3 * REPEATS, ENOUGH * args.longest, IN_TURN)
+
+
 def measure_point(
     args: Args, point: Point, problem: dsgd.Problem, runs: Sequence[Run]
 ) -> tuple[measuring.Times, list[Measured]]:
     """Returns the measurements of a point, from its file if it exists."""
     path = args.out / f"{point.rate / 1e6:g}mbit-{point.latency * 1e3:g}ms.json"
     if not path.exists():
-        times, found = links.shaped(
-            args.processes,
-            partial(measure, args, problem, runs),
-            links.Rate((point.rate,)),
-            latency=point.latency,
-            timeout=math.inf,
-        )[0]
+        times, found = run_over_links(args, point, partial(measure, args, problem, runs))
         written = {
             name: {str(size): list(each) for size, each in by_size.items()}
             for name, by_size in times.items()
@@ -375,8 +425,7 @@ def measure(
     """Measures the collectives and all runs; called in every process, which is one worker."""
     cache.enable(args.cache)
     everywhere = nodes.mesh("verify", args.processes)
-    times = measuring.measure_collectives(args.sizes, 3 * REPEATS, args.longest, IN_TURN)
-    return times, [
+    return measure_links(args), [
         _time_runs(args, each.build(args.processes), problem, everywhere, each.rounds)
         for each in runs
     ]
@@ -419,8 +468,7 @@ def predict(
     point: Point,
     problem: dsgd.Problem,
     lines: Mapping[str, Line],
-    common: Line,
-    gradient: float,
+    hardware: clusters.Hardware,
     chosen: Chosen,
     one_round: Round,
     measured: Measured,
@@ -432,8 +480,7 @@ def predict(
         point: the links.
         problem: the problem.
         lines: latency and seconds per byte of each collective.
-        common: those of all collectives together.
-        gradient: seconds of one worker's computations in a round of mini-batch SGD.
+        hardware: the cluster file.
         chosen: the simulated run.
         one_round: measured computations and the collectives of a round.
         measured: the real run.
@@ -458,6 +505,10 @@ def predict(
         return _seconds(chosen, clusters.Cluster(each, bandwidth, latency=alpha))
 
     first, predicted = predict_on_switch(one_round.compute, arrays * alpha, beta)
+    planned, switched = (
+        _seconds(chosen, dataclasses.replace(hardware, **changes).cluster)[1]
+        for changes in ({}, {"bucket": None, "collectives": None})
+    )
     history = dsgd.history.evaluated_records(chosen.result.history)
     return Row(
         *point,
@@ -470,7 +521,8 @@ def predict(
         one_round.compute * run.rounds,
         arrays,
         predicted,
-        predict_on_switch(gradient, common.alpha.value, common.beta.value)[1],
+        planned,
+        switched,
         measured.to_target(first / predicted),
     )
 
@@ -512,16 +564,20 @@ def tabulate(args: Args, rows: Sequence[Row]) -> Table:
     """Tabulates rank correlation, error and fastest method of each point, and of all points."""
     table = tables.table(
         f"predicted and measured seconds to the target, {args.processes} processes of one machine",
-        ("Mbit/s", "ms", "rank", "error", "plan's\nrank", "plan's\nerror", "fastest"),
+        (
+            *("Mbit/s", "ms", "rank", "error", "plan's\nrank", "plan's\nerror"),
+            *("switch's\nrank", "switch's\nerror", "fastest"),
+        ),
         "rank: Spearman's correlation of predicted and measured seconds. error: median\n"
-        "|predicted / measured - 1|. plan's: as experiments.plan predicts with a file of\n"
-        "calibrate. fastest: measured; *: another method is predicted to be.",
+        "|predicted / measured - 1|. plan's: as experiments.plan predicts with a cluster file.\n"
+        "switch's: with its latency and bandwidth alone. fastest: measured; *: another method is\n"
+        "predicted to be.",
         left=0,
     )
 
     def compare_cells(group):
         measured = [row.measured for row in group]
-        for name in ("predicted", "planned"):
+        for name in ("predicted", "planned", "switched"):
             found = accuracy([getattr(row, name) for row in group], measured)
             yield f"{found.rank:.2f}"
             yield f"{found.error:.0%}"

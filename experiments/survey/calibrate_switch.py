@@ -136,6 +136,25 @@ def fit_line(
     return Line(alpha, beta)
 
 
+def compare(lines: Mapping[str, Line], common: Line) -> clusters.Collectives:
+    """Returns latency and transfer time of each collective, relative to those of the switch.
+
+    Args:
+        lines: those fitted to each collective alone, by name.
+        common: those fitted to all collectives.
+    """
+    names = {"collective-permute": "permute"}
+    return clusters.Collectives(
+        **{
+            names.get(name, name.replace("-", "_")): (
+                line.alpha.value / common.alpha.value,
+                line.beta.value / common.beta.value,
+            )
+            for name, line in lines.items()
+        }
+    )
+
+
 def median(seconds: np.ndarray, seed: int = 0) -> Estimate:
     """Returns the median of the repeats with its interval."""
     drawn = np.random.default_rng(seed).choice(seconds, (DRAWS, len(seconds)))

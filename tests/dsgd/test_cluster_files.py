@@ -8,7 +8,7 @@ import math
 import pytest
 
 from dsgd import clusters
-from dsgd.clusters import Hardware
+from dsgd.clusters import Collectives, Hardware
 
 MEASURED = Hardware(latency=1.25e-4, bandwidth=3.1e9, compute=2.0e-4, per_sample=7.3e-7)
 
@@ -27,6 +27,28 @@ def test_a_saved_cluster_is_loaded(tmp_path):
     )
     assert made.name == like.name
     assert made.workers is None
+
+
+def test_buckets_and_collectives_of_a_file(tmp_path):
+    path = tmp_path / "cluster.json"
+    numbers = '"latency": 2e-3, "bandwidth": 3e6, "bucket": 0'
+    path.write_text(f'{{{numbers}, "collectives": {{"permute": [2, 1.5]}}}}')
+    found = clusters.load(path)
+    assert found == Hardware(2e-3, 3e6, bucket=0, collectives=Collectives(permute=(2.0, 1.5)))
+    assert found.cluster.bucket == 0
+    assert found.cluster.collectives == found.collectives
+    clusters.save(path, found)
+    assert clusters.load(path) == found
+    for wrong, words in {
+        '{"permutes": [2, 1.5]}': "expected factors of latency and transfer time for some of all_",
+        '{"permute": [2]}': "permute = .*; expected two numbers",
+        '{"permute": [2, true]}': "permute = .*; expected two numbers",
+        '{"permute": [2, 0]}': "permute = 0.0; expected a finite number > 0",
+        "2": " = 2; expected factors",
+    }.items():
+        path.write_text(f'{{{numbers}, "collectives": {wrong}}}')
+        with pytest.raises(ValueError, match=rf"clusters\.load: .*: collectives.*{words}"):
+            clusters.load(path)
 
 
 def test_files_of_equal_workers_that_older_versions_wrote_are_loaded(tmp_path):

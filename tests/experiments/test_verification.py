@@ -8,10 +8,11 @@ import jax
 import pytest
 import scripts
 
-from dsgd import problems
+from dsgd import clusters, problems
 from dsgd.machines import links
 from experiments.planning import verification
 from experiments.planning.verification import Measured, Point, Round
+from experiments.survey import calibrate_switch as switch
 from experiments.survey.calibrate_switch import Estimate, Line
 
 N = 4
@@ -51,7 +52,7 @@ def training_runs():
 def test_predictions_are_computations_and_collectives(training_runs):
     """Predicted seconds are the sum of those of the collectives, each with its own latency and
     bandwidth, and of the computations; measured ones are those of a run of three times as many
-    rounds but for one.
+    rounds but for one. The plan of a file with the same lines differs by the computations alone.
     """
     args, problem, chosen = training_runs
     lines = {
@@ -59,6 +60,9 @@ def test_predictions_are_computations_and_collectives(training_runs):
         "all-to-all": line(2e-3, 3e-6),
         "all-gather": line(4e-3, 1e-6),
     }
+    common = line(5e-3, 2e-6)
+    factors = switch.compare({**lines, "collective-permute": common}, common)
+    hardware = clusters.Hardware(5e-3, 8 / 2e-6, 0.5, bucket=0.0, collectives=factors)
     counts = {
         "minibatch_sgd": {"all-reduce": 4},
         "local_sgd": {"all-reduce": 4},
@@ -72,8 +76,7 @@ def test_predictions_are_computations_and_collectives(training_runs):
             Point(1e6, 0.0),
             problem,
             lines,
-            lines["all-reduce"],
-            0.5,
+            hardware,
             each,
             Round(0.25, counts[method]),
             Measured(6.0, 3, 0.0),
@@ -92,8 +95,9 @@ def test_predictions_are_computations_and_collectives(training_runs):
         assert row.measured == pytest.approx(6 / (3 - first / seconds), rel=1e-3)
         assert row.rounds == rounds
         assert row.arrays == {"error_compensated_sgd": 2}.get(method, 4)
+        assert row.planned == pytest.approx(seconds + rounds * (0.5 - 0.25), rel=1e-3)
         if method == "minibatch_sgd":  # one switch, a latency for each exchange
-            assert row.planned == pytest.approx(rounds * (0.5 + 6 * (1e-2 + d * 1e-6)), rel=1e-3)
+            assert row.switched == pytest.approx(rounds * (0.5 + 6 * (5e-3 + d * 2e-6)), rel=1e-3)
 
 
 @pytest.mark.long
@@ -121,4 +125,6 @@ def test_a_point_of_two_processes(tmp_path):
         assert float(row["measured"]) > 0
         assert float(row["predicted"]) > 0
         assert float(row["loss"]) == pytest.approx(float(row["simulated_loss"]), rel=1e-3)
-    assert {path.name for path in tmp_path.glob("*.json")} >= {"20mbit-0ms.json", "rounds.json"}
+    names = {path.name for path in tmp_path.glob("*.json")}
+    assert names >= {"20mbit-0ms.json", "20mbit-0ms-cluster.json", "rounds.json"}
+    assert clusters.load(tmp_path / "20mbit-0ms-cluster.json").bucket == 0

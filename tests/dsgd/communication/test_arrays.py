@@ -5,6 +5,7 @@ latencies that they take.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -110,3 +111,27 @@ def test_a_bucket_is_a_number_of_bits():
         with pytest.raises(ValueError, match=r"Cluster: bucket = .*; expected bits >= 0"):
             wait(0.7, bucket)
     assert wait(0.7, 2e8).name == f"{wait(0.7).name}; bucket 200000000"
+
+
+@pytest.mark.parametrize(
+    ("method", "factors"),
+    [
+        (TIMED["all-reduce"], (2.0, 3.0)),
+        (TIMED["neighbours"], (4.0, 5.0)),
+        (TIMED["one server"], (1.0, 1.0)),
+        (algorithms.ef21(SGD, WHOLE, WHOLE), ((6.0 + 8.0) / 2, (7.0 + 11.0) / 2)),
+        (algorithms.dgc(SGD, TOP), (8.0, 11.0)),
+    ],
+    ids=["all-reduce", "neighbours", "one server", "servers", "to all"],
+)
+def test_exchanges_take_multiples_of_the_latency_and_of_the_transfer_time(method, factors):
+    """Messages to servers have the mean of the factors of the two collectives."""
+    of_latency, of_bits = factors
+    result = dsgd.run(method, problem(), steps=2, key=jax.random.key(0), mesh=1, taped=True)
+    collectives = clusters.Collectives((2.0, 3.0), (8.0, 11.0), (6.0, 7.0), (4.0, 5.0))
+    found = dsgd.replay(result, wait(0.7, collectives=collectives))
+    like = replace(wait(0.7 * of_latency), up=clusters.constant(BITS * 3.0 / of_bits))
+    np.testing.assert_allclose(found, dsgd.replay(result, like), rtol=1e-6)
+    if factors != (1.0, 1.0):
+        assert found[-1] > dsgd.replay(result, wait(0.7))[-1] + 0.7
+    assert wait(0.7, collectives=collectives).name.endswith("; 8, 11; 6, 7; 4, 5)")
