@@ -258,17 +258,9 @@ def choose(
                 f"({partition}); expected a larger target, more steps or other --learning-rates"
             )
         target = None
-    reached = default_target(baseline.trained.history) if target is None else target
+    reached = plane.default_target(baseline.trained.history) if target is None else target
     every = plane.replayed(itertools.chain.from_iterable(runs.values()))
     return [each for trained in every for each in plane.choose(trained, reached)], reached
-
-
-def default_target(history: dict[str, np.ndarray]) -> float:
-    """Returns the smallest mean loss that a step size reaches in a third of the rounds, rounded up
-    to two digits.
-    """
-    third = history["loss"][..., : 1 + len(history["step"]) // 3].mean(axis=-2)
-    return statistics.round_up(np.nanmin(third[..., -1]))
 
 
 def locate(

@@ -15,6 +15,11 @@ function from the step size to an optimizer, and `candidates`, a list of `dsgd.C
 
 trains with real processes over emulated links instead, and compares their seconds with the
 predicted ones (`experiments.planning.verification`, which has flags of its own).
+
+    python -m experiments.plan --coverage
+
+repeats plans with fresh seeds, and counts how often their intervals, their order and their ties are
+right (`experiments.planning.coverage`, which has flags of its own).
 """
 
 from __future__ import annotations
@@ -33,10 +38,10 @@ import algorithms
 import dsgd
 from dsgd import Candidate, clusters
 from dsgd.runs.sweeps import default_metric
-from experiments.planning import choosing, ranking, verification
+from experiments.planning import choosing, coverage, ranking, verification
 from experiments.shared import commands, resuming, statistics, studies, tables, tuning
 
-VERIFY = "--verify"
+INSTEAD = {"--verify": verification, "--coverage": coverage}  # of the plan, with flags of their own
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,10 @@ class Args(commands.Model, commands.Workers, commands.Tuning):
     """Compare predicted with measured seconds of real processes over emulated links instead; it has
     flags of its own (--verify --help).
     """
+    coverage: bool = False
+    """Repeat plans and count how often their intervals and ties are right instead; it has flags of
+    its own (--coverage --help).
+    """
     out: Path = Path("results/plan")
     """Folder for config.json, plan.csv, changes.csv and the figures."""
 
@@ -95,10 +104,11 @@ class Task(NamedTuple):
 
 
 def main(args: Args) -> None:
-    if args.verify:
-        shared = {field.name: getattr(args, field.name) for field in fields(commands.Common)}
-        verification.main(verification.Args(**shared, out=args.out))
-        return
+    for flag, other in INSTEAD.items():
+        if getattr(args, flag.removeprefix("--")):
+            shared = {field.name: getattr(args, field.name) for field in fields(commands.Common)}
+            other.main(other.Args(**shared, out=args.out))
+            return
     task = make_task(args)
     scale = 1.0 if args.size is None else tuning.elements(task.problem) / args.size
     cluster, gradient = make_cluster(args, task.problem, scale)
@@ -231,9 +241,11 @@ def default_target(args: Args, task: Task) -> float:
 
 
 if __name__ == "__main__":
-    if VERIFY in sys.argv[1:]:
-        sys.argv.remove(VERIFY)
-        name = f"{commands.program(Args)} {VERIFY}"
-        commands.launch(verification.main, commands.parse(verification.Args, name))
+    given = [flag for flag in INSTEAD if flag in sys.argv[1:]]
+    if given:
+        flag, other = given[0], INSTEAD[given[0]]
+        sys.argv.remove(flag)
+        name = f"{commands.program(Args)} {flag}"
+        commands.launch(other.main, commands.parse(other.Args, name))
     else:
         commands.run(main, Args)

@@ -268,7 +268,7 @@ def train(
         options["cluster"] = place
     with _name_errors(candidate, f", points of {', '.join((RATE, *candidate.swept))}"):
         found = sweep(
-            _Factory(setting, contender),
+            _Factory(setting.optimizer, setting.problem.workers, contender),
             setting.problem,
             key=setting.key,
             seeds=setting.seeds,
@@ -300,7 +300,7 @@ def train_in_blocks(setting: Setting, contender: Contender, rounds: int, name: s
             at = np.minimum(np.arange(start, start + TOGETHER), count - 1)
             found.append(
                 sweep_pairs(
-                    _Build(setting, contender.candidate),
+                    _Build(setting.optimizer, setting.problem.workers, contender.candidate),
                     setting.problem,
                     {each: x[of_points[at]] for each, x in values.items()},
                     keys[of_seeds[at]],
@@ -353,9 +353,12 @@ def _participation(cluster: Cluster) -> Cluster | None:
 
 @dataclass(frozen=True, eq=False)
 class _Factory(sameness.Compared):
-    """The method at a point, by its index, which a sweep traces."""
+    """The method at a point, by its index, which a sweep traces. Runs with other keys have an equal
+    one, so that they share a compiled program.
+    """
 
-    setting: Setting
+    optimizer: Callable[..., Any]
+    workers: int
     contender: Contender
 
     def __call__(self, point: Any) -> Algorithm:
@@ -363,19 +366,20 @@ class _Factory(sameness.Compared):
             name: select(np.array([each[name] for each in self.contender.points]), point)
             for name in self.contender.points[0]
         }
-        return _Build(self.setting, self.contender.candidate)(**values)
+        return _Build(self.optimizer, self.workers, self.contender.candidate)(**values)
 
 
 @dataclass(frozen=True, eq=False)
 class _Build(sameness.Compared):
     """The method with values of the step size and of the hyperparameters, which a sweep traces."""
 
-    setting: Setting
+    optimizer: Callable[..., Any]
+    workers: int
     candidate: Candidate
 
     def __call__(self, **values: Any) -> Algorithm:
-        of = self.candidate.optimizer or self.setting.optimizer
-        return self.candidate.build(of(values.pop(RATE)), self.setting.problem.workers, **values)
+        of = self.candidate.optimizer or self.optimizer
+        return self.candidate.build(of(values.pop(RATE)), self.workers, **values)
 
 
 def select(numbers: np.ndarray, index: Any) -> Any:

@@ -17,7 +17,7 @@ import dsgd
 from dsgd import Candidate, clusters
 from dsgd.planning import training
 from dsgd.planning.candidates import RATE
-from experiments.shared import tuning
+from experiments.shared import statistics, tuning
 
 
 class Runs(NamedTuple):
@@ -180,6 +180,14 @@ def best_points(trained: training.Trained, target: float) -> list[tuple[int, np.
         by_settings.setdefault(tuple(point[name] for name in candidate.swept), []).append(i)
     best = [min(group, key=lambda i: mean[i]) for group in by_settings.values()]
     return [(i, rounds[i].astype(int)) for i in best if np.isfinite(mean[i])]
+
+
+def default_target(history: dict[str, np.ndarray]) -> float:
+    """Returns the smallest mean loss that a step size reaches in a third of the rounds, rounded up
+    to two digits.
+    """
+    third = history["loss"][..., : 1 + len(history["step"]) // 3].mean(axis=-2)
+    return statistics.round_up(np.nanmin(third[..., -1]))
 
 
 def count_rounds(trained: training.Trained, target: float) -> np.ndarray:

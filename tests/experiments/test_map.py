@@ -136,7 +136,7 @@ def test_a_model_counts_after_the_next_exchange(small):
 def test_the_default_target_is_that_of_the_first_participation_if_it_is_reached(small, baseline):
     args, _ = small
     (trained,), runs = baseline, {BASELINE: baseline}
-    default = the_map.default_target(trained.trained.history)
+    default = plane.default_target(trained.trained.history)
     assert the_map.choose(args, "iid", runs, None)[1] == default
     (chosen,), target = the_map.choose(args, "iid", runs, 1.0)
     assert target == 1.0
