@@ -52,7 +52,7 @@ def workers_of_file(args: Any, workers: int, scale: float = 1.0, **more: Any) ->
     Args:
         args: with the flags `commands.Workers`.
         workers: number of workers.
-        scale: factor of all bandwidths.
+        scale: factor of all bandwidths, and of the bits of a bucket.
         more: other arguments of `clusters.Cluster`.
 
     Raises:
@@ -68,7 +68,8 @@ def workers_of_file(args: Any, workers: int, scale: float = 1.0, **more: Any) ->
     compute = cluster.compute + clusters.exponential(args.delay) if args.delay else cluster.compute
     assert cluster.up is not None
     up = cluster.up if scale == 1 else scale * cluster.up
-    return dataclasses.replace(cluster, compute=compute, up=up, **more)
+    bucket = scale * cluster.bucket
+    return dataclasses.replace(cluster, compute=compute, up=up, bucket=bucket, **more)
 
 
 def describe_network(args: Any) -> str:

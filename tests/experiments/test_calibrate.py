@@ -121,14 +121,16 @@ def test_numbers_in_the_cluster_and_in_flags_are_refused(cluster_file):
 def test_commands_take_unequal_workers_of_a_file_or_refuse_them(tmp_path):
     path = tmp_path / "cluster.json"
     group = clusters.Group(2, compute=4e-3, bandwidth=2e7)
-    clusters.save(path, clusters.Hardware(2e-3, 5e7, 1e-3, groups=(clusters.Group(3), group)))
+    groups = (clusters.Group(3), group)
+    clusters.save(path, clusters.Hardware(2e-3, 5e7, 1e-3, groups=groups, bucket=8e3))
     args = commands.apply_cluster(compare.Args(cluster=path, workers=5))
     at = Round(0, 5, jax.random.key(0))
     made = tuning.make_cluster(args)
     np.testing.assert_allclose(made.seconds(at, np.arange(5)), [1e-3] * 3 + [4e-3] * 2)
     np.testing.assert_allclose(made.bandwidths(at, np.arange(5))[0], [5e7] * 3 + [2e7] * 2)
-    slower = tuning.workers_of_file(args, 5, scale=0.5).bandwidths(at, np.arange(5))[0]
-    np.testing.assert_allclose(slower, [2.5e7] * 3 + [1e7] * 2)
+    slower = tuning.workers_of_file(args, 5, scale=0.5)
+    np.testing.assert_allclose(slower.bandwidths(at, np.arange(5))[0], [2.5e7] * 3 + [1e7] * 2)
+    assert slower.bucket == 4e3
     with pytest.raises(ValueError, match="has 5 workers, but the problem has 7; pass --workers 5"):
         tuning.make_cluster(dataclasses.replace(args, workers=7))
     with pytest.raises(ValueError, match="the file has 2 groups of workers; expected equal"):
