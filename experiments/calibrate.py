@@ -6,7 +6,13 @@ them, and compares predicted with measured rounds.
     python -m experiments.calibrate --shape 30mbit --shape-latency 0.005
     python -m experiments.calibrate --shape 30mbit:10mbit --period 5
 
-Uses real processes on this machine, one per worker. The fitted latency and bandwidth, and the time
+Uses real processes, one per worker: those that a launcher started, on one or several machines, or
+else processes on this machine.
+
+    srun -n 4 python -m experiments.calibrate
+    python -m experiments.calibrate --coordinator node1:12345 --processes 4 --process-id 0
+
+The fitted latency and bandwidth, and the time
 of a gradient, are written as a cluster that other experiments accept
 (`--cluster results/calibrate/cluster.json`). With `--shape` (Linux, as root) the processes run in
 separate network namespaces, connected by links with this rate and the latency `--shape-latency`. If
@@ -16,15 +22,18 @@ over real seconds.
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
+
 import dsgd
 from dsgd import clusters, records
-from dsgd.machines import links
+from dsgd.machines import agreement, links, subprocess_call
 from experiments.kimad import links as kimad_links
 from experiments.kimad.links import Setting
 from experiments.shared import commands
@@ -32,6 +41,7 @@ from experiments.survey import calibrate_measuring as measuring
 from experiments.survey import calibrate_results as results
 from experiments.survey import calibrate_switch as switch
 
+LOCAL = 2  # processes on this machine by default
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -39,8 +49,18 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 class Args(commands.Flags):
     """Measures this machine's collectives and rounds."""
 
-    processes: commands.Several = 2
-    """N, one worker each; more than the machine has cores slow each other down."""
+    processes: commands.Several | None = None
+    """Number of processes, one worker each; by default those of the launcher, or 2 on this machine,
+    where more than it has cores slow each other down.
+    """
+    coordinator: str | None = None
+    """Address host:port of process 0, if another launcher than Slurm or mpirun starts the
+    processes.
+    """
+    process_id: int | None = None
+    """Number of this process, from 0; only process 0 prints and writes."""
+    lost_after: commands.Positive = 30.0
+    """Seconds without a heartbeat after which a process counts as lost, and the others end."""
     shape: str | None = None
     """Rate of every process's link in both directions, for example 30mbit (kbit, mbit, gbit);
     several rates, which alternate: 30mbit:10mbit.
@@ -86,6 +106,10 @@ class Args(commands.Flags):
 
 
 def main(args: Args) -> None:
+    if is_launched():
+        refuse_local(args)
+    else:
+        args = replace(args, processes=args.processes or LOCAL)
     check(args)
     rate = None if args.shape is None else parse(args.shape, args.period)
     if rate is not None:
@@ -97,6 +121,29 @@ def main(args: Args) -> None:
         calibrate(args, rate)
 
 
+def is_launched() -> bool:
+    """Returns whether the workers are the devices that JAX has: those of several processes, or
+    several accelerators of this one.
+    """
+    return agreement.process_count() > 1 or (
+        jax.device_count() > 1 and jax.devices()[0].platform != "cpu"
+    )
+
+
+def refuse_local(args: Args) -> None:
+    """Raises a ValueError if a flag is for processes that this command starts."""
+    if args.shape is not None:
+        raise ValueError(
+            f"--shape {args.shape} with {jax.device_count()} workers of a launcher: expected one "
+            "process, which starts processes over emulated links"
+        )
+    if args.processes not in (None, agreement.process_count()):
+        raise ValueError(
+            f"--processes {args.processes}, but the launcher started {agreement.process_count()}; "
+            "pass their number, or none"
+        )
+
+
 def check(args: Args) -> None:
     """Raises a ValueError if there is a latency of links that are not emulated, or all sizes round
     to the same one.
@@ -106,14 +153,23 @@ def check(args: Args) -> None:
             f"--shape-latency {args.shape_latency:g} without --shape: expected emulated links; "
             "pass their rate as well, for example --shape 30mbit"
         )
-    for name, collective in measuring.COLLECTIVES.items():
-        if len({collective.columns(size, args.processes) for size in args.sizes}) < 2:
-            least = measuring.ELEMENT * args.processes / collective.own(args.processes)
+    for name, N in itertools.product(measuring.COLLECTIVES, count_workers(args)):
+        collective = measuring.COLLECTIVES[name]
+        if len({collective.columns(size, N) for size in args.sizes}) < 2:
+            least = measuring.ELEMENT * N / collective.own(N)
             given = " ".join(map(str, args.sizes))
             raise ValueError(
                 f"--sizes {given}: all round to the same size for {name}, whose vectors are "
                 f"multiples of {least:g} bytes; expected at least two different sizes"
             )
+
+
+def count_workers(args: Args) -> list[int]:
+    """Returns the numbers of workers of the collectives: all workers first."""
+    if not is_launched():
+        return [args.processes or LOCAL]
+    machines, size = measuring.find_places().devices.shape
+    return [machines * size, *(each for each in (machines, size) if machines > 1 and size > 1)]
 
 
 def parse(shape: str, period: float) -> links.Rate:
@@ -147,25 +203,39 @@ def run_processes(
 
 def calibrate(args: Args, rate: links.Rate | None) -> None:
     """Measures collectives and rounds."""
-    methods = len(measuring.METHODS)
-    what = f"{args.processes} processes: collectives, and rounds of {methods} methods"
-    work = measuring.tasks(args.widths, args.processes, args.batch_size)
-    function = partial(measuring.measure_all, work, args.sizes, args.repeats, args.longest)
+    N, words = count_workers(args)[0], where(args)
+    what = f"{words}: collectives, and rounds of {len(measuring.METHODS)} methods"
     with commands.waiting(args, what):
-        found = run_processes(args, rate, args.processes, function)[0]
-    result = switch.make_calibration(found, args.processes, args.seed)
-    words = where(args)
+        found = measure(args, rate, N)
+    result = switch.make_calibration(found, N, args.seed)
     write(args.out, result, words, args.batch_size)
+    of_machines = {"machines": results.tabulate_machines(result)}
     shown = {
         "switch": results.tabulate_collectives(result, words),
+        **(of_machines if len(found.devices) > 1 else {}),
         "predicted": results.tabulate_rounds(result, words),
         "crossovers": results.tabulate_crossovers(result),
     }
     commands.finish(args, {"figure": results.draw(result, words)}, shown)
 
 
+def measure(args: Args, rate: links.Rate | None, N: int) -> measuring.Found:
+    """Returns the measurements: of the workers of the launcher, or of N processes."""
+    sizes, repeats, longest = args.sizes, args.repeats, args.longest
+    if not is_launched():
+        work = measuring.tasks(args.widths, N, args.batch_size)
+        function = partial(measuring.measure_all, work, sizes, repeats, longest)
+        return run_processes(args, rate, N, function)[0]
+    # A process that has joined others would only make the data of its own workers.
+    work = subprocess_call.call(1, measuring.tasks, args.widths, N, args.batch_size)
+    return measuring.measure_all(work, sizes, repeats, longest)
+
+
 def where(args: Args) -> str:
     """Describes the connection, for titles."""
+    if is_launched():
+        machines = len(measuring.find_places().hosts)
+        return f"{jax.device_count()} workers on {machines} machine{'s' * (machines > 1)}"
     return f"{args.processes} processes of one machine" + (
         f", {links_of(args)}" if args.shape else ""
     )
@@ -179,27 +249,35 @@ def links_of(args: Args) -> str:
 
 def write(out: Path, result: switch.Calibration, words: str, batch_size: int) -> None:
     """Writes the cluster and all measured times; `words` describe the connection."""
-    link = result.switch
+    intervals = {
+        name: {
+            "latency": fit.switch.alpha[1:],
+            "bandwidth": fit.switch.beta.inverse(switch.BITS)[1:],
+        }
+        for name, fit in result.levels.items()
+    }
     about = {
         "what": words,
-        "latency, 95 %": link.alpha[1:],
-        "bandwidth, 95 %": link.beta.inverse(switch.BITS)[1:],
+        "95 %": intervals,
+        "machines": [device.host for device in result.found.devices],
         "compute": "a gradient of logistic regression on digits; seconds = compute + samples x "
         f"per_sample, batches of {batch_size}",
     }
-    clusters.save(out / "cluster.json", result.cluster, about)
+    clusters.save(out / "cluster.json", result.hardware, about)
     rows = [
-        (name, f"{size:.0f}", i, f"{seconds:.6g}")
-        for name, by_size in result.found.collectives.items()
+        (level, name, f"{size:.0f}", i, f"{seconds:.6g}")
+        for level, fit in result.levels.items()
+        for name, by_size in fit.times.items()
         for size, repeats in by_size.items()
         for i, seconds in enumerate(repeats)
     ]
-    records.write_rows(out / "collectives.csv", ("collective", "bytes", "repeat", "seconds"), rows)
+    columns = ("among", "collective", "bytes", "repeat", "seconds")
+    records.write_rows(out / "collectives.csv", columns, rows)
     names = ("compute", "codec", "bits", "arrays")
     heading = ("method", "bytes", *names, "predicted", "measured", "low", "high")
     lines = []
     for (name, _), parts in result.found.rounds.items():
-        expected = switch.predict_round(name, parts, result.N, link)
+        expected = switch.predict_round(name, parts, result.whole.N, result.whole.switch)
         numbers = (
             *(getattr(parts, each) for each in names),
             expected,
@@ -214,6 +292,7 @@ def train(args: Args, rate: links.Rate) -> None:
     """Trains Kimad and fixed ratios over links whose rate changes."""
     setting = Setting(**{name: getattr(args, name) for name in Setting._fields})
     function = partial(kimad_links.train, setting, kimad_links.task(setting), rate)
+    assert args.processes is not None
     seconds = len(kimad_links.methods(setting)) * len(args.learning_rates) * args.seconds
     what = f"a server and {args.processes} workers, {seconds:.0f} s of training"
     with commands.waiting(args, what):
@@ -226,5 +305,14 @@ def train(args: Args, rate: links.Rate) -> None:
     )
 
 
+def launch(args: Args) -> None:
+    """Runs the command as one of several processes if a launcher or the flags say so."""
+    given = args.processes if args.process_id is not None else None
+    machines = commands.Machines(
+        args.coordinator, given, args.process_id, args.lost_after, resume=False
+    )
+    commands.launch(main, args, machines)
+
+
 if __name__ == "__main__":
-    commands.run(main, Args)
+    launch(commands.parse(Args))

@@ -709,7 +709,7 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "clusters.Hardware(0.0, 0)": "Hardware: bandwidth = 0",
     "clusters.Hardware(0.0, 1e39)": "float32",
     "clusters.Hardware(0.0, 1e6, compute=None)": "Hardware: compute = None; expected a number",
-    "clusters.Hardware(0.0, 1e6, groups=(3,))": "Hardware: groups = (3,); expected",
+    "clusters.Hardware(0.0, 1e6, groups=[3])": "Hardware: groups = [3]; expected",
     "clusters.Hardware(0.0, 1e6).kinds()": "kinds: workers = None; expected an integer",
     "clusters.Hardware(0.0, 1e6, groups=(clusters.Group(3),)).kinds(4)": "the groups have 3",
     "clusters.Group(0)": "Group: workers = 0; expected an integer, at least 1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from dsgd import checks, records, spelling
 from dsgd.clusters.cluster import Cluster
 from dsgd.clusters.collectives import Collectives
+from dsgd.clusters.nodes import Nodes
 from dsgd.clusters.quantities import constant
 from dsgd.clusters.quantity import Quantity, require_number, require_numbers
 
@@ -57,28 +58,32 @@ class Hardware:
 
     Args:
         latency: seconds per message.
-        bandwidth: bits per second of a worker's port, in each direction.
+        bandwidth: bits per second of a worker's port, in each direction; with `nodes`, of a
+            machine's network card.
         compute: seconds of a micro-batch, in addition to `per_sample`.
         per_sample: seconds per sample.
         groups: groups of equal workers, in the order of the workers' numbers; (): any number of
             equal workers.
-        price: price of a worker per hour, in any currency; None: unknown.
+        nodes: machines with several workers, as in `Cluster`; None: each worker is a machine.
+        price: price of a machine per hour, in any currency; None: unknown.
         memory: bytes of a worker's device; None: unknown.
         memory_bandwidth: bytes per second that a worker's device reads or writes; None: unknown.
-        bucket: as in `Cluster`; None: infinite.
+        bucket: bits of which the arrays of one message are sent together, as in `Cluster`; None:
+            infinite.
         collectives: as in `Cluster`; a file has a list of two factors for each kind.
 
     Raises:
         ValueError: if an argument is not a finite number, is negative, or is a bandwidth or a
-            memory of 0; if it is outside the range of float32; or if `groups` has other members
-            than groups.
+            memory of 0; if it is outside the range of float32; if `groups` has other members than
+            groups; or if the workers of a group do not fill machines.
     """
 
     latency: float
     bandwidth: float
     compute: float = 0.0
     per_sample: float = 0.0
-    groups: tuple[Group, ...] = ()
+    groups: Sequence[Group] = ()
+    nodes: Nodes | None = None
     price: float | None = None
     memory: float | None = None
     memory_bandwidth: float | None = None
@@ -86,14 +91,24 @@ class Hardware:
     collectives: Collectives | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.groups, tuple) or not all(
-            isinstance(group, Group) for group in self.groups
-        ):
+        if not all(isinstance(group, Group) for group in self.groups):
             raise ValueError(
-                f"Hardware: groups = {checks.show(self.groups)}; expected a tuple of groups, such "
-                "as (clusters.Group(4), clusters.Group(2, compute=0.1))"
+                f"Hardware: groups = {checks.show(self.groups)}; expected groups, such as "
+                "(clusters.Group(4), clusters.Group(2, compute=0.1))"
             )
-        _require("Hardware", {name: getattr(self, name) for name in _NUMBERS})
+        object.__setattr__(self, "groups", tuple(self.groups))
+        for i, group in enumerate(self.groups):
+            if group.workers % self._size:
+                raise ValueError(
+                    f"Hardware: groups[{i}]: workers = {group.workers} in nodes of {self._size}; "
+                    f"expected a multiple of {self._size}, as the workers of a node are equal"
+                )
+        _require("Hardware", {name: getattr(self, name) for name in _OF_CLUSTER})
+
+    @property
+    def _size(self) -> int:
+        """Number of workers on a machine."""
+        return 1 if self.nodes is None else self.nodes.size
 
     @property
     def workers(self) -> int | None:
@@ -125,7 +140,7 @@ class Hardware:
         )
 
     def hourly_price(self, workers: int | None = None) -> float | None:
-        """Returns the price of all workers per hour; None: a price is unknown.
+        """Returns the price of the machines of all workers per hour; None: a price is unknown.
 
         Args:
             workers: as for `kinds`.
@@ -137,7 +152,7 @@ class Hardware:
         for number, kind in self.kinds(workers):
             if kind.price is None:
                 return None
-            total += number * kind.price
+            total += -(-number // self._size) * kind.price
         return total
 
     @property
@@ -149,6 +164,7 @@ class Hardware:
             up=self._quantity("bandwidth"),
             latency=self.latency,
             per_sample=self._quantity("per_sample") if has_per_sample else None,
+            nodes=self.nodes,
             bucket=math.inf if self.bucket is None else self.bucket,
             collectives=self.collectives,
         )
@@ -162,9 +178,7 @@ class Hardware:
         return constant(by_worker if len({*by_worker}) > 1 else by_worker[0])
 
 
-_NUMBERS = tuple(
-    field.name for field in fields(Hardware) if field.name not in ("groups", "collectives")
-)
+_OF_CLUSTER = ("latency", "bucket", *_OF_WORKERS)
 
 
 @checks.arguments
@@ -194,8 +208,8 @@ def save(path: str | Path, cluster: Hardware, about: Mapping[Any, Any] | None = 
 def load(path: str | Path) -> Hardware:
     """Reads the numbers of a cluster from a JSON file.
 
-    The file has the arguments of `Hardware` by name, with `groups` as a list of the arguments of
-    `Group`.
+    The file has the arguments of `Hardware` by name, with `nodes` as those of `Nodes`, and `groups`
+    as a list of those of `Group`.
 
     Args:
         path: path of the file.
@@ -223,10 +237,15 @@ def load(path: str | Path) -> Hardware:
     groups = numbers.pop("groups", [])
     if not isinstance(groups, list):
         raise ValueError(f"{where}: groups = {checks.show(groups)}; expected a list of groups")
-    made = tuple(_make(Group, f"{where}: groups[{i}]", group) for i, group in enumerate(groups))
-    given = numbers.pop("collectives", None)
-    factors = None if given is None else _factors(f"{where}: collectives", given)
-    return _make(Hardware, where, numbers, groups=made, collectives=factors)
+    others: dict[str, Any] = {}
+    if "nodes" in numbers:
+        others["nodes"] = _make(Nodes, f"{where}: nodes", numbers.pop("nodes"))
+    others["groups"] = tuple(
+        _make(Group, f"{where}: groups[{i}]", group) for i, group in enumerate(groups)
+    )
+    if "collectives" in numbers:
+        others["collectives"] = _factors(f"{where}: collectives", numbers.pop("collectives"))
+    return _make(Hardware, where, numbers, **others)
 
 
 def _factors(where: str, pairs: Any) -> Collectives:
@@ -253,7 +272,7 @@ def _make(kind: type[Any], where: str, numbers: Any, **others: Any) -> Any:
     if not isinstance(numbers, dict):
         raise ValueError(
             f"{where} = {checks.show(numbers)}; expected names and values in braces: "
-            '{"workers": 4, "compute": 0.1}'
+            f'{{"{known[0]}": 4, ...}}'
         )
     if unknown := sorted(numbers.keys() - {*known}):
         hint = spelling.suggest(unknown[0], known)
@@ -267,8 +286,8 @@ def _make(kind: type[Any], where: str, numbers: Any, **others: Any) -> Any:
     for name, value in numbers.items():
         if not checks.is_number(value):
             raise ValueError(f"{where}: {name} = {checks.show(value)}; expected a number")
-    if "workers" in numbers:
-        checks.positive_int(f"{where}: workers", numbers["workers"])
+    if known[0] in ("workers", "size"):  # of a group, of nodes
+        checks.positive_int(f"{where}: {known[0]}", numbers[known[0]])
     try:
         return kind(**numbers, **others)
     except ValueError as error:
@@ -277,7 +296,7 @@ def _make(kind: type[Any], where: str, numbers: Any, **others: Any) -> Any:
 
 def _given(numbers: dict[str, Any]) -> dict[str, Any]:
     """Leaves out what is not given."""
-    return {name: value for name, value in numbers.items() if value is not None and value != []}
+    return {name: value for name, value in numbers.items() if value not in (None, [])}
 
 
 def _read(where: str, file: Path) -> Any:

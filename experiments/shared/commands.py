@@ -383,10 +383,11 @@ def apply_cluster(args: Any) -> Any:
     if not isinstance(path, Path):
         return args
     found = clusters.load(path)
-    if found.groups and not issubclass(type(args), Workers):
+    if (found.groups or found.nodes) and not issubclass(type(args), Workers):
         raise ValueError(
-            f"--cluster {path}: the file has {len(found.groups)} groups of workers; expected equal "
-            "workers for this command (compare, availability and plan accept groups)"
+            f"--cluster {path}: the file has {'groups' if found.groups else 'nodes'}; expected "
+            "equal workers, each on its own machine, for this command (compare, availability and "
+            "plan accept others)"
         )
     numbers = {"latency": found.latency, "bandwidth": found.bandwidth}
     flags = {field.name: field.default for field in dataclasses.fields(args)}
@@ -510,7 +511,7 @@ def refuse_others(out: Path, path: Path, chosen: dict[str, Any]) -> None:
         there = json.loads(path.read_text())
     except ValueError:
         there = {}
-    free = ("out", "progress", "cache", "data_dir", "html", "log", "on", "jobs")
+    free = ("out", "progress", "cache", "data_dir", "html", "log", "on", "jobs", "coordinator")
     if there.keys() - {"run"} != mine.keys():
         origin = "another script, or of another version of it"
     elif others := [

@@ -68,8 +68,12 @@ def workers_of_file(args: Any, workers: int, scale: float = 1.0, **more: Any) ->
     compute = cluster.compute + clusters.exponential(args.delay) if args.delay else cluster.compute
     assert cluster.up is not None
     up = cluster.up if scale == 1 else scale * cluster.up
-    bucket = scale * cluster.bucket
-    return dataclasses.replace(cluster, compute=compute, up=up, bucket=bucket, **more)
+    nodes = cluster.nodes
+    if nodes is not None:
+        nodes = dataclasses.replace(nodes, bandwidth=scale * nodes.bandwidth)
+    return dataclasses.replace(
+        cluster, compute=compute, up=up, nodes=nodes, bucket=scale * cluster.bucket, **more
+    )
 
 
 def describe_network(args: Any) -> str:

@@ -1,9 +1,10 @@
-"""Measurements of `calibrate` over real processes: seconds of JAX's collectives, and of rounds and
-their parts.
+"""Measurements of `calibrate` over real processes: seconds of JAX's collectives, of rounds and
+their parts, and of each machine's gradients.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,7 +25,7 @@ from dsgd import compressors, problems, workers
 from dsgd.base import Compressor, State
 from dsgd.compressors.sizes import message_shape
 from dsgd.engine import loop
-from dsgd.machines import arrays, nodes
+from dsgd.machines import agreement, arrays, nodes
 from dsgd.runs.plans import ConstantFactory, make_plan
 from dsgd.wire import counts
 from experiments.survey import break_even
@@ -36,6 +37,7 @@ CLASSES = 10
 # difference
 MORE = 8
 STEP = optax.sgd(0.01)
+PASSED = 2**26  # bytes of the vector that measures the bandwidth of the memory
 
 
 class Cost(NamedTuple):
@@ -159,20 +161,113 @@ class Parts(NamedTuple):
 Rounds = dict[tuple[str, int], Parts]  # by method and width of the network
 
 
+class Device(NamedTuple):
+    """What a worker of one machine needs and has.
+
+    Args:
+        host: name of the machine.
+        gradients: seconds of every gradient of the batch size, which the next two numbers describe;
+            the means over the machine's processes.
+        compute: seconds of a gradient, in addition to `per_sample`.
+        per_sample: seconds of a gradient per sample.
+        memory_bandwidth: bytes per second that a worker's device reads and writes.
+        memory: bytes of its memory; None: it does not report them.
+    """
+
+    host: str
+    gradients: np.ndarray
+    compute: float
+    per_sample: float
+    memory_bandwidth: float
+    memory: float | None
+
+    @property
+    def seconds(self) -> float:
+        """Returns the median seconds of a gradient."""
+        return float(np.median(self.gradients))
+
+
 class Found(NamedTuple):
-    """Measurements: collectives, rounds, the fixed seconds of a gradient, and its seconds per
-    sample.
+    """Measurements.
+
+    Args:
+        collectives: of all workers.
+        rounds: by method and width.
+        devices: of each machine.
+        size: number of workers on each machine.
+        inside: collectives of the workers of each machine, at the same time on all machines; None:
+            there is one machine, or one worker on each.
+        between: collectives of the workers with the same number on each machine, at the same time
+            for all numbers, so that those of a machine share its network card; None: as `inside`.
     """
 
     collectives: Times
     rounds: Rounds
-    compute: float
-    per_sample: float
+    devices: list[Device]
+    size: int
+    inside: Times | None = None
+    between: Times | None = None
+
+
+class Places(NamedTuple):
+    """The workers of a run, each of which is a device, by machine.
+
+    Args:
+        hosts: names of the machines.
+        devices: `[machines, size]`.
+    """
+
+    hosts: tuple[str, ...]
+    devices: np.ndarray
+
+    @property
+    def whole(self) -> Mesh:
+        """The mesh of all workers; those of a machine are consecutive."""
+        return Mesh(self.devices.ravel(), (workers.AXIS,))
+
+    @property
+    def inside(self) -> Mesh:
+        """The mesh whose worker axis has the workers of one machine."""
+        return Mesh(self.devices, ("machines", workers.AXIS))
+
+    @property
+    def between(self) -> Mesh:
+        """The mesh whose worker axis has one worker of each machine."""
+        return Mesh(self.devices, (workers.AXIS, "number on its machine"))
+
+    def means(self, by_process: np.ndarray) -> np.ndarray:
+        """Returns the means over each machine's processes, `[..., machines]`.
+
+        Args:
+            by_process: numbers of each process, `[..., processes]`.
+        """
+        indices = [[device.process_index for device in row] for row in self.devices]
+        return by_process[..., indices].mean(axis=-1)
+
+
+def find_places(hosts: Sequence[str] | None = None) -> Places:
+    """Returns the workers by machine: the devices of the processes with the same host name; called
+    in every process.
+
+    Args:
+        hosts: host name of each process; None: as the system reports them.
+
+    Raises:
+        ValueError: if machines have different numbers of workers.
+    """
+    names = list(hosts or agreement.all_gather("host names", socket.gethostname()))
+    in_order = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    found: dict[str, list[Any]] = {}
+    for device in in_order:
+        found.setdefault(names[device.process_index], []).append(device)
+    if len({len(devices) for devices in found.values()}) > 1:
+        given = ", ".join(f"{len(devices)} on {host}" for host, devices in found.items())
+        raise ValueError(f"calibrate: workers: {given}; expected the same number on each machine")
+    return Places(tuple(found), np.array(list(found.values())))
 
 
 class Tasks(NamedTuple):
-    """The computations to measure. They are made before the processes join, so that each process
-    can also compute alone.
+    """The computations to measure.
 
     Args:
         networks: the problems of one worker and of all workers, by width.
@@ -205,27 +300,88 @@ def tasks(widths: Sequence[int], N: int, batch_size: int) -> Tasks:
     return Tasks({width: (network(width, 1), network(width, N)) for width in widths}, few, many)
 
 
-def measure_all(work: Tasks, sizes: Sequence[int], repeats: int, longest: float) -> Found:
-    """Measures everything; called in every process, each of which is one worker.
+def measure_all(
+    work: Tasks,
+    sizes: Sequence[int],
+    repeats: int,
+    longest: float,
+    hosts: Sequence[str] | None = None,
+) -> Found:
+    """Measures everything; called in every process, each device of which is one worker.
 
     Args:
         work: the computations.
         sizes: as for `measure_collectives`.
         repeats, longest: as for `time_repeats`.
+        hosts: as for `find_places`.
     """
-    seconds = measure_collectives(sizes, repeats, longest)
-    rounds = measure_rounds(work, repeats, longest)
-    few, many = (_measure_alone(problem, repeats, longest) for problem in (work.few, work.many))
+    places = find_places(hosts)
+    machines, size = places.devices.shape
+    measure = partial(measure_collectives, sizes, repeats, longest)
+    return Found(
+        measure(mesh=places.whole),
+        measure_rounds(work, places, repeats, longest),
+        measure_devices(work, places, repeats, longest),
+        size,
+        *(
+            (measure(mesh=places.inside), measure(mesh=places.between))
+            if machines > 1 and size > 1
+            else ()
+        ),
+    )
+
+
+def measure_devices(work: Tasks, places: Places, repeats: int, longest: float) -> list[Device]:
+    """Measures the first device of each process, while the others do the same; called in every
+    process.
+
+    Args:
+        work: the computations.
+        places: the workers by machine.
+        repeats, longest: as for `time_repeats`.
+    """
+    few, many = (
+        places.means(_measure_alone(problem, repeats, longest)).T
+        for problem in (work.few, work.many)
+    )
     assert work.few.batch_size is not None
     samples = work.few.batch_size
-    per_sample = max(0.0, many - few) / ((MORE - 1) * samples)
-    return Found(seconds, rounds, max(0.0, few - samples * per_sample), per_sample)
+    rates = places.means(_measure_memory(longest))
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", np.nan)
+    memories = places.means(nodes.gather([[memory]])[0, :, 0])
+    found = []
+    for host, one, more, rate, own in zip(places.hosts, few, many, rates, memories, strict=True):
+        seconds = float(np.median(one))
+        per_sample = max(0.0, float(np.median(more)) - seconds) / ((MORE - 1) * samples)
+        compute = max(0.0, seconds - samples * per_sample)
+        memory = None if np.isnan(own) else float(own)
+        found.append(Device(host, one, compute, per_sample, float(rate), memory))
+    return found
+
+
+def _measure_memory(longest: float) -> np.ndarray:
+    """Returns the bytes per second that a device reads and writes, `[processes]`."""
+    vector = jnp.ones(PASSED // ELEMENT, jnp.float32)
+    increase = jax.jit(lambda x: x + 1, donate_argnums=0)  # in place
+
+    def run():
+        nonlocal vector
+        vector = increase(vector)
+        return vector
+
+    seconds = time_repeats(run, FEWEST, longest, None)
+    assert seconds is not None
+    return 2 * PASSED / np.median(seconds, axis=0)
 
 
 def measure_collectives(
-    sizes: Sequence[int], repeats: int, longest: float, per_call: int = 1
+    sizes: Sequence[int],
+    repeats: int,
+    longest: float,
+    per_call: int = 1,
+    mesh: Mesh | None = None,
 ) -> Times:
-    """Measures the collectives; called in every process, each of which is one worker.
+    """Measures the collectives along the worker axis; called in every process.
 
     Args:
         sizes: bytes of the vector, increasing.
@@ -235,8 +391,9 @@ def measure_collectives(
             sizes.
         per_call: number of collectives that one call of a program executes; to start a call takes
             time, which the rounds of a run do not spend.
+        mesh: the workers; None: the first device of each process.
     """
-    mesh = nodes.mesh("calibrate", jax.process_count())
+    mesh = mesh or nodes.mesh("calibrate", jax.process_count())
     return {
         name: _measure_collective(collective, mesh, sizes, repeats, longest, per_call)
         for name, collective in COLLECTIVES.items()
@@ -252,7 +409,7 @@ def _measure_collective(
     per_call: int,
 ) -> dict[float, np.ndarray]:
     """Returns the seconds of every repeat of one collective, by bytes of the vector."""
-    N, own = mesh.size, P(workers.AXIS)
+    N, own = mesh.shape[workers.AXIS], P(mesh.axis_names)
 
     def again(_, x):
         # Each collective needs the result of the last one. An all-gather's has one more axis.
@@ -270,21 +427,24 @@ def _measure_collective(
     found: dict[float, np.ndarray] = {}
     for size in sizes:
         columns = collective.columns(size, N)
-        x = nodes.rows(jnp.ones((1, N, columns), jnp.float32), mesh)
+        row = np.ones((1, N, columns), np.float32)
+        x = jax.make_array_from_callback(
+            (mesh.size, N, columns), NamedSharding(mesh, own), lambda _, row=row: row
+        )
         seconds = time_repeats(
             lambda x=x: program(x), repeats, longest, None if len(found) < 2 else longest
         )
         if seconds is None:
             break
-        found[ELEMENT * N * columns / collective.own(N)] = seconds / per_call
+        found[ELEMENT * N * columns / collective.own(N)] = seconds.mean(axis=1) / per_call
     return found
 
 
 def time_repeats(
     run: Callable[[], Any], repeats: int, longest: float, at_most: float | None
 ) -> np.ndarray | None:
-    """Returns the seconds of every repeat, averaged over processes and therefore equal in all of
-    them; None if it would take too long.
+    """Returns the seconds of every repeat in each process, `[repeats, processes]`, in all of them;
+    None if it would take too long.
 
     The first calls, which compile and open connections, are not counted. Each repeat starts when
     the previous one has ended.
@@ -304,7 +464,7 @@ def time_repeats(
     count = int(np.clip(longest / alike, FEWEST, max(FEWEST, repeats)))
     result, seconds = _time_calls(run, count)
     del result
-    return nodes.gather([list(seconds)]).mean(axis=(0, 1))
+    return nodes.gather([[each] for each in seconds])[:, :, 0]
 
 
 def _time_calls(run: Callable[[], Any], count: int) -> tuple[Any, list[float]]:
@@ -318,20 +478,22 @@ def _time_calls(run: Callable[[], Any], count: int) -> tuple[Any, list[float]]:
     return result, seconds
 
 
-def measure_rounds(work: Tasks, repeats: int, longest: float) -> Rounds:
-    """Measures the rounds; called in every process, each of which is one worker.
+def measure_rounds(work: Tasks, places: Places, repeats: int, longest: float) -> Rounds:
+    """Measures the rounds of all workers; called in every process.
 
     Args:
         work: the computations, which contain the networks.
+        places: the workers by machine.
         repeats, longest: as for `time_repeats`.
     """
-    N = jax.process_count()
-    mesh = nodes.mesh("calibrate", N)
+    mesh = places.whole
+    N = mesh.size
     found: Rounds = {}
     for width, (own, whole) in work.networks.items():
         leaves = jax.tree.leaves(jax.eval_shape(own.init, jax.random.key(0)))
         d = sum(leaf.size for leaf in leaves)
-        one = _measure_alone(own, repeats, longest)
+        alone = places.means(_measure_alone(own, repeats, longest))
+        one = float(np.median(alone, axis=0).max())  # all workers wait for the slowest machine
         for name, method in METHODS.items():
             codec, arrays = 0.0, len(leaves)
             if method.compressor is not None:
@@ -339,7 +501,7 @@ def measure_rounds(work: Tasks, repeats: int, longest: float) -> Rounds:
                 mine = break_even.codec_seconds(method.compressor, N, d, max(FEWEST, repeats // 3))
                 codec = max(0.0, float(nodes.gather([[mine]]).mean()))
             bits, seconds = _measure_round(method, whole, mesh, repeats, longest)
-            found[name, width] = Parts(d, one, codec, bits, arrays, seconds)
+            found[name, width] = Parts(d, one, codec, bits, arrays, seconds.mean(axis=1))
     return found
 
 
@@ -348,19 +510,19 @@ def _count_arrays(compressor: Compressor, d: int) -> int:
     return len(jax.tree.leaves(message_shape(compressor, d)))
 
 
-def _measure_alone(problem: dsgd.Problem, repeats: int, longest: float) -> float:
-    """Returns the seconds of one worker's gradient and step, while other processes do the same."""
+def _measure_alone(problem: dsgd.Problem, repeats: int, longest: float) -> np.ndarray:
+    """Returns the seconds of one worker's gradients and steps in each process, `[repeats,
+    processes]`, while the others do the same.
+    """
     here = workers.mesh([jax.local_devices()[0]])
-    return float(
-        np.median(_measure_round(METHODS["minibatch_sgd"], problem, here, repeats, longest)[1])
-    )
+    return _measure_round(METHODS["minibatch_sgd"], problem, here, repeats, longest)[1]
 
 
 def _measure_round(
     method: Method, problem: dsgd.Problem, mesh: Mesh, repeats: int, longest: float
 ) -> tuple[float, np.ndarray]:
-    """Returns the bits that a worker sends in a round, and the seconds of every round; the state is
-    updated in place, as in a run.
+    """Returns the bits that a worker sends in a round, and the seconds of every round in each
+    process, `[repeats, processes]`; the state is updated in place, as in a run.
     """
     algorithm, key = method.build(problem.workers), jax.random.key(0)
     plan = make_plan(
@@ -386,15 +548,8 @@ def _place(
     """Returns the initial state, the data and the key on the devices of the processes; each process
     holds its own rows.
     """
-    mine = jax.process_index() if mesh.size > 1 else 0
     state = jax.jit(lambda key: algorithm.init(problem.init(key), problem.workers))(key)
-
-    def row(tree):
-        return jax.tree.map(lambda leaf: leaf[mine : mine + 1], tree)
-
     shared, key = arrays.put((state._replace(workers=()), key), NamedSharding(mesh, P()))
-    return (
-        shared._replace(workers=nodes.rows(row(state.workers), mesh)),
-        nodes.rows(row(problem.data), mesh),
-        key,
-    )
+    by_worker = NamedSharding(mesh, P(workers.AXIS))
+    rows, data = arrays.put((state.workers, problem.data), by_worker)
+    return shared._replace(workers=rows), data, key

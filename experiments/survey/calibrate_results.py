@@ -14,6 +14,7 @@ from experiments.survey.calibrate_switch import (
     BITS,
     Calibration,
     Estimate,
+    Fit,
     Line,
     crossovers,
     median,
@@ -25,24 +26,44 @@ PLAIN = "minibatch_sgd"  # the method to which others are compared
 
 def tabulate_collectives(result: Calibration, where: str) -> Table:
     """Tabulates the fitted latency and bandwidth of each collective alone, and of all collectives
-    together.
+    together, at each level.
     """
-    formulas = "\n".join(f"{name}: {COLLECTIVES[name].formula}" for name in result.lines)
+    formulas = "\n".join(f"{name}: {COLLECTIVES[name].formula}" for name in COLLECTIVES)
+    levels = (
+        "\nWithin machines: on all of them at the same time. Between machines: of one worker of "
+        "each,\nfor all workers at the same time, which share their machine's network card."
+        if result.between
+        else ""
+    )
     table = tables.table(
         f"{where}:\nlatency and bandwidth of the switch fitted to each collective",
         ("collective", "l, µs", "Mbit/s", "x"),
         f"{formulas}\nl: latency of a message, r: transfer of the vector on a port.\n[95 % "
         "interval]. x: measured / fitted, smallest to largest over sizes: for each collective\n"
-        "with its own switch, in the last row with the common switch.",
+        f"with its own switch, in the last row with the common switch.{levels}",
     )
-    for name, line in result.lines.items():
-        table.add_row(name, *_format_line(line), _format_ratios(result, line, [name]))
-    table.add_section()
-    table.add_row(
-        "all collectives",
-        *_format_line(result.switch),
-        _format_ratios(result, result.switch, list(result.lines)),
+    for level, fit in result.levels.items():
+        if result.between:
+            table.add_row(level, "", "", "", end_section=True)
+        for name, line in fit.lines.items():
+            table.add_row(name, *_format_line(line), _format_ratios(fit, line, [name]))
+        table.add_section()
+        ratios = _format_ratios(fit, fit.switch, list(fit.lines))
+        table.add_row("all collectives", *_format_line(fit.switch), ratios, end_section=True)
+    return table
+
+
+def tabulate_machines(result: Calibration) -> Table:
+    """Tabulates what a worker of each machine needs and has."""
+    table = tables.table(
+        "a worker of each machine",
+        ("machine", "ms of a\ngradient", "GB/s of\nmemory"),
+        "gradient: logistic regression on digits, while all workers compute.",
     )
+    for device in result.found.devices:
+        table.add_row(
+            device.host, short(1e3 * device.seconds), short(device.memory_bandwidth / 1e9)
+        )
     return table
 
 
@@ -61,13 +82,13 @@ def short(number: float) -> str:
     return "0" if number < 1e-3 else tables.plain(number) if number < 1e9 else "∞"
 
 
-def _format_ratios(result: Calibration, line: Line, names: list[str]) -> str:
+def _format_ratios(fit: Fit, line: Line, names: list[str]) -> str:
     """Returns the smallest and largest ratio of measured medians to the values of the line."""
-    predict = result._replace(switch=line).predict
+    predict = fit._replace(switch=line).predict
     ratios = [
         float(np.median(seconds)) / predict(name, size)
         for name in names
-        for size, seconds in result.found.collectives[name].items()
+        for size, seconds in fit.times[name].items()
     ]
     return f"{short(float(f'{min(ratios):.2g}'))}-{short(float(f'{max(ratios):.2g}'))}"
 
@@ -81,7 +102,7 @@ def format_bytes(number: float) -> str:
 def list_seconds(result: Calibration, name: str) -> tuple[list[float], list[float], list[float]]:
     """Returns a method's model sizes in bytes, predicted seconds, and measured seconds."""
     mine = [parts for (method, _), parts in result.found.rounds.items() if method == name]
-    expected = [predict_round(name, parts, result.N, result.switch) for parts in mine]
+    expected = [predict_round(name, parts, result.whole.N, result.whole.switch) for parts in mine]
     return (
         [float(ELEMENT * parts.elements) for parts in mine],
         expected,
@@ -143,7 +164,7 @@ def draw(result: Calibration, where: str) -> Figure:
     """Draws collectives and rounds: the switch's times as lines, measured times as points."""
     sheet, (left, right) = plots.figure(2, width=figures.WIDTH / 2, height=4.4, sharey=False)
     for i, (name, by_size) in enumerate(result.found.collectives.items()):
-        expected = [result.predict(name, size) for size in by_size]
+        expected = [result.whole.predict(name, size) for size in by_size]
         draw_one(left, i, name, list(by_size), expected, list(by_size.values()))
     left.set(title="collectives", xlabel="bytes of the vector", ylabel="seconds")
     for i, name in enumerate(METHODS):
@@ -154,7 +175,8 @@ def draw(result: Calibration, where: str) -> Figure:
     right.set(title="rounds", xlabel="bytes of the model", ylabel="seconds a round")
     for axes in (left, right):
         figures.describe(axes, log="xy", legend=True)
-    latency, bandwidth = result.switch.alpha.times(1e6), result.switch.beta.inverse(BITS / 1e6)
+    line = result.whole.switch
+    latency, bandwidth = line.alpha.times(1e6), line.beta.inverse(BITS / 1e6)
     switch = f"latency {short(latency.value)} µs, {short(bandwidth.value)} Mbit/s"
     figures.title(
         sheet,

@@ -13,21 +13,32 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import optimize
 
 import dsgd
 from dsgd import clusters, network, problems
-from experiments.survey.calibrate_measuring import COLLECTIVES, METHODS, Cost, Found, Parts
+from experiments.survey.calibrate_measuring import (
+    COLLECTIVES,
+    METHODS,
+    Cost,
+    Found,
+    Parts,
+    Times,
+)
 
 DRAWS = 200  # bootstrap samples
 LEVEL = 0.95
 BITS = 8  # bits of a byte
 USUAL = 0.1  # relative error up to which the loss is quadratic
 LEAST = 1e-4  # start of a coefficient that would be 0, relative to the shortest or longest time
-TINY = float(np.finfo(np.float32).tiny)  # seconds of a byte if the bandwidth is infinite
+SHORTEST = 1e-9  # seconds of a message if no latency is found
+UNEQUAL = 1.1  # ratio of the seconds of a gradient above which machines are unequal
+NUMBERS = ("compute", "per_sample", "memory_bandwidth", "memory")  # of a device, in a cluster file
+# Seconds of a byte if the bandwidth is infinite, which float32 can represent as its inverse can
+TINY = 4 * float(np.finfo(np.float32).tiny)
 
 
 class Estimate(NamedTuple):
@@ -54,50 +65,136 @@ class Line(NamedTuple):
     beta: Estimate
 
 
-class Calibration(NamedTuple):
-    """The measurements, and the switch fitted to them.
+class Fit(NamedTuple):
+    """The switch fitted to the collectives among some workers.
 
     Args:
-        N: number of workers.
-        found: the measurements.
+        N: number of workers of a collective.
+        sharing: number of collectives that take place at the same time and share the ports.
+        times: the measurements.
         lines: latency and seconds per byte fitted to one collective alone, by name.
         switch: those fitted to all collectives.
     """
 
     N: int
-    found: Found
+    sharing: int
+    times: Times
     lines: dict[str, Line]
     switch: Line
 
-    @property
-    def cluster(self) -> clusters.Hardware:
-        """Returns a cluster with the fitted numbers."""
-        bandwidth = BITS / max(self.switch.beta.value, TINY)
-        return clusters.Hardware(
-            self.switch.alpha.value, bandwidth, self.found.compute, self.found.per_sample
-        )
-
     def predict(self, name: str, size: float) -> float:
         """Returns the seconds of a collective on the fitted switch."""
-        cost = COLLECTIVES[name].cost(self.N)
+        cost = cost_of(name, self.N, self.sharing)
         return (
             cost.latencies * self.switch.alpha.value + cost.vectors * size * self.switch.beta.value
         )
 
+    @property
+    def latency(self) -> float:
+        """Returns the seconds of a message, of which those of each collective are multiples."""
+        return max(self.switch.alpha.value, SHORTEST)
+
+    @property
+    def collectives(self) -> clusters.Collectives:
+        """Returns latency and transfer time of each collective, relative to those of the switch."""
+        alpha = self.switch.alpha._replace(value=self.latency)
+        beta = self.switch.beta._replace(value=BITS / self.bandwidth)
+        return compare(self.lines, Line(alpha, beta))
+
+    @property
+    def bandwidth(self) -> float:
+        """Returns the bits per second of a port."""
+        return BITS / max(self.switch.beta.value, TINY)
+
+
+class Calibration(NamedTuple):
+    """The measurements, and the switches fitted to them.
+
+    Args:
+        found: the measurements.
+        whole: the fit of all workers.
+        inside: that of the workers of a machine; None: there are not two levels.
+        between: that of the machines.
+    """
+
+    found: Found
+    whole: Fit
+    inside: Fit | None = None
+    between: Fit | None = None
+
+    @property
+    def levels(self) -> dict[str, Fit]:
+        """Returns the fits by the workers among which they are."""
+        fits = {"all workers": self.whole, "within machines": self.inside}
+        fits["between machines"] = self.between
+        return {name: fit for name, fit in fits.items() if fit is not None}
+
+    @property
+    def hardware(self) -> clusters.Hardware:
+        """Returns the numbers of a cluster. Each machine is a group if the seconds of a gradient
+        differ by more than `UNEQUAL`, and by more than those of a machine vary.
+        """
+        cards = self.between or self.whole
+        kinds = [{name: getattr(device, name) for name in NUMBERS} for device in self.found.devices]
+        groups: tuple[clusters.Group, ...] = ()
+        seconds = [median(device.gradients) for device in self.found.devices]
+        fastest, slowest = min(seconds), max(seconds)
+        if slowest.low > fastest.high and slowest.value > UNEQUAL * fastest.value:
+            groups = tuple(clusters.Group(self.found.size, **kind) for kind in kinds)
+        return clusters.Hardware(
+            cards.latency,
+            cards.bandwidth,
+            **_mean(kinds),
+            groups=groups,
+            nodes=self.inside
+            and clusters.Nodes(self.found.size, self.inside.bandwidth, self.inside.latency),
+            collectives=None if self.inside else self.whole.collectives,  # of one level only
+            bucket=0.0,  # as XLA sends the arrays, and as `predict_round` counts
+        )
+
+
+def _mean(kinds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the mean of each number over the machines; None if a machine does not have it."""
+    return {
+        name: None
+        if any(kind[name] is None for kind in kinds)
+        else sum(kind[name] for kind in kinds) / len(kinds)
+        for name in kinds[0]
+    }
+
+
+def cost_of(name: str, N: int, sharing: int) -> Cost:
+    """Returns the cost of several collectives at the same time, whose messages share the ports: the
+    messages of one step are sent together, with one latency.
+    """
+    cost = COLLECTIVES[name].cost(N)
+    return cost._replace(vectors=sharing * cost.vectors)
+
 
 def make_calibration(found: Found, N: int, seed: int) -> Calibration:
-    """Fits the switch to each collective alone, and to all of them.
+    """Fits the switch to each collective alone, and to all of them, at each level.
 
     Args:
         found: the measurements.
         N: number of workers.
         seed: seed of the intervals.
     """
-    costs = {name: COLLECTIVES[name].cost(N) for name in found.collectives}
-    lines = {
-        name: fit_line({name: times}, costs, seed) for name, times in found.collectives.items()
-    }
-    return Calibration(N, found, lines, fit_line(found.collectives, costs, seed))
+
+    def fit(times: Times | None, N: int, sharing: int) -> Fit | None:
+        if times is None:
+            return None
+        costs = {name: cost_of(name, N, sharing) for name in times}
+        lines = {name: fit_line({name: each}, costs, seed) for name, each in times.items()}
+        return Fit(N, sharing, times, lines, fit_line(times, costs, seed))
+
+    whole = fit(found.collectives, N, 1)
+    assert whole is not None
+    return Calibration(
+        found,
+        whole,
+        fit(found.inside, found.size, 1),
+        fit(found.between, N // found.size, found.size),
+    )
 
 
 def fit_line(
@@ -147,8 +244,8 @@ def compare(lines: Mapping[str, Line], common: Line) -> clusters.Collectives:
     return clusters.Collectives(
         **{
             names.get(name, name.replace("-", "_")): (
-                line.alpha.value / common.alpha.value,
-                line.beta.value / common.beta.value,
+                max(line.alpha.value, TINY) / common.alpha.value,
+                max(line.beta.value, TINY) / common.beta.value,
             )
             for name, line in lines.items()
         }

@@ -65,7 +65,7 @@ def test_unequal_workers_of_a_file(tmp_path):
         """
         {
             "latency": 5e-5, "bandwidth": 2.5e10, "compute": 0.02, "per_sample": 0.003,
-            "price": 2.5, "memory": 8e10,
+            "price": 2.5, "memory": 8e10, "bucket": 2e8,
             "groups": [
                 {"workers": 3},
                 {"workers": 2, "compute": 0.05, "bandwidth": 1e10, "price": 1.5, "memory": 2.4e10}
@@ -82,12 +82,35 @@ def test_unequal_workers_of_a_file(tmp_path):
         up=clusters.constant([2.5e10] * 3 + [1e10] * 2),
         latency=5e-5,
         per_sample=clusters.constant(0.003),
+        bucket=2e8,
     )
     assert found.cluster.name == like.name
     clusters.save(path, found)
     assert clusters.load(path) == found
     with pytest.raises(ValueError, match="kinds: workers = 4, but the groups have 5"):
         found.kinds(4)
+
+
+def test_machines_of_several_workers(tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_text(
+        """
+        {
+            "latency": 5e-5, "bandwidth": 2.5e10, "price": 20, "bucket": 0,
+            "nodes": {"size": 4, "bandwidth": 2e12, "latency": 3e-6},
+            "groups": [{"workers": 8}, {"workers": 4, "price": 30.5}]
+        }
+        """
+    )
+    found = clusters.load(path)
+    nodes = clusters.Nodes(4, 2e12, 3e-6)
+    assert found.nodes == nodes
+    assert found.cluster.nodes == nodes
+    assert found.cluster.bucket == 0
+    assert found.hourly_price(12) == 2 * 20 + 30.5
+    assert Hardware(1e-4, 1e9, price=20, nodes=nodes).hourly_price(16) == 4 * 20
+    clusters.save(path, found)
+    assert clusters.load(path) == found
 
 
 def test_equal_workers_have_prices_of_their_number():
@@ -110,6 +133,15 @@ def test_equal_workers_have_prices_of_their_number():
         ({"price": "2 dollars"}, "price = '2 dollars'; expected a number"),
         ({"memory": 0}, "memory = 0; expected a finite number > 0"),
         ({"latency": 1e39}, "latency: given 1e[+]39; expected .* that float32 can represent"),
+        ({"nodes": 8}, "nodes = 8; expected names and values in braces"),
+        ({"nodes": {"size": 8}}, "nodes: missing bandwidth"),
+        ({"nodes": {"size": 2.5, "bandwidth": 1e12}}, "nodes: size = 2.5; expected an integer"),
+        ({"nodes": {"size": 8, "bandwidth": 0}}, "nodes: bandwidth = 0; expected a finite number"),
+        (
+            {"nodes": {"size": 3, "bandwidth": 1e12}, "groups": [{"workers": 6}, {"workers": 4}]},
+            r"groups\[1\]: workers = 4 in nodes of 3; expected a multiple of 3",
+        ),
+        ({"bucket": -3}, "bucket = -3; expected a finite number >= 0"),
         ({"groups": {"workers": 2}}, r"groups = {'workers': 2}; expected a list"),
         ({"groups": [3]}, r"groups\[0\] = 3; expected names and values in braces"),
         ({"groups": [{"workers": 3}, {"compute": 0.5}]}, r"groups\[1\]: missing workers"),

@@ -5,6 +5,7 @@ of two processes.
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -133,8 +134,83 @@ def test_commands_take_unequal_workers_of_a_file_or_refuse_them(tmp_path):
     assert slower.bucket == 4e3
     with pytest.raises(ValueError, match="has 5 workers, but the problem has 7; pass --workers 5"):
         tuning.make_cluster(dataclasses.replace(args, workers=7))
-    with pytest.raises(ValueError, match="the file has 2 groups of workers; expected equal"):
+    with pytest.raises(ValueError, match="the file has groups; expected equal workers"):
         commands.apply_cluster(asynchrony.Args(cluster=path))
+
+
+def switch_times(N, sharing, latency, bandwidth):
+    """Returns times of collectives of N workers on a port that `sharing` of them use together."""
+    return {
+        name: {
+            size: np.full(
+                3,
+                (cost := each.cost(N)).latencies * latency
+                + sharing * cost.vectors * 8 * size / bandwidth,
+            )
+            for size in SIZES
+        }
+        for name, each in measuring.COLLECTIVES.items()
+    }
+
+
+def of_machine(host, seconds, memory=None, spread=0.01):
+    gradients = seconds * np.linspace(1 - spread, 1 + spread, 25)
+    return measuring.Device(host, gradients, seconds / 4, seconds / 20, 3e10, memory)
+
+
+@pytest.mark.parametrize(
+    ("slowest", "spread", "unequal"), [(1.05, 0.01, False), (1.5, 0.01, True), (1.5, 0.9, False)]
+)
+def test_a_file_has_both_levels_and_unequal_machines(slowest, spread, unequal):
+    """Three machines of four workers, which share a card of 1 Gbit/s and have ports of 70."""
+    devices = [
+        of_machine("a", 0.02, None, spread),
+        of_machine("b", 0.02, 5e9, spread),
+        of_machine("c", 0.02 * slowest, None, spread),
+    ]
+    found = measuring.Found(
+        switch_times(12, 1, 3e-4, 2e9),
+        {},
+        devices,
+        4,
+        switch_times(4, 1, 5e-6, 7e10),
+        switch_times(3, 4, 2e-4, 1e9),
+    )
+    result = switch.make_calibration(found, 12, seed=0)
+    assert result.whole.bandwidth == pytest.approx(2e9, rel=1e-3)
+    hardware = result.hardware
+    assert (hardware.latency, hardware.bandwidth) == pytest.approx((2e-4, 1e9), rel=1e-3)
+    nodes = hardware.nodes
+    assert nodes.size == 4
+    assert (nodes.latency, nodes.bandwidth) == pytest.approx((5e-6, 7e10), rel=1e-3)
+    assert hardware.collectives is None
+    flat = result._replace(inside=None, between=None).hardware
+    assert (flat.latency, flat.bandwidth) == pytest.approx((3e-4, 2e9), rel=1e-3)
+    factors = np.ravel(dataclasses.astuple(flat.collectives))
+    np.testing.assert_allclose(factors, np.ones(8), rtol=1e-3)
+    if not unequal:
+        assert hardware.workers is None
+        assert hardware.compute == pytest.approx(0.02 * (2 + slowest) / 12)
+        assert hardware.memory is None
+    else:
+        compute = [(number, kind.compute) for number, kind in hardware.kinds()]
+        assert compute == [(4, 0.005), (4, 0.005), (4, pytest.approx(0.005 * slowest))]
+        assert [kind.memory for _, kind in hardware.kinds()] == [None, 5e9, None]
+
+
+def test_workers_of_a_machine_are_consecutive(monkeypatch):
+    """Of six processes that a launcher distributed in turn."""
+
+    devices = [SimpleNamespace(process_index=i, id=10 - i) for i in (4, 1, 5, 0, 3, 2)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    places = measuring.find_places(["x", "y", "z"] * 2)
+    assert places.hosts == ("x", "y", "z")
+    at = [[device.process_index for device in row] for row in places.devices]
+    assert at == [[0, 3], [1, 4], [2, 5]]
+    means = places.means(np.array([1.0, 2.0, 3.0, 5.0, 7.0, 11.0]))
+    np.testing.assert_array_equal(means, [3.0, 4.5, 7.0])
+    with pytest.raises(ValueError, match="4 on x, 2 on y; expected the same number on each"):
+        measuring.find_places(["x", "y", "x", "x", "y", "x"])
 
 
 @pytest.fixture(scope="module")
