@@ -84,11 +84,13 @@ class Run(NamedTuple):
         trained: the runs, also at other points.
         at: number of the point in `trained`.
         scores: arrays `[networks, seeds]`.
+        seconds: those on the plan's cluster until each record, `[seeds, records]`.
     """
 
     trained: Trained
     at: int
     scores: Scores
+    seconds: np.ndarray
 
 
 class Outcome(NamedTuple):
@@ -247,14 +249,18 @@ def _run_fresh(
     fresh, chosen = setting._replace(key=key, seeds=seeds), sorted(points)
     where = f"{folder(contender, 'finalists')}-{name}"
     again = train_in_blocks(fresh, contender.take(chosen), rounds, where)
-    found = _score(goal, again, networks)
-    return {p: Run(again, at, Scores(*(x[:, at] for x in found))) for at, p in enumerate(chosen)}
+    costs = goal.costs(again, networks)
+    found = _score(goal, again, costs)
+    seconds = costs[0] if goal.bits is None else vary(setting.cluster, 0).seconds(again)[0]
+    return {
+        p: Run(again, at, Scores(*(x[:, at] for x in found)), seconds[at])
+        for at, p in enumerate(chosen)
+    }
 
 
-def _score(goal: Goal, trained: Trained, networks: Networks) -> Scores:
+def _score(goal: Goal, trained: Trained, costs: np.ndarray) -> Scores:
     """Scores runs of all rounds."""
-    horizon = np.full(len(networks), goal.budget)
-    return score(goal, goal.values(trained), goal.costs(trained, networks), horizon)
+    return score(goal, goal.values(trained), costs, np.full(len(costs), goal.budget))
 
 
 def _extend(
@@ -299,7 +305,8 @@ def _extend(
         for name, each in values.items():
             values[name] = sorted({*each, *(point[name] for point in new.points)})
         where = f"{folder(contender, f'{rounds}-rounds')}-{count}"
-        found = _score(goal, train_in_blocks(setting, new, rounds, where), networks)
+        again = train_in_blocks(setting, new, rounds, where)
+        found = _score(goal, again, goal.costs(again, networks))
         scores = Scores(*(np.concatenate(pair, axis=1) for pair in zip(scores, found, strict=True)))
         contender = contender.add(new)
     raise AssertionError("the extensions are limited")
@@ -308,7 +315,7 @@ def _extend(
 def _ends(
     name: str, values: Sequence[float], refused: Mapping[tuple[str, int], str]
 ) -> tuple[tuple[float, str], tuple[float, str]]:
-    inside = "since few seeds chose a value inside, at which others fail"
+    inside = "not extended since the first seeds chose a value inside, at which other seeds fail"
     smallest, largest = (refused.get((name, side), inside) for side in (-1, 1))
     return (values[0], smallest), (values[-1], largest)
 
@@ -390,13 +397,10 @@ def _row(
     others, with their spacing, `[seeds]` each: seconds to the target, or the metric if no run
     reaches it.
     """
-    trained, at, scores = finalist.here
+    trained, at, scores, seconds = finalist.here
     record, point = scores.record[0], trained.contender.points[at]
     values, reaches = goal.values(trained)[at], goal.reached(scores)[0]
-    seconds, bits = (
-        goal._replace(bits=budget).costs(trained, vary(setting.cluster, 0))[0, at]
-        for budget in (None, np.inf)
-    )
+    bits = trained.take_ends(trained.sweep.history["bits"])[at]
     seeds = np.arange(len(record))
     until = seconds[seeds, record]
     # of the exchange before
@@ -405,14 +409,14 @@ def _row(
         spacing, of_values = (
             np.abs(each[seeds, record] - each[seeds, before]) for each in (seconds, values)
         )
-    seconds = positive_estimate(until, spacing)
+    expected = positive_estimate(until, spacing)
     if goal.target is not None:
-        seconds = restart_estimate(scores.cost[0], scores.spent[0], spacing)
+        expected = restart_estimate(scores.cost[0], scores.spent[0], spacing)
     row = Planned(
         trained.contender.candidate.name,
         trained.contender.candidate.settings,
         point,
-        seconds,
+        expected,
         float(trained.rounds[at, record].mean()),
         float(bits[seeds, record].mean()),
         _apply_sign(goal.sign, estimate(scores.value[0], of_values)),

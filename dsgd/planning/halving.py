@@ -19,7 +19,7 @@ from dsgd.runs.interrupts import Interrupted
 
 FIRST = 20.0  # seconds after which the first ranking is shown
 MOST_LINES = 10  # of a ranking that is shown
-ELSEWHERE = 3  # number of candidates that survive on each network besides the plan's cluster
+ELSEWHERE = 2  # number of candidates that survive on each network besides the plan's cluster
 
 
 class Eliminated(NamedTuple):
@@ -111,8 +111,8 @@ def halve(
                 rung = rank()
             after = rounds if i == 0 else lengths[i - 1]
             raise describe_interrupt(stopped, rung, goal, after) from None
+        display.show(describe(rung, goal, rounds))
         if not is_last:
-            display.show(describe(rung, goal, rounds))
             alive, left = _survivors(rung, goal, rounds / lengths[i + 1], finalists)
             alive = _join(contenders, alive, waiting)
             stay = {id(each.candidate) for each in alive}

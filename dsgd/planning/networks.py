@@ -10,7 +10,6 @@ import numpy as np
 
 from dsgd.clusters import Cluster, Quantity
 from dsgd.planning.training import Trained, select
-from dsgd.runs.replays import replay
 
 BANDWIDTH, LATENCY = "bandwidth", "latency"
 MOST = 100.0  # largest factor
@@ -43,7 +42,7 @@ class Networks:
             found[0] = clock
             return found
         build = partial(_scale, self)
-        return trained.take_ends(replay(trained.sweep, build, network=np.arange(len(self))))
+        return trained.take_ends(trained.replay(build, network=np.arange(len(self))))
 
 
 def vary(cluster: Cluster, points: int) -> Networks:

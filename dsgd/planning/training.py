@@ -19,7 +19,7 @@ from dsgd.base import Algorithm, Key, Problem
 from dsgd.clusters import Cluster
 from dsgd.engine import queries
 from dsgd.planning.candidates import RATE, Candidate
-from dsgd.runs import plans
+from dsgd.runs import plans, replays
 from dsgd.runs.history import evaluated_records
 from dsgd.runs.sweeps import Sweep, grid_values, sweep, sweep_pairs
 
@@ -88,14 +88,27 @@ class Trained(NamedTuple):
         contender: the candidate and its points.
         history: the evaluated records, `[points, *grids, seeds, records]`.
         sweep: the taped runs; if the rounds depend on the cluster, those on the plan's cluster.
-            Those of `train_in_blocks` have no states.
+            Those of `train_in_blocks` have no states and no tape.
         workers: N.
+        blocks: the taped runs of `train_in_blocks`, `TOGETHER` in each; the last one is repeated.
     """
 
     contender: Contender
     history: dict[str, np.ndarray]
     sweep: Sweep
     workers: int
+    blocks: tuple[Sweep, ...] = ()
+
+    def replay(self, cluster: Callable[..., Cluster], **grids: np.ndarray) -> np.ndarray:
+        """Returns `dsgd.replay` of the runs; of those in blocks, by programs that all numbers of
+        points and seeds share.
+        """
+        if not self.blocks:
+            return replays.replay(self.sweep, cluster, **grids)
+        found = [replays.replay(each, cluster, **grids)[..., 0, :] for each in self.blocks]
+        shape = self.sweep.history["loss"].shape[:2]
+        whole = np.concatenate(found, axis=-2)[..., : shape[0] * shape[1], :]
+        return whole.reshape(*whole.shape[:-2], *shape, whole.shape[-1])
 
     @property
     def ends(self) -> np.ndarray:
@@ -314,19 +327,15 @@ def train_in_blocks(setting: Setting, contender: Contender, rounds: int, name: s
         whole = np.concatenate(series)[:count]
         return whole.reshape(len(points), seeds, *whole.shape[2:])
 
-    first, of = found[0], found[0].tape
     history = {
         column: x if column == "step" else join([each.history[column] for each in found])
-        for column, x in first.history.items()
+        for column, x in found[0].history.items()
     }
-    tape = of and of._replace(
-        points={each: jnp.asarray(x) for each, x in values.items()},
-        keys=jnp.broadcast_to(keys, (len(points), seeds)),
-        shape=(len(points), seeds),
-        series={each: join([some.tape.series[each] for some in found]) for each in of.series},
-    )
-    whole = first._replace(grid=values, history=history, state=None, params=None, tape=tape)
-    return Trained(contender, evaluated_records(history), whole, setting.problem.workers)
+    without = {"state": None, "params": None, "tape": None}
+    whole = found[0]._replace(grid=values, history=history, **without)
+    blocks = tuple(each._replace(state=None, params=None) for each in found)
+    workers = setting.problem.workers
+    return Trained(contender, evaluated_records(history), whole, workers, blocks)
 
 
 def _options(setting: Setting, contender: Contender, rounds: int) -> dict[str, Any]:

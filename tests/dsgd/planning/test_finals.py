@@ -244,6 +244,30 @@ def test_the_largest_accuracy_is_best_within_a_budget(make_plan):
     assert early.reached.value == 1
 
 
+def test_what_runs_and_the_ranking_so_far_are_lines_on_stderr(make_plan, monkeypatch, capsys):
+    """The first ranking is due after no time, with the first of the candidates."""
+    monkeypatch.setattr(halving, "FIRST", 0.0)
+    every = {"one": 9, "two": 4}
+    candidates = [candidate(name) for name in every]
+    make_plan(
+        candidates, lambda name, *of: every[name], progress=True, learning_rates=(0.5,), seeds=2
+    )
+    one, two = (f"{name} (learning_rate = 0.5): loss 0 after" for name in every)
+    both = [f"1. {two} 12 s", f"2. {one} 27 s"]
+
+    def running(what):
+        return [f"plan: {what}, candidate {i} of 2: {name}" for i, name in enumerate(every, 1)]
+
+    assert capsys.readouterr().err.splitlines() == [
+        *running("10 rounds (1 of 3)"),
+        *("plan: ranking after 10 rounds, 1 of 2 candidates:", f"1. {one} 27 s"),
+        *("plan: ranking after 10 rounds:", *both),
+        *running("40 rounds (2 of 3)"),
+        *("plan: ranking after 40 rounds:", *both),
+        *running("40 rounds with fresh seeds (3 of 3)"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("best", "last"),
     [(0.1, 0.025), (0.5, None), (2.0, 10.0)],

@@ -17,7 +17,8 @@ import algorithms
 import dsgd
 import topologies
 from dsgd import Candidate, clusters, compressors, problems
-from dsgd.planning import training
+from dsgd.engine import programs
+from dsgd.planning import networks, training
 
 N, STEPS, SEEDS, RATES = 4, 48, 2, (0.1, 0.3)
 FRESH = 10 * SEEDS
@@ -193,6 +194,28 @@ def test_a_round_is_one_gradient_of_each_worker(candidate, rounds):
     """
     values = {name: grid[0] for name, grid in candidate.swept.items()}
     assert training.rounds_of(candidate, optax.sgd(0.1), PROBLEM, CLUSTER, values) == rounds
+
+
+def test_all_runs_of_a_candidate_are_one_program():
+    """Those of three points with four seeds, in two blocks, equal a sweep; other points, seeds and
+    numbers of rounds are not compiled again.
+    """
+    setting = training.Setting(PROBLEM, CLUSTER, KEY, 4, 1, optax.sgd, 2, None)
+    all_points, _ = training.all_points(setting, CANDIDATES[0], (0.1, 0.3, 0.9), 8)
+    found, swept = (
+        train(setting, all_points, 8, "") for train in (training.train_in_blocks, training.train)
+    )
+    np.testing.assert_array_equal(found.history["step"], swept.history["step"])
+    np.testing.assert_allclose(found.history["loss"], swept.history["loss"], 1e-5)
+    around = networks.vary(CLUSTER, 1)
+    seconds = [around.seconds(each) for each in (found, swept)]
+    assert seconds[0].shape == (5, 3, 4, 5)
+    np.testing.assert_allclose(seconds[0], seconds[1], 1e-6)
+    count = programs.count_compiled()
+    others = setting._replace(key=jax.random.key(1), seeds=5)
+    again = training.train_in_blocks(others, all_points.take([2, 0]), 11, "")
+    assert again.history["loss"].shape[:2] == (2, 5)
+    assert programs.count_compiled() == count
 
 
 @pytest.mark.long
