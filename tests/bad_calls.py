@@ -782,6 +782,8 @@ MESSAGES = {  # the message for the wrong value, one case for each kind of requi
     "dsgd.sweep(delayed, problem, steps=1, key=key, bound=[1.0, 1e300])": "range for float32",
     "dsgd.Candidate('x', algorithms.local_sgd, ('H',))": "arguments ['H'] and grids of []",
     "dsgd.Candidate('x', algorithms.local_sgd, (), {'H': (1, 2)})": "[] and grids of ['H']",
+    "dsgd.Candidate('x', algorithms.dgd, learning_rates=[])": "grid learning_rates = []",
+    "dsgd.Candidate('x', algorithms.dgd, optimizer=lambda: 0)": "Candidate: optimizer = ",
     "compressors.buckets(compressors.low_rank(1), 4)": "without warm start",
     "compressors.induced(compressors.low_rank(1), compressors.natural)": "without warm start",
     "compressors.induced(compressors.natural, SIGN)": "sign is biased; expected an unbiased",

@@ -43,7 +43,7 @@ class Accumulated(NamedTuple):
             {
                 "compressor": _LARGEST,
                 "optimizer": optax.sgd,
-                "learning_rates": (0.03, 0.1, 0.3, 1.0),
+                "learning_rates": (0.01, 0.03, 0.1, 0.3),
             }
         ]
     },
