@@ -47,7 +47,11 @@ def dion_with_adamw(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTran
 @method(
     sends="low-rank factors of momenta, by two all-reduces",
     paper="Dion: Ahn et al., 2025",
-    candidates={"language models": [{"optimizer": dion_with_adamw}]},
+    candidates={
+        "language models": [
+            {"optimizer": dion_with_adamw, "learning_rates": (0.003, 0.01, 0.03, 0.1)}
+        ]
+    },
 )
 @checks.arguments
 def dion(

@@ -72,7 +72,7 @@ def test_expressions_of_functions_of_users_name_their_module_and_keywords():
 
 def test_candidates_may_have_optimizers_and_step_sizes_of_their_own():
     """They are used in place of those of the plan, in runs and in the expression."""
-    mine, rates = partial(optax.sgd, momentum=0.5), (0.02, 0.05, 0.11)
+    mine, rates = partial(optax.sgd, momentum=0.5), (0.1, 0.7, 4.0)
     bare = Candidate("a", algorithms.minibatch_sgd)
     own = dataclasses.replace(bare, optimizer=mine, learning_rates=rates)
     plan = partial(
