@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -268,7 +268,7 @@ class Pilot:
             return
         sign = -1 if self.largest else 1
         best, name = min(
-            (min((sign * values).min() for _, values in curve.seeds), curve.label)
+            (_best(sign * values for _, values in curve.seeds), curve.label)
             for curve in self.curves
             if curve.elements == size
         )
@@ -359,12 +359,11 @@ def _first(steps: np.ndarray, values: np.ndarray, target: float) -> tuple[float,
     """
     from scipy.optimize import isotonic_regression  # noqa: PLC0415 (takes a second to import)
 
-    # later records, or those of a run that has diverged, do not change when the target is reached
-    finite = values[: np.argmin(np.isfinite(values))] if np.isinf(values).any() else values
+    finite = _before_divergence(values)
     if not finite.size or finite.min() > target:
         return math.inf, 0.0
-    end = int(finite.argmin()) + 1
-    fit = isotonic_regression(finite[:end], increasing=False)
+    # later records, also those of a run that overfits, do not change when the target is reached
+    fit = isotonic_regression(finite[: finite.argmin() + 1], increasing=False)
     ends = zip(fit.blocks[:-1], fit.blocks[1:], strict=True)
     at = np.array([steps[low:high].mean() for low, high in ends])
     curve = fit.x[fit.blocks[:-1]]
@@ -374,6 +373,16 @@ def _first(steps: np.ndarray, values: np.ndarray, target: float) -> tuple[float,
     low, high = at[after - 1], at[after]
     share = (curve[after - 1] - target) / (curve[after - 1] - curve[after])
     return float(low + share * (high - low)), float(high - low)
+
+
+def _before_divergence(values: np.ndarray) -> np.ndarray:
+    """Returns the records before the first infinite one."""
+    diverged = np.flatnonzero(np.isinf(values))
+    return values[: diverged[0]] if diverged.size else values
+
+
+def _best(seeds: Iterable[np.ndarray]) -> float:
+    return min(float(_before_divergence(values).min(initial=math.inf)) for values in seeds)
 
 
 def _law(arrivals: Mapping[int, _Arrival], largest: int) -> _Law:

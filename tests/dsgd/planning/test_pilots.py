@@ -54,10 +54,17 @@ def test_a_target_between_two_records():
     assert of_one([1.9, 1.5]) == 0
 
 
+def test_records_that_are_not_in_order_are_pooled():
+    pooled = (2.6 + 2.8) / 2  # at 7.5 rounds
+    assert of_one([4.0, 2.6, 2.8, 1.5]) == pytest.approx(7.5 + 7.5 * (pooled - 2) / (pooled - 1.5))
+
+
 def test_records_after_the_best_one_do_not_matter():
     """A run that overfits or diverges has reached the target before."""
     expected = of_one([4.0, 3.0, 1.5])
     assert of_one([4.0, 3.0, 1.5, 9.0, math.inf]) == expected
+    with pytest.raises(ValueError, match="the best loss is 3, of a; expected"):
+        of_one([4.0, 3.0, math.inf, 1.5])
 
 
 def test_the_largest_value_can_be_best():
@@ -119,17 +126,17 @@ def test_a_seed_that_never_arrives():
 
 
 SIZES = (1_000, 4_000, 9_000)
+POWERS = {"a": (300.0, -0.25), "b": (900.0, -0.375)}
 
 
 def laws(noise=(0.0, 0.0, 0.0), sizes=SIZES) -> Pilot:
     """Two methods whose rounds are powers of the size, up to deviations of their logarithms."""
-    powers = {"a": (300.0, -0.25), "b": (900.0, -0.375)}
     return Pilot(
         [
             curve(
                 [factor * size**power * math.exp(off) * seed for seed in (0.97, 1.03)], size, name
             )
-            for name, (factor, power) in powers.items()
+            for name, (factor, power) in POWERS.items()
             for size, off in zip(sizes, noise, strict=True)
         ]
     )
@@ -169,9 +176,24 @@ def test_prediction_intervals():
 
 
 def test_intervals_are_at_least_those_of_the_seeds():
+    """The means are on a power law, so that the fit has no residual."""
+    means = [np.array(SIZES) ** power * factor for factor, power in POWERS.values()]
+    deviations = np.maximum(np.sqrt(2) * 0.03 * np.array(means), 5 / np.sqrt(12))
+    noise = np.mean((deviations / means) ** 2 / 2)
+    offsets, at = np.log(SIZES) - np.log(SIZES).mean(), math.log(20_000) - np.log(SIZES).mean()
+    leverage = 1 / 3 + at**2 / (offsets**2).sum()
+    factor = math.exp(stats.t.ppf(0.975, 2) * math.sqrt(noise * (1 + leverage)))
     value, low, high = laws().rounds(2.0, 20_000).of("a").rounds
-    assert 1.05 < high / value < 2
-    assert value / low == pytest.approx(high / value)
+    assert high / value == pytest.approx(factor)
+    assert value / low == pytest.approx(factor)
+
+
+def test_a_method_that_does_not_arrive_is_not_extrapolated():
+    late = [curve([150.0, 170.0], size, "c") for size in SIZES]
+    found = Pilot([*laws().curves, *late]).rounds(2.0, 250_000)
+    assert found.extrapolated
+    assert found.of("c").rounds == (math.inf, math.inf, math.inf)
+    assert found.of("a").rounds.value == pytest.approx(300 * 250_000**-0.25, rel=1e-6)
 
 
 def test_a_recorded_size_is_not_extrapolated():
@@ -271,6 +293,10 @@ def test_histories_of_runs(tmp_path):
         (
             {"rows": [*rows(), *rows()]},
             "line 5: step = 0 of diloco, H = 10, .*, after 40; expected",
+        ),
+        (
+            {"rows": [*rows()[:2], *rows()[1:]]},
+            "line 4: step = 20 of .* seed 0, after 20; expected",
         ),
         ({"rows": [*rows(), *rows(H=30)[:1]]}, "line 5: one record of diloco, H = 30, 700 elem"),
         ({"rows": rows("dilico")}, "curves of 'dilico', which is no .* .* did you mean diloco"),
