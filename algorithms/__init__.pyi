@@ -87,6 +87,7 @@ from .local_updates.fed_dyn import fed_dyn
 from .local_updates.fed_nova import fed_nova
 from .local_updates.fed_opt import fed_adagrad, fed_adam, fed_avgm, fed_opt, fed_yogi
 from .local_updates.fed_paq import fed_comgate, fed_ef, fed_paq
+from .local_updates.hierarchical_local_sgd import hierarchical_local_sgd
 from .local_updates.local_heads import fed_per, fed_rep
 from .local_updates.local_sgd import local_sgd
 from .local_updates.mime import mime, mime_lite
@@ -196,6 +197,7 @@ __all__ = [
     "gt_sarah",
     "gt_svrg",
     "gt_vr",
+    "hierarchical_local_sgd",
     "k_gt",
     "kimad",
     "kimad_sgd",

@@ -80,6 +80,25 @@ def all_reduce(pattern: AllReduce, N: int) -> Transport:
     return Transport(pattern, count, simulated=simulated, label=f" via {pattern.name}")
 
 
+def within_blocks(size: int, N: int) -> Transport:
+    """Returns the transport of an all-reduce of uncompressed rows in each block of consecutive
+    workers.
+
+    Args:
+        size: number of workers in a block.
+        N: number of workers.
+    """
+    pattern = network.block_all_reduce(size)
+
+    def count(bits_of_row, _):
+        sent = bits.to_one(round(pattern.volume(N) * bits_of_row), N)
+        return Bits(sent, sent)
+
+    return Transport(
+        pattern, count, label=f" via {pattern.name}", needs_all="a block needs all of its workers"
+    )
+
+
 def to_all(N: int) -> Transport:
     """Returns the transport of one message from each of N workers to all others."""
     return Transport(

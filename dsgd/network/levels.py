@@ -270,6 +270,67 @@ def _duration(
     return duration(pattern, part.ports, begin, ports._replace(latency=latency), convention)
 
 
+def in_blocks(ring: Pattern, size: int) -> Clocks:
+    """Returns what blocks of consecutive workers do, each of which begins an all-reduce when its
+    last worker is ready. On two levels, blocks are parts of machines, or several machines.
+
+    Args:
+        ring: the all-reduce.
+        size: number of workers in a block.
+    """
+
+    def parts(k: int) -> tuple[int, int]:
+        """Returns the number of workers of a block on each of its machines, and the number of these
+        machines.
+        """
+        if size % k and k % size:
+            raise ValueError(
+                f"block_all_reduce({size}) on machines of {k} workers: a block has a part of a "
+                "machine; expected blocks within machines or of whole machines"
+            )
+        return min(size, k), max(1, size // k)
+
+    def elapse(count, begin, ports, convention, each):
+        """Returns the seconds of the all-reduces of `count` ports, `each` of which belong to a
+        block, `[blocks]`, and how long the ports are busy.
+        """
+        up, down = ports.at_times(begin)
+        busiest = jnp.max(jnp.maximum(up, down).reshape(-1, each), axis=1)
+        vectors = ring.volume(count)
+        transfer = busiest / vectors if vectors else 0.0 * busiest
+        return ring.seconds(count, ports.latency, transfer, convention), up, down
+
+    def last_ready(finish):
+        return jnp.repeat(jnp.max(finish.reshape(-1, size), axis=1), size)
+
+    def one_level(finish, ports, convention, step):
+        last = last_ready(finish)
+        seconds, up, down = elapse(size, last, ports, convention, size)
+        return Timing(last + jnp.repeat(seconds, size), up, down)
+
+    def two_levels(finish, levels, convention, step):
+        within, machines = parts(levels.size)
+        last, whole = last_ready(finish), ring.volume(size) or 1
+        share = ring.volume(within) / whole
+        ports = levels.inside(share * levels.up, share * levels.down)
+        seconds, *inside = elapse(within, last, ports, convention, size)
+        begin = (last + jnp.repeat(seconds / 2, size))[:: levels.size]
+        # Blocks within machines have no messages for the cards.
+        share = ring.volume(machines) / (levels.size * whole)
+        ports = levels.card_ports(begin, share * levels.up, share * levels.down)
+        between, *cards = elapse(machines, begin, ports, convention, machines)
+        # Either the machines of a block, or the blocks of a machine, have the same seconds.
+        between = jnp.repeat(between, len(finish) // len(between))
+        return levels.timing(last + jnp.repeat(seconds, size) + between, inside, cards)
+
+    def seconds(N, latency, transfer, convention, inside):
+        within, machines = parts(inside.size)
+        first = ring.seconds(within, inside.latency, inside.transfer, convention)
+        return first + ring.seconds(machines, latency, transfer, convention)
+
+    return Clocks(one_level, two_levels, seconds)
+
+
 def over_cards(one_level: Callable, seconds: Callable, *, shared: bool) -> Clocks:
     """Returns what a server does that is no worker: all messages pass the cards.
 

@@ -69,6 +69,7 @@ from dsgd.network.levels import (
     around_ring,
     between_neighbours,
     clocks,
+    in_blocks,
     over_cards,
 )
 from dsgd.network.switch import Convention, Message, Number, check_convention
@@ -232,6 +233,44 @@ asynchronous_gossip: Asynchronous = Asynchronous(
 r"""Pairs of workers exchange their vectors, as many at the same time as possible:
 $(l + r) / \lfloor N/2 \rfloor$ seconds per update.
 """
+
+
+@checks.arguments
+def block_all_reduce(size: int) -> PointToPoint:
+    r"""Returns the pattern of an all-reduce in each block of k consecutive workers, as
+    `ring_all_reduce` among them: $2(k - 1)(l + r/k)$ seconds. On machines with several workers, a
+    block within a machine needs none of the machine's card.
+
+    Args:
+        size: k.
+
+    Raises:
+        ValueError: if `size` is less than 1.
+    """
+    checks.positive_int("block_all_reduce: size", size)
+
+    def seconds(N, latency, transfer, convention="blocking"):
+        return ring_all_reduce.seconds(size, latency, transfer, convention)
+
+    def messages(N):
+        of_block = _ring_messages(size)
+        return [
+            message._replace(
+                sender=first + message.sender,
+                receiver=first + message.receiver,
+                after=tuple(first // size * len(of_block) + i for i in message.after),
+            )
+            for first in range(0, N, size)
+            for message in of_block
+        ]
+
+    return PointToPoint(
+        f"block_all_reduce({size})",
+        seconds,
+        lambda N: ring_all_reduce.volume(size),
+        messages,
+        in_blocks(ring_all_reduce, size),
+    )
 
 
 @checks.arguments

@@ -203,6 +203,40 @@ def mean(tree: PyTree) -> PyTree:
     )
 
 
+def block_means(tree: PyTree, size: int) -> PyTree:
+    r"""Replaces every row by the mean over its block of consecutive workers, of which the first one
+    has the workers 0 to `size - 1`: leaves `[n, ...]` to `[n, ...]`. If `weights` are set, the
+    means are $\sum_n w_n x_n / \sum_n w_n$ over the block. All workers must participate.
+
+    Devices that hold a part of a block each exchange sums among themselves; devices that hold whole
+    blocks exchange nothing.
+
+    Args:
+        tree: floating-point leaves `[n, ...]`.
+        size: number of workers in a block, which divides the number of all workers.
+    """
+    by, parts, number = weights(), widen(tree), size
+    if by:
+        each = np.asarray(by).reshape(-1, size)
+        shares = (each / each.sum(axis=1, keepdims=True)).ravel()
+        shares = jnp.asarray(shares, jnp.result_type(float))
+        parts, number = _times(local_block(shares, len(by)), tree), 1
+
+    def means(part, leaf):
+        rows, shape = part.shape[0], leaf.shape[1:]
+        if rows < size and size % rows == 0:
+            together = np.arange(devices()).reshape(-1, size // rows).tolist()
+            totals = lax.psum(_total(part)[None], AXIS, axis_index_groups=together)
+            return jnp.repeat(totals / number, rows, axis=0).astype(leaf.dtype)
+        whole = rows % size == 0
+        every = part if whole else gather(part)
+        totals = jnp.sum(every.reshape(-1, size, *shape), axis=1)
+        found = jnp.repeat(totals / number, size, axis=0).astype(leaf.dtype)
+        return found if whole else local_block(found, found.shape[0])
+
+    return jax.tree.map(means, parts, tree)
+
+
 def _weighted_mean(tree: PyTree, by: tuple[float, ...]) -> PyTree:
     participants, N = participation(), len(by)
     numbers = jnp.asarray(by, jnp.result_type(float))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dsgd import network, workers
+from dsgd import checks, network, workers
 from dsgd.base import Compressor, PyTree
 from dsgd.communication import bits, compressed, transports
 from dsgd.communication.calls.sender import Sender
@@ -67,6 +67,27 @@ class AllWorkerCalls(Sender):
                 lambda mean, leaf: jnp.broadcast_to(mean, leaf.shape), workers.mean(sent), models
             )
             return workers.if_nonempty(mean, models)
+
+    def average_blocks(self, models: PyTree, size: int) -> PyTree:
+        """Replaces every worker's model by the `weighted_mean` over its block of consecutive
+        workers, by an all-reduce in each block: leaves `[n, ...]` to `[n, ...]`.
+
+        Args:
+            models: floating-point leaves `[n, ...]`.
+            size: number of workers in a block.
+
+        Raises:
+            ValueError: if the number of workers is not a multiple of `size`.
+        """
+        where = f"{self.record.method}: round.average_blocks"
+        if self.workers % checks.positive_int(f"{where}: size", size):
+            raise ValueError(
+                f"{where}: blocks of {size} workers for {self.workers} workers; expected a "
+                f"divisor of {self.workers}"
+            )
+        transport = transports.within_blocks(size, self.workers)
+        with self._send("average_blocks", transport, bits.count_arrays(models)), self._weigh():
+            return workers.block_means(self._with_noise("average_blocks", models), size)
 
     def aggregate(
         self,

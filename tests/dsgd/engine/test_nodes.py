@@ -206,6 +206,24 @@ def test_the_name_contains_all_parameters():
     assert name == f"{clocks.EQUAL.name}; nodes(2; 512; 0.0625)"
 
 
+def test_averages_within_machines_take_no_time_on_the_cards(problem):
+    """Blocks of the workers of a machine: rounds of a gradient, of an average within machines, and
+    of one over all workers.
+    """
+    method = algorithms.hierarchical_local_sgd(OPTIMIZER, K, 2, 3)
+    cluster = replace(CLUSTERS["unequal, blocking"], nodes=NODES)
+    done, expected = np.zeros(N), [0.0]
+    for t in range(STEPS):
+        done = done + COMPUTE["unequal, blocking"]
+        if (t + 1) % 6 == 0:
+            done = all_reduce(done, cluster)
+        elif t % 2:
+            last = np.repeat(done.reshape(M, K).max(axis=1), K)
+            done = last + 2 * (K - 1) * (NODES.latency + WITHIN / K)
+        expected.append(done.max())
+    np.testing.assert_allclose(run(method, problem, cluster).history["clock"], expected, rtol=2e-6)
+
+
 def test_each_bucket_takes_the_latency_of_its_level():
     """A message of four arrays."""
     cluster = test_arrays.wait(0.75, 0.0, nodes=NODES)

@@ -387,3 +387,64 @@ def test_costs_refuse_machines_that_do_not_fit():
 def test_a_message_between_ports_of_different_latencies_is_refused():
     with pytest.raises(ValueError, match="latencies 2 and 3; expected equal"):
         network.simulate([Message(0, 1)], [2, 3], 1)
+
+
+def block_messages(size: int, k: int, M: int):
+    """An all-reduce in each block: of machines, or of parts of a machine."""
+    N = k * M
+    if size <= k:
+        return one_level(network.block_all_reduce(size), N)
+    machines, messages = size // k, []
+    for first in range(0, M, machines):
+        ring, start = ring_messages(k, machines), len(messages)
+
+        def port(n, first=first):
+            return first * k + n if n < size else N + first + n - size
+
+        messages += [
+            message._replace(
+                sender=port(message.sender),
+                receiver=port(message.receiver),
+                after=tuple(start + i for i in message.after),
+            )
+            for message in ring
+        ]
+    return messages
+
+
+@pytest.mark.parametrize(("size", "k", "M"), [(2, 4, 3), (4, 4, 2), (4, 2, 4), (6, 2, 3)])
+def test_blocks_cost_what_the_simulation_takes(simulate, size, k, M):
+    pattern, N = network.block_all_reduce(size), k * M
+    assert network.cost(pattern, N, LATENCY, TRANSFER) == network.cost(
+        network.ring_all_reduce, size, LATENCY, TRANSFER
+    )
+    of_one_level = simulate(one_level(pattern, N), LATENCY, TRANSFER).seconds
+    assert of_one_level == network.cost(pattern, N, LATENCY, TRANSFER)
+    messages = block_messages(size, k, M)
+    for times in TIMES:
+        inside = network.Inside(k, *times[:2])
+        found = network.cost(pattern, N, *times[2:], "blocking", inside)
+        assert found == seconds(simulate, messages, k, M, times, "blocking")
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_blocks_wait_for_their_own_last_worker(size):
+    """Blocks within machines, whose cards have no bits, and blocks of two machines of four."""
+    k, M, vector, pattern = 4, 4, 12.0, network.block_all_reduce(size)
+    N = k * M
+    finish = np.random.default_rng(6).integers(0, 30, N).astype(float)
+    build = levels(k, (0.25, 0.125), (3.0, np.full(M, 2.0), np.full(M, 0.5)))
+    sent = [vector * float(pattern.volume(N))] * N
+    inside = network.Inside(k, 0.25, vector * 0.125)
+    cost = network.cost(pattern, N, 3.0, vector * 2.0, "blocking", inside)
+    expected = np.repeat(finish.reshape(-1, size).max(axis=1), size) + cost
+    np.testing.assert_allclose(done(pattern, finish, build, sent, "blocking"), expected, rtol=1e-6)
+    ports = network.Ports(3.0, *[2.0 * jnp.asarray(sent)] * 2)
+    alone = network.elapse(pattern, jnp.asarray(finish), ports, "blocking", jnp.int32(0))
+    last = expected - cost
+    np.testing.assert_allclose(alone, last + network.cost(pattern, N, 3.0, vector * 2.0), rtol=1e-6)
+
+
+def test_blocks_with_parts_of_machines_are_refused():
+    with pytest.raises(ValueError, match=r"block_all_reduce\(3\) on machines of 2 workers"):
+        network.cost(network.block_all_reduce(3), 6, 0.5, 2.0, inside=network.Inside(2, 0.25, 1.0))

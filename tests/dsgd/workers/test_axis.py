@@ -8,6 +8,7 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import PartitionSpec as P
 
 from dsgd import workers
@@ -177,3 +178,34 @@ def test_mesh_takes_devices_from_the_front():
     assert list(workers.mesh().devices) == jax.devices()
     assert list(workers.mesh(jax.devices()[5:2:-1]).devices) == jax.devices()[5:2:-1]
     assert workers.mesh(2).axis_names == ("workers",)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("size", [3, 6, 8])
+def test_means_of_blocks_agree_with_numpy(any_mesh, size, weighted):
+    """Of 24 workers: devices hold whole blocks, equal parts of blocks, or others; only in the last
+    case all rows are gathered, and in the first nothing is sent.
+    """
+    draw, number = np.random.default_rng(size), 24
+    by = tuple(draw.uniform(0.5, 3.0, number).tolist()) if weighted else None
+    given = {
+        "matrix": draw.normal(size=(number, 3, 2)).astype(np.float32),
+        "half": draw.normal(size=(number, 5)).astype(jnp.bfloat16),
+    }
+
+    def means(rows):
+        with workers.with_weights(by):
+            return workers.block_means(rows, size)
+
+    spread = jax.shard_map(means, mesh=any_mesh, in_specs=BLOCKS, out_specs=BLOCKS, check_vma=False)
+    program = jax.jit(spread).lower(given).compile()
+    each = np.ones(number) if by is None else np.array(by)
+    for name, found in program(given).items():
+        exact = np.asarray(given[name], np.float64).reshape(number, -1)
+        totals = (each[:, None] * exact).reshape(-1, size, exact.shape[1]).sum(axis=1)
+        expected = totals / each.reshape(-1, size).sum(axis=1)[:, None]
+        close(np.asarray(found).reshape(number, -1), np.repeat(expected, size, axis=0))
+        assert found.dtype == given[name].dtype
+    rows = number // any_mesh.size
+    sends = set() if rows % size == 0 else {"all-gather" if size % rows else "all-reduce"}
+    assert set(SENDS.findall(program.as_text())) == sends
