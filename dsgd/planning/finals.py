@@ -335,8 +335,8 @@ def beyond(values: Sequence[float], side: int) -> float | str:
     found = float(f"{second * (first / third):.6g}")
     if not all(isinstance(each, int | np.integer) for each in values):
         return found
-    whole = round(found)
-    return whole if whole >= 1 else "since the next whole number by the factor of the grid is 0"
+    whole = max(1, round(found))
+    return whole if whole not in values else "since no positive whole number is smaller"
 
 
 def _points_at(

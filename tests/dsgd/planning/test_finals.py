@@ -303,9 +303,7 @@ def test_an_extension_that_is_refused_is_explained(make_plan):
     local = Candidate("one", clocked, ("H",), {"H": (4, 2, 8)})
     fixed = {"learning_rates": (0.5,), "steps": 15}
     row = plan_for(local, lambda name, point, *of: point["H"], **fixed)
-    assert row.at_edge == (
-        "H = 1 is the smallest value, since the next whole number by the factor of the grid is 0"
-    )
+    assert row.at_edge == "H = 1 is the smallest value, since no positive whole number is smaller"
     row = plan_for(local, lambda name, point, *of: 16 - point["H"], **fixed)
     assert row.at_edge == (
         "H = 8 is the largest value, since with H = 16 it exchanges every 16 rounds, but steps = 15"
