@@ -341,7 +341,7 @@ def measure_rows(
     """
     hardware = calibrate(args, point, rounds[0].compute)
     times, found = measure_point(args, point, problem, [run_of(each) for each in chosen])
-    lines = fit(times, args.processes)[0]
+    lines = switch.fit_switch(times, args.processes).lines
     rows = [
         predict(args, point, problem, lines, hardware, *each)
         for each in zip(chosen, rounds, found, strict=True)
@@ -356,13 +356,6 @@ def measure_rows(
     return rows
 
 
-def fit(times: measuring.Times, N: int) -> tuple[dict[str, Line], Line]:
-    """Returns latency and seconds per byte of each collective, and those of all together."""
-    costs = {name: each.cost(N) for name, each in measuring.COLLECTIVES.items()}
-    lines = {name: switch.fit_line({name: each}, costs) for name, each in times.items()}
-    return lines, switch.fit_line(times, costs)
-
-
 def calibrate(args: Args, point: Point, gradient: float) -> clusters.Hardware:
     """Returns the cluster file of a point, which is measured if it does not exist.
 
@@ -373,18 +366,11 @@ def calibrate(args: Args, point: Point, gradient: float) -> clusters.Hardware:
     """
     path = args.out / f"{point.rate / 1e6:g}mbit-{point.latency * 1e3:g}ms-cluster.json"
     if not path.exists():
-        lines, common = fit(
-            run_over_links(args, point, partial(measure_links, args)), args.processes
-        )
-        latency, transfer = common.alpha.value, max(common.beta.value, FASTEST)
-        found = clusters.Hardware(
-            latency,
-            switch.BITS / transfer,
-            gradient,
-            bucket=0.0,
-            collectives=switch.compare(lines, common),
-        )
-        clusters.save(path, found, {"what": f"{args.processes} processes, links of {point}"})
+        times = run_over_links(args, point, partial(measure_links, args))
+        found = switch.fit_switch(times, args.processes)
+        numbers = found.latency, found.bandwidth, gradient
+        hardware = clusters.Hardware(*numbers, bucket=0.0, collectives=found.collectives)
+        clusters.save(path, hardware, {"what": f"{args.processes} processes, links of {point}"})
     return clusters.load(path)
 
 

@@ -179,22 +179,25 @@ def make_calibration(found: Found, N: int, seed: int) -> Calibration:
         N: number of workers.
         seed: seed of the intervals.
     """
-
-    def fit(times: Times | None, N: int, sharing: int) -> Fit | None:
-        if times is None:
-            return None
-        costs = {name: cost_of(name, N, sharing) for name in times}
-        lines = {name: fit_line({name: each}, costs, seed) for name, each in times.items()}
-        return Fit(N, sharing, times, lines, fit_line(times, costs, seed))
-
-    whole = fit(found.collectives, N, 1)
-    assert whole is not None
+    inside, between, size = found.inside, found.between, found.size
     return Calibration(
         found,
-        whole,
-        fit(found.inside, found.size, 1),
-        fit(found.between, N // found.size, found.size),
+        fit_switch(found.collectives, N, seed=seed),
+        None if inside is None else fit_switch(inside, size, seed=seed),
+        None if between is None else fit_switch(between, N // size, size, seed),
     )
+
+
+def fit_switch(times: Times, N: int, sharing: int = 1, seed: int = 0) -> Fit:
+    """Fits the switch to each collective alone, and to all of them.
+
+    Args:
+        times, N, sharing: as in `Fit`.
+        seed: seed of the intervals.
+    """
+    costs = {name: cost_of(name, N, sharing) for name in times}
+    lines = {name: fit_line({name: each}, costs, seed) for name, each in times.items()}
+    return Fit(N, sharing, times, lines, fit_line(times, costs, seed))
 
 
 def fit_line(
