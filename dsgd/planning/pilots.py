@@ -284,8 +284,8 @@ class Pilot:
         for setting, law in reaching.items():
             if len(law.x) < FEWEST:
                 return (
-                    f"{label(setting[0], dict(setting[1]))} reaches it at {len(law.x)} sizes, "
-                    f"expected {FEWEST} for a power law"
+                    f"{label(setting[0], dict(setting[1]))} reaches it at {len(law.x)} of "
+                    f"{len(self.sizes)} sizes; a power law needs {FEWEST}"
                 )
         if not reaching:
             return "no method reaches it with all seeds"
