@@ -47,7 +47,7 @@ UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 @dataclass(frozen=True)
 class Args(commands.Flags):
-    """Measures this machine's collectives and rounds."""
+    """Measures collectives and rounds of this machine, or of several ones."""
 
     processes: commands.Several | None = None
     """Number of processes, one worker each; by default those of the launcher, or 2 on this machine,

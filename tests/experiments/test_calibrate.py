@@ -213,6 +213,27 @@ def test_workers_of_a_machine_are_consecutive(monkeypatch):
         measuring.find_places(["x", "y", "x", "x", "y", "x"])
 
 
+def test_processes_of_a_launcher_are_joined_or_detected(monkeypatch):
+    """The number of processes is that of local ones, unless the process has a number."""
+    joined = []
+    monkeypatch.setattr(commands, "launch", lambda main, args, machines: joined.append(machines))
+    calibrate.launch(calibrate.Args(processes=4))
+    calibrate.launch(calibrate.Args(processes=4, process_id=3, coordinator="node1:12345"))
+    assert [each[:3] for each in map(dataclasses.astuple, joined)] == [
+        (None, None, None),
+        ("node1:12345", 4, 3),
+    ]
+
+
+def test_flags_of_local_processes_are_refused_under_a_launcher(monkeypatch):
+    monkeypatch.setattr(calibrate.agreement, "process_count", lambda: 3)
+    calibrate.refuse_local(calibrate.Args(processes=3))
+    with pytest.raises(ValueError, match="--processes 4, but the launcher started 3"):
+        calibrate.refuse_local(calibrate.Args(processes=4))
+    with pytest.raises(ValueError, match=r"--shape 30mbit with .* workers of a launcher"):
+        calibrate.refuse_local(calibrate.Args(shape="30mbit"))
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, long):
     """A calibration of two processes with a tiny budget."""
