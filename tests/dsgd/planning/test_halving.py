@@ -123,10 +123,10 @@ def test_intervals_are_those_of_student():
     value, low, high = estimate(np.array([0.0, 1.0, 2.0]), small)
     half = 4.302653 / np.sqrt(3)
     np.testing.assert_allclose([value, low, high], [1, 1 - half, 1 + half], 1e-6)
-    positive = positive_estimate(np.exp([0.0, 1.0, 2.0]), small)
-    assert positive.low > 0
-    np.testing.assert_allclose(positive.high / positive.value, np.exp(half), 1e-6)
-    np.testing.assert_allclose(positive.value / positive.low, np.exp(half), 1e-6)
+    # of 1, 2, 6 the mean is 3, and the deviation the root of 7
+    positive = positive_estimate(np.array([1.0, 2.0, 6.0]), small)
+    factor = np.exp(half * np.sqrt(7) / 3)
+    np.testing.assert_allclose(positive, [3, 3 / factor, 3 * factor], 1e-6)
     assert estimate(np.array([3.0]), small[:1]) == (3.0, 3.0, 3.0)
     assert positive_estimate(np.array([3.0, np.inf]), small[:2]).value == np.inf
     # nothing is below 0 seconds
