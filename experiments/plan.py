@@ -38,10 +38,14 @@ import algorithms
 import dsgd
 from dsgd import Candidate, clusters
 from dsgd.runs.sweeps import default_metric
-from experiments.planning import choosing, coverage, ranking, verification
+from experiments.planning import choosing, coverage, forecasting, ranking, verification
 from experiments.shared import commands, resuming, statistics, studies, tables, tuning
 
-INSTEAD = {"--verify": verification, "--coverage": coverage}  # of the plan, with flags of their own
+INSTEAD = {
+    "--forecast": forecasting,
+    "--verify": verification,
+    "--coverage": coverage,
+}  # of the plan, with flags of their own
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,14 @@ class Args(commands.Model, commands.Workers, commands.Tuning):
     """Number of candidates that run for all rounds, at least."""
     size: commands.Positive | None = None
     """Number of elements of the model to which all bits are scaled, if the trained one is smaller.
+    """
+    model_shapes: Path | None = None
+    """Shapes of the model to plan for, if a smaller one is trained: its messages are sent, and
+    seconds are those of its gradients (--compute). A file as for --forecast.
+    """
+    forecast: bool = False
+    """Tabulate seconds, memory and, with recorded runs, hours of the training of a given model
+    instead; it has flags of its own (--forecast --help).
     """
     verify: bool = False
     """Compare predicted with measured seconds of real processes over emulated links instead; it has
@@ -124,6 +136,7 @@ def main(args: Args) -> None:
         bits=bits,
         metric=args.metric,
         largest=args.largest,
+        model=None if args.model_shapes is None else forecasting.read_shapes(args.model_shapes),
         optimizer=task.optimizer,
         learning_rates=args.learning_rates,
         steps=args.steps,

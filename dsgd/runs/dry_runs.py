@@ -145,9 +145,9 @@ def record(
         cluster=cluster,
     )
     found = probe(plan, algorithm)
-    plan = plan._replace(taped=not (found.reads or found.own_time))
+    is_taped = not (found.reads or found.own_time)
     arguments = key, problem.data
-    program = jax.jit(partial(_records, plan, steps)).lower(*arguments).compile()
+    program = jax.jit(partial(_records, plan._replace(taped=is_taped), steps)).lower(*arguments).compile()
     sizes = program.memory_analysis()
     if sizes is not None and sizes.argument_size_in_bytes >= problem.data.nbytes:
         raise ValueError(
@@ -159,7 +159,7 @@ def record(
     totals = counts.to_int(records.pop(columns.TOTALS)).astype(float)
     up, down, messages, gradients = totals.T
     seconds = clock.to_seconds(records.pop(columns.CLOCK))
-    taped = Tape(plan, {}, key, 0, (), steps, records) if plan.taped else None
+    taped = Tape(plan, {}, key, 0, (), steps, records) if is_taped else None
     return Records(seconds, up / plan.N, down / plan.N, messages, gradients, taped)
 
 

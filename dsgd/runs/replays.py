@@ -17,7 +17,7 @@ from dsgd import causes, checks, modes
 from dsgd.clusters import Cluster
 from dsgd.engine import clock, programs, queries, rounds, run_keys, tape
 from dsgd.engine.plan import Plan
-from dsgd.engine.probe import probe_at
+from dsgd.engine.probe import probe, probe_at
 from dsgd.runs import traced
 from dsgd.runs.plans import ConstantFactory
 from dsgd.runs.results import Result
@@ -150,7 +150,8 @@ def _all_clocks(
         before: number of rounds before the run.
         ends: number of rounds after which each run's clock is read, int32 `[runs]`, or None.
     """
-    found = probe_at(plan.run, points)
+    # a probe without hyperparameters is kept from the run
+    found = probe_at(plan.run, points) if points else probe(plan.run, plan.run.build({}))
     read, delayed = tape.reader(found.clock_inputs), found.delayed_exchanges
 
     def cluster_clocks(numbers):
