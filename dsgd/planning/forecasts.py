@@ -206,7 +206,7 @@ def as_shapes(where: str, given: PyTree) -> PyTree:
     return shapes
 
 
-def scale(cluster: Cluster, bandwidth: Any, latency: Any) -> Cluster:
+def scale(cluster: Cluster, bandwidth: Any, latency: Any = 1.0) -> Cluster:
     """Returns a cluster with multiples of all its bandwidths and latencies."""
 
     def ports(quantity: Quantity | None) -> Quantity | None:

@@ -82,7 +82,7 @@ class Goal(NamedTuple):
         """
         if self.bits is None:
             return networks.seconds(trained)
-        found = trained.take_ends(trained.sweep.history["bits"])
+        found = trained.take_ends(trained.bits)
         return np.broadcast_to(found, (len(networks), *found.shape))
 
 

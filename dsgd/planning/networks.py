@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dsgd.clusters import Cluster, Quantity
+from dsgd.clusters import Cluster
+from dsgd.planning.forecasts import scale
 from dsgd.planning.training import Trained, select
 
 BANDWIDTH, LATENCY = "bandwidth", "latency"
@@ -68,10 +69,7 @@ def vary(cluster: Cluster, points: int) -> Networks:
 
 
 def _scale(networks: Networks, network: Any) -> Cluster:
-    cluster, bandwidth = networks.cluster, select(networks.bandwidth, network)
-
-    def ports(quantity: Quantity | None) -> Quantity | None:
-        return None if quantity is None else bandwidth * quantity
-
-    latency = select(networks.latency, network) * cluster.latency
-    return replace(cluster, up=ports(cluster.up), down=ports(cluster.down), latency=latency)
+    """Returns one of the networks; inside machines with several workers nothing changes."""
+    cluster = networks.cluster
+    factors = select(networks.bandwidth, network), select(networks.latency, network)
+    return replace(scale(cluster, *factors), nodes=cluster.nodes)

@@ -13,11 +13,11 @@ import optax
 from jax.sharding import Mesh
 
 from dsgd import checks, records
-from dsgd.base import Key, Problem
+from dsgd.base import Key, Problem, PyTree
 from dsgd.clusters import Cluster
 from dsgd.machines import executors, tasks
 from dsgd.planning import candidates as of_candidates
-from dsgd.planning import changes, finals, goals, halving, networks, training
+from dsgd.planning import changes, finals, forecasts, goals, halving, networks, training
 from dsgd.planning.candidates import Candidate
 from dsgd.planning.changes import Change
 from dsgd.planning.finals import Planned
@@ -74,6 +74,7 @@ def plan(
     bits: float | None = None,
     metric: str | None = None,
     largest: bool | None = None,
+    model: PyTree | None = None,
     optimizer: Callable[..., Any] = optax.sgd,
     learning_rates: Sequence[float] = _RATES,
     steps: int = 1000,
@@ -122,6 +123,9 @@ def plan(
         bits: budget of bits that a worker sends and receives, within which the best value counts.
         metric: name in the history, such as "test_accuracy"; None: as in `Sweep.best`.
         largest: whether the largest value of the metric is best; None: as in `Sweep.best`.
+        model: shapes of another model (as in `dsgd.forecast`) whose messages are sent in place of
+            those of the problem: its seconds, and the rounds of the problem. `cluster.compute` is
+            then the seconds of its gradients. Bits and budgets are those of its messages.
         optimizer: step size -> first argument of the function of each candidate that has no
             optimizer of its own: an optimizer; or, for proximal methods, the step size,
             `lambda learning_rate: learning_rate`.
@@ -170,7 +174,13 @@ def plan(
         optimizer,
         max(1, steps // RECORDS),
         None if checkpoint is None else records.user_path("plan: checkpoint", checkpoint),
+        None if model is None else forecasts.as_shapes("plan: model", model),
     )
+    if model is not None and (cluster.present or cluster.delivered):
+        raise ValueError(
+            f"plan: model, on a cluster with absent workers or lost messages ({cluster.name}); "
+            "expected a cluster on which all workers participate and all messages arrive"
+        )
     # a method refuses its arguments before the first run
     each = [training.all_points(setting, candidate, rates, steps) for candidate in candidates]
     contenders = [contender for contender, _ in each if contender.points]

@@ -15,11 +15,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dsgd import causes, checks, sameness
-from dsgd.base import Algorithm, Key, Problem
+from dsgd.base import Algorithm, Key, Problem, PyTree
 from dsgd.clusters import Cluster
 from dsgd.engine import queries
 from dsgd.planning.candidates import RATE, Candidate
-from dsgd.runs import plans, replays
+from dsgd.planning.forecasts import scale
+from dsgd.runs import dry_runs, plans, replays
 from dsgd.runs.history import evaluated_records
 from dsgd.runs.sweeps import Sweep, grid_values, sweep, sweep_pairs
 
@@ -35,6 +36,7 @@ class Setting(NamedTuple):
         optimizer: step size -> optimizer, of candidates that have none of their own.
         every: rounds between two evaluations.
         folder: of the checkpoints, or None.
+        model: shapes of the model whose messages are sent; None: those of the problem.
     """
 
     problem: Problem
@@ -45,6 +47,7 @@ class Setting(NamedTuple):
     optimizer: Callable[..., Any]
     every: int
     folder: Path | None
+    model: PyTree | None = None
 
 
 class Contender(NamedTuple):
@@ -91,6 +94,8 @@ class Trained(NamedTuple):
             Those of `train_in_blocks` have no states and no tape.
         workers: N.
         blocks: the taped runs of `train_in_blocks`, `TOGETHER` in each; the last one is repeated.
+        models: the rounds of all seeds with the messages of another model, at each point; (): the
+            messages are those of the runs.
     """
 
     contender: Contender
@@ -98,11 +103,28 @@ class Trained(NamedTuple):
     sweep: Sweep
     workers: int
     blocks: tuple[Sweep, ...] = ()
+    models: tuple[dry_runs.Records, ...] = ()
+
+    @property
+    def bits(self) -> np.ndarray:
+        """Mean bits that a worker has sent and received after each round,
+        `[points, seeds, 1 + rounds]`.
+        """
+        found = self.sweep.history["bits"]
+        if not self.models:
+            return found
+        sent = np.cumsum([each.up + each.down for each in self.models], axis=1)
+        return np.broadcast_to(np.pad(sent, ((0, 0), (1, 0)))[:, None], found.shape)
 
     def replay(self, cluster: Callable[..., Cluster], **grids: np.ndarray) -> np.ndarray:
         """Returns `dsgd.replay` of the runs; of those in blocks, by programs that all numbers of
         points and seeds share.
         """
+        if self.models:
+            tapes = [each.tape for each in self.models if each.tape is not None]
+            once = {id(tape): tape for tape in tapes}
+            seconds = {at: replays.seconds_of(tape, cluster, **grids) for at, tape in once.items()}
+            return np.stack([seconds[id(tape)] for tape in tapes], axis=len(grids))
         if not self.blocks:
             return replays.replay(self.sweep, cluster, **grids)
         found = [replays.replay(each, cluster, **grids)[..., 0, :] for each in self.blocks]
@@ -290,7 +312,7 @@ def train(
             **grids,
             **options,
         )
-    return Trained(contender, evaluated_records(found.history), found, setting.problem.workers)
+    return _trained(setting, contender, found)
 
 
 def train_in_blocks(setting: Setting, contender: Contender, rounds: int, name: str) -> Trained:
@@ -334,8 +356,53 @@ def train_in_blocks(setting: Setting, contender: Contender, rounds: int, name: s
     without = {"state": None, "params": None, "tape": None}
     whole = found[0]._replace(grid=values, history=history, **without)
     blocks = tuple(each._replace(state=None, params=None) for each in found)
-    workers = setting.problem.workers
-    return Trained(contender, evaluated_records(history), whole, workers, blocks)
+    return _trained(setting, contender, whole, blocks)
+
+
+def _trained(
+    setting: Setting, contender: Contender, runs: Sweep, blocks: tuple[Sweep, ...] = ()
+) -> Trained:
+    """Returns the runs of a contender, with the messages of the setting's model."""
+    found = Trained(
+        contender, evaluated_records(runs.history), runs, setting.problem.workers, blocks
+    )
+    if setting.model is None:
+        return found
+    if contender.on_cluster:  # their messages were sent on a network that is as much faster
+        larger = runs.history["bits"] / _share(setting)
+        return found._replace(sweep=runs._replace(history={**runs.history, "bits": larger}))
+    return found._replace(models=_model_rounds(setting, contender, int(runs.history["step"][-1])))
+
+
+def _model_rounds(
+    setting: Setting, contender: Contender, steps: int
+) -> tuple[dry_runs.Records, ...]:
+    """Returns the rounds of all seeds with the messages of the setting's model, at each point."""
+    candidate, N = contender.candidate, setting.problem.workers
+    made_by = candidate.optimizer or setting.optimizer
+    problem = dry_runs.on_model(setting.problem, setting.model, N)
+    keys = jax.random.split(checks.typed_key(setting.key), setting.seeds)
+    found, by_point = dict[tuple[float, ...], dry_runs.Records](), list[dry_runs.Records]()
+    for point in contender.points:
+        # periods and numbers of gradients are Python integers there
+        values = {name: int(x) if x == int(x) else x for name, x in point.items() if name != RATE}
+        of_point = tuple(values.values())
+        if of_point not in found:
+            with _name_errors(candidate, ", with the messages of the model"):
+                method = candidate.build(made_by(point[RATE]), N, **values)
+                one = dry_runs.record(method, problem, setting.cluster, keys[0], steps)
+            found[of_point] = one._replace(tape=one.tape and one.tape.repeat(keys))
+        by_point.append(found[of_point])
+    return tuple(by_point)
+
+
+def _share(setting: Setting) -> float:
+    """Returns the number of elements of the problem's parameters, relative to that of the model."""
+    own, model = (
+        sum(leaf.size for leaf in jax.tree.leaves(tree))
+        for tree in (jax.eval_shape(setting.problem.init, jax.random.key(0)), setting.model)
+    )
+    return own / model
 
 
 def _options(setting: Setting, contender: Contender, rounds: int) -> dict[str, Any]:
@@ -346,10 +413,19 @@ def _options(setting: Setting, contender: Contender, rounds: int) -> dict[str, A
         "mesh": setting.mesh,
         "evaluate_every": min(setting.every, rounds) * (1 if on_cluster else times),
         "record_every": times if on_cluster else 1,
-        "cluster": setting.cluster if on_cluster else _participation(setting.cluster),
+        "cluster": _own_cluster(setting) if on_cluster else _participation(setting.cluster),
         "taped": not on_cluster,
         "progress": False,
     }
+
+
+def _own_cluster(setting: Setting) -> Cluster:
+    """Returns the cluster of runs that depend on it: that of the plan, on which the messages of the
+    problem take as long as those of the model.
+    """
+    if setting.model is None:
+        return setting.cluster
+    return scale(setting.cluster, _share(setting))
 
 
 def _participation(cluster: Cluster) -> Cluster | None:

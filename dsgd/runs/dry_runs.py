@@ -147,7 +147,9 @@ def record(
     found = probe(plan, algorithm)
     is_taped = not (found.reads or found.own_time)
     arguments = key, problem.data
-    program = jax.jit(partial(_records, plan._replace(taped=is_taped), steps)).lower(*arguments).compile()
+    program = (
+        jax.jit(partial(_records, plan._replace(taped=is_taped), steps)).lower(*arguments).compile()
+    )
     sizes = program.memory_analysis()
     if sizes is not None and sizes.argument_size_in_bytes >= problem.data.nbytes:
         raise ValueError(

@@ -148,3 +148,12 @@ class Tape(NamedTuple):
         (i,) = np.arange(np.prod(self.shape[:-1])).reshape(self.shape[:-1])[index].ravel()
         points, series = jax.tree.map(lambda each: each[i : i + 1], (self.points, self.series))
         return self._replace(points=points, series=series, shape=self.shape[-1:])
+
+    def repeat(self, keys: jax.Array) -> Tape:
+        """Returns the tape of the same rounds in runs with other keys, `[seeds]`, for a tape of one
+        run.
+        """
+        seeds = len(keys)
+        series = {name: np.broadcast_to(x, (seeds, *x.shape)) for name, x in self.series.items()}
+        plan = self.plan._replace(runs=1)
+        return self._replace(plan=plan, keys=keys, shape=(seeds,), series=series)

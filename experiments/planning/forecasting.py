@@ -116,7 +116,7 @@ def main(args: Args) -> None:
     cluster = make_cluster(args, elements)
     candidates = choose(args)
     pilot = None
-    if args.pilot is not None:
+    if args.pilot is not None and args.target is not None:
         pilot = dsgd.Pilot.read(args.pilot, metric=args.metric).rounds(args.target, elements)
     commands.begin(args)
     copy = planning.copy_seconds() if args.memory_bandwidth else 0.0

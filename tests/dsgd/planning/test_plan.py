@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -162,6 +163,20 @@ def test_seconds_on_another_network_are_those_of_runs_there(plan, target):
         found = seconds_to(direct(CANDIDATES[0], there), target).mean(axis=-1).min()
         np.testing.assert_allclose(rows["mini-batch SGD"].elsewhere[at], found, 1e-5)
     assert np.isnan(rows["asynchronous SGD"].elsewhere[1:]).all()
+
+
+def test_messages_of_a_model_take_as_long_as_on_a_network_that_is_as_much_slower(target):
+    """Also for a method whose rounds depend on the cluster, and on other networks."""
+    simple = CANDIDATES[:3]  # the size of their messages is proportional to that of the model
+    model = {"kernel": jax.ShapeDtypeStruct((64, 5), jnp.float32)}
+    slower = dataclasses.replace(CLUSTER, up=0.2 * CLUSTER.up, down=0.2 * CLUSTER.down)
+    large = make_plan(simple, target=target, model=model)
+    small = make_plan(simple, slower, target=target)
+    for row, other in zip(large.rows, small.rows, strict=True):
+        assert (row.method, row.values, row.rounds) == (other.method, other.values, other.rounds)
+        np.testing.assert_allclose(row.seconds, other.seconds, rtol=1e-5)
+        np.testing.assert_allclose(row.bits, 5 * other.bits, rtol=1e-3)
+        np.testing.assert_allclose(row.elsewhere, other.elsewhere, rtol=1e-5)
 
 
 def test_changes_are_networks_on_which_another_method_is_better(plan):
