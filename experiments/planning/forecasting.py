@@ -133,7 +133,7 @@ def main(args: Args) -> None:
     lines = [describe(args, shapes, elements), describe_rounds(pilot), *describe_rest(args)]
     tables.notes(lines)
     write(args.out, rows)
-    commands.finish(args, {}, {"forecast": tabulate(args, rows)})
+    commands.finish(args, {}, tabulate(args, rows))
     tables.notes(left_out)
 
 
@@ -270,7 +270,7 @@ def make_row(
 
 def label(candidate: Candidate, values: Mapping[str, float]) -> str:
     """Returns the name of a candidate with its hyperparameters."""
-    return ", ".join([str(candidate), *(f"{name} = {x:g}" for name, x in values.items())])
+    return ", ".join([candidate.name, *(f"{name} = {x:g}" for name, x in values.items())])
 
 
 def slowdown(args: Args) -> float:
@@ -317,39 +317,38 @@ def describe_rest(args: Args) -> Iterator[str]:
         yield f"Checkpoints and restarts: hours are {factor - 1:.1%} longer than the training."
 
 
-def tabulate(args: Args, rows: Sequence[Row]) -> Table:
-    """Tabulates the forecasts."""
+def tabulate(args: Args, rows: Sequence[Row]) -> dict[str, Table]:
+    """Tabulates the costs of a round, and with a pilot the hours to the target."""
     unit = "samples/s" if args.tokens is None else "tokens/s"
-    columns = ["method", "s a round", unit, "wait", "GB", "limit"]
-    caption = (
-        "wait: share of a round in which workers wait for messages. GB: memory of a worker,\n"
-        "without activations. limit: what takes most of the time."
+    table = tables.table(
+        "a round of the training",
+        ("method", "s of\na round", unit, "wait", "limit", "GB"),
+        "wait: share of a round in which workers wait for messages. limit: what takes most\n"
+        "of the time. GB: memory of a worker, without activations.",
     )
-    if args.pilot is not None:
-        columns += ["rounds", "hours", "95 %"]
-        caption += " hours: to the target."
-    if args.price is not None and args.pilot is not None:
-        columns += ["price"]
-    table = tables.table("forecast of the training", columns, caption)
     for row in rows:
-        cells = [
-            tables.wrap(row.name, 20),
+        table.add_row(
+            tables.wrap(row.name, 26),
             f"{row.found.seconds:.3g}",
             tables.plain(row.speed),
             f"{row.found.communication:.0%}",
-            f"{row.found.memory.total / 1e9:.3g}",
             row.found.dominant.replace("computation", "compute"),
-        ]
-        if row.rounds is not None and row.hours is not None:
-            cells += [_rounds(row.rounds), _number(row.hours.value), _interval(row.hours)]
-        if row.price is not None:
-            cells += [_number(row.price)]
-        table.add_row(*cells)
-    return table
-
-
-def _rounds(rounds: Estimate) -> str:
-    return f"{rounds.value:,.0f}" if math.isfinite(rounds.value) else "never"
+            f"{row.found.memory.total / 1e9:.3g}",
+        )
+    if args.pilot is None:
+        return {"forecast": table}
+    hours = tables.table(
+        f"the training to {args.metric} {args.target:g}",
+        ("method", "rounds", "hours", "95 %", *(["price"] if args.price else [])),
+        "rounds: those of the pilot. 95 %: interval of the hours. -: not reached.",
+    )
+    for row in rows:
+        assert row.rounds is not None
+        assert row.hours is not None
+        price = [] if row.price is None else [_number(row.price)]
+        cells = _number(round(row.rounds.value, 1)), _number(row.hours.value), _interval(row.hours)
+        hours.add_row(tables.wrap(row.name, 26), *cells, *price)
+    return {"forecast": table, "forecast_hours": hours}
 
 
 def _number(number: float) -> str:

@@ -1,4 +1,4 @@
-"""`python -m experiments.plan --model-shapes` for a small model, compared with formulas."""
+"""`python -m experiments.plan --forecast` for a small model, compared with formulas."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_flags_describe_the_network_and_the_type(args):
     given = dataclasses.replace(
         args, dtype="bfloat16", node_size=2, bucket=0.0, backward=0.5, delay=0.01
     )
-    shapes = command.read_shapes(given)
+    shapes = command.read_shapes(given.model_shapes, given.dtype)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(shapes)} == {"bfloat16"}
     cluster = command.make_cluster(given, ELEMENTS)
     assert cluster.nodes == clusters.Nodes(2, given.node_bandwidth, given.node_latency)
@@ -98,14 +98,14 @@ def test_flags_describe_the_network_and_the_type(args):
     assert cluster.overlap.first == 0
 
 
-def test_shapes_are_those_of_a_python_file(args, tmp_path):
+def test_shapes_are_those_of_a_python_file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("import numpy\nshapes = {'kernel': numpy.ones((3, 5), 'float32')}")
-    found = command.read_shapes(dataclasses.replace(args, model_shapes=path))
+    found = command.read_shapes(path)
     assert found == {"kernel": jax.ShapeDtypeStruct((3, 5), np.float32)}
     path.write_text("other = 1")
     with pytest.raises(ValueError, match="it defines no `shapes`"):
-        command.read_shapes(dataclasses.replace(args, model_shapes=path))
+        command.read_shapes(path)
 
 
 def test_what_does_not_fit_is_refused_in_one_line(args, folder):
@@ -113,6 +113,7 @@ def test_what_does_not_fit_is_refused_in_one_line(args, folder):
     without = folder / "without.csv"
     without.write_text("method,elements,seed,step\nlocal_sgd,7,0,1\n")
     for flags, words in (
+        ({"model_shapes": None}, "--forecast: expected --model-shapes FILE"),
         ({"pilot": pilot}, "--target None: expected both"),
         ({"target": TARGET}, "--pilot None and --target 0.5"),
         ({"pilot": pilot, "target": 0.01}, "target = 0.01 is reached by no curve"),
@@ -122,5 +123,5 @@ def test_what_does_not_fit_is_refused_in_one_line(args, folder):
         ({"methods": ("lag",)}, "depend on the gradients"),
     ):
         with pytest.raises(ValueError, match=words) as refused:
-            command.main(dataclasses.replace(args, **flags))
+            command.main(dataclasses.replace(args, **{"out": folder / "other", **flags}))
         assert "\n" not in str(refused.value)
