@@ -400,7 +400,7 @@ def _row(
     trained, at, scores, seconds = finalist.here
     record, point = scores.record[0], trained.contender.points[at]
     values, reaches = goal.values(trained)[at], goal.reached(scores)[0]
-    bits = trained.take_ends(trained.sweep.history["bits"])[at]
+    bits = trained.take_ends(trained.bits)[at]
     seeds = np.arange(len(record))
     until = seconds[seeds, record]
     # of the exchange before
