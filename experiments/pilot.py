@@ -189,7 +189,7 @@ def write_pilot(args: Args, path: Path, found: Mapping[Key, studies.Tuned]) -> N
     names = list(dict.fromkeys(name for one in found.values() for name in one.values))
     columns = ["method", *names, "elements", "seed", "step", "loss"]
     with records.replacing(path) as temporary, temporary.open("w", newline="") as file:
-        file.write(f"# {describe(args)}\n")
+        file.write(f"## {describe(args)}\n")  # "# " begins the tables that pages show
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         for key, one in found.items():

@@ -4,6 +4,7 @@ trained: the losses are those of constructed runs.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from experiments.shared.studies import RATE
 
 METHODS = ("minibatch_sgd", "diloco", "one_bit_adam")
 STEPS = 240
+DOCUMENTED = 3.1
 BASE = {  # rounds to loss 2 of 1,000 elements
     "minibatch_sgd": 60.0,
     "diloco": 90.0,
@@ -92,6 +94,17 @@ def test_the_table_has_the_rounds_by_size(ran):
     assert cells[4] == "1.00"
     assert cells[5] == "*0.01"
     assert any("Rounds to loss 2 of a pilot with" in line for line in lines)
+
+
+def test_the_file_of_the_documentation():
+    """Its largest model reaches the loss of the pages with all methods and seeds."""
+    path = Path(__file__).parents[2] / "docs/how_to/pilot.csv"
+    found = dsgd.Pilot.read(path, candidates=pilot.FOR_MODELS)
+    rows = found.rounds(DOCUMENTED).rows
+    assert all(row.reached.value == 1.0 and row.seeds == 3 for row in rows)
+    assert all(row.rounds.high < STEPS * 1.5 for row in rows)
+    assert len(found.sizes) == 3
+    assert path.stat().st_size < 150_000
 
 
 def test_the_step_size_grows_linearly_at_first():
