@@ -12,11 +12,21 @@ from dsgd import Algorithm, checks, network
 from dsgd.extend import Period
 
 
+def blocks_of_at_most_eight(workers: int) -> int:
+    """Returns the largest block of at most eight workers, the GPUs of a machine."""
+    return next(size for size in range(8, 0, -1) if workers % size == 0)
+
+
 @method(
     sends="models every H-th round, by an all-reduce within blocks or over all workers",
     paper="Lin et al., 2020",
     needs=("all workers",),
     settings={"block": 2, "period": 2, "blocks_period": 3},
+    candidates={
+        "language models": [
+            {"block": blocks_of_at_most_eight, "period": (5, 10, 50), "blocks_period": (2, 10)}
+        ]
+    },
 )
 @checks.arguments
 def hierarchical_local_sgd(

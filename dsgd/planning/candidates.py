@@ -35,7 +35,7 @@ class Candidate:
         function: (optimizer, *arguments) -> method.
         arguments: what the function receives after the optimizer. A string is the name of a
             hyperparameter in `grids`, a function is called with the number of workers (and returns
-            a topology), and everything else is passed unchanged.
+            a topology or a number), and everything else is passed unchanged.
         grids: values of the hyperparameters besides the step size, by name; None: there are none.
         optimizer: step size -> the function's first argument, such as `optax.adamw`; None: that of
             the plan.
@@ -194,6 +194,8 @@ def _write(argument: Any, workers: int, values: Mapping[str, float]) -> str:
     if not callable(argument):
         return repr(argument)
     made, root = argument(workers), _inner(argument).__module__.split(".")[0]
+    if isinstance(made, int):
+        return repr(made)
     if isinstance(made, Topology) and root == "topologies":
         return _qualify(made.name, root, sys.modules[root])
     return call(argument, f"{workers}")

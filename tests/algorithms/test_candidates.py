@@ -49,6 +49,7 @@ FOR_MODELS = {  # function: its calls, with the first values of its grids
     "local_sgd": f"{ADAMW}, 10",
     "diloco": f"{ADAMW}, 10",
     "delayed_diloco": f"{ADAMW}, 10",
+    "hierarchical_local_sgd": f"{ADAMW}, 4, 5, 2",
     "streaming_diloco": f"{ADAMW}, 4, 10",
     "sparse_loco": f"{ADAMW}, 10, compressors.chunked_top_k(64, 4096, compressors.two_bit)",
     "des_loc": f"{ADAMW}, 10",
@@ -94,7 +95,8 @@ def test_candidates_for_models_have_the_optimizers_and_arguments_of_their_papers
         assert each.learning_rates is not None
         assert (min(each.learning_rates) < 0.01) == (each.name not in {"dgc", "powersgd"})
         if "H" in each.swept:
-            assert each.swept["H"] == (10, 30, 100, 500)
+            hierarchical = each.name == "hierarchical_local_sgd"
+            assert each.swept["H"] == ((5, 10, 50) if hierarchical else (10, 30, 100, 500))
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +114,11 @@ def build(each: dsgd.Candidate) -> dsgd.Algorithm:
 @pytest.mark.parametrize("each", algorithms.FOR_MODELS, ids=str)
 def test_exchanges_of_candidates_for_models_are_found(each, language_model):
     periods = {found.period for found in dsgd.exchanges(build(each), language_model)}
+    values = first_values(each)
     if each.name == "one_bit_adam":
         assert periods == {0}  # two kinds, before and after the warm-up
     else:
-        assert min(periods) == first_values(each).get("H", 1)
+        assert min(periods) == values.get("H", 1)
 
 
 def test_a_candidate_with_an_optimizer_by_kinds_of_leaves_trains_a_language_model(language_model):
