@@ -11,6 +11,12 @@ simulated seconds of the cluster: `dsgd.plan`.
 The file of `--problem` defines `problem`, a `dsgd.Problem`. It may also define `optimizer`, a
 function from the step size to an optimizer, and `candidates`, a list of `dsgd.Candidate`.
 
+    python -m experiments.plan --forecast --model-shapes gpt2.json --pilot pilot.csv --target 3
+
+tabulates seconds of a round, tokens per second, memory and hours of the training of a given model
+instead, with the rounds of recorded runs (`experiments.planning.forecasting`, which has flags of
+its own).
+
     python -m experiments.plan --verify
 
 trains with real processes over emulated links instead, and compares their seconds with the
@@ -148,10 +154,28 @@ def main(args: Args) -> None:
         on=args.on,
         jobs=args.jobs,
     )
+    tables.notes([describe_rounds(args, task)])
     shown = ranking.Shown(plan, args, scale, task.problem.workers, gradient)
     ranking.write(shown)
     commands.finish(args, ranking.draw(shown), {"ranking": ranking.tabulate(shown)})
     tables.notes(ranking.notes(shown))
+
+
+def describe_rounds(args: Args, task: Task) -> str:
+    """Describes which model the rounds, the metric and the messages are those of."""
+    own = tuning.elements(task.problem)
+    trained = f"Rounds, {args.metric or 'loss'}: of {task.problem.name}, {own:,} elements, trained"
+    if args.model_shapes is not None:
+        shapes = forecasting.read_shapes(args.model_shapes)
+        size = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    elif args.size is not None:
+        size = int(args.size)
+    else:
+        return f"{trained}. Seconds, bits: of the same model."
+    return (
+        f"{trained}. Seconds, bits: of a model of {size:,} elements, which may need another number "
+        "of rounds."
+    )
 
 
 def rank_candidates(*args: Any, **options: Any) -> dsgd.Plan:

@@ -336,7 +336,7 @@ def tabulate(args: Args, rows: Sequence[Row]) -> dict[str, Table]:
             f"{row.found.memory.total / 1e9:.3g}",
         )
     if args.pilot is None:
-        return {"forecast": table}
+        return {"rounds": table}
     hours = tables.table(
         f"the training to {args.metric} {args.target:g}",
         ("method", "rounds", "hours", "95 %", *(["price"] if args.price else [])),
@@ -348,7 +348,7 @@ def tabulate(args: Args, rows: Sequence[Row]) -> dict[str, Table]:
         price = [] if row.price is None else [_number(row.price)]
         cells = _number(round(row.rounds.value, 1)), _number(row.hours.value), _interval(row.hours)
         hours.add_row(tables.wrap(row.name, 26), *cells, *price)
-    return {"forecast": table, "forecast_hours": hours}
+    return {"rounds": table, "hours": hours}
 
 
 def _number(number: float) -> str:
