@@ -8,7 +8,7 @@ import optax
 
 from algorithms import methods, optimizers
 from algorithms.facts import method
-from dsgd import Algorithm, checks, network
+from dsgd import Algorithm, checks
 from dsgd.extend import Period
 
 
@@ -34,8 +34,6 @@ def hierarchical_local_sgd(
     block: int,
     period: Period,
     blocks_period: Period,
-    *,
-    via: network.AllReduce = network.ring_all_reduce,
 ) -> Algorithm:
     r"""Hierarchical local SGD: the models of each block of workers are averaged every H rounds, and
     those of all workers every $H H_b$ rounds.
@@ -59,13 +57,11 @@ def hierarchical_local_sgd(
         period: H. It may be swept.
         blocks_period: $H_b$, the number of averages after which one is over all workers. It may be
             swept.
-        via: communication pattern of the mean over all workers.
 
     Raises:
         ValueError: if an argument is less than 1, or $H H_b$ is more than 2^31 - 1.
 
-    Source: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD", 2020,
-    algorithm 5.
+    Source: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD", 2020.
     """
     checks.positive_int("hierarchical_local_sgd: block", block)
     period = checks.period("hierarchical_local_sgd: period", period)
@@ -83,7 +79,7 @@ def hierarchical_local_sgd(
         if 1 < block < round.workers:
             models = round.every(period, average_blocks, models)
         every = period if block == round.workers else long
-        return y._replace(params=round.every(every, partial(round.average, via=via), models))
+        return y._replace(params=round.every(every, round.average, models))
 
     name = f"hierarchical_local_sgd({block}, {period}, {blocks_period})"
     return methods.local_models(name, optimizer, update)

@@ -1,4 +1,4 @@
-"""Hierarchical local SGD: Lin et al., 2020, algorithm 5. Models are averaged within blocks every H
+"""Hierarchical local SGD: Lin et al., 2020. Models are averaged within blocks every H
 rounds, and over all workers every H H_b rounds.
 """
 
@@ -8,7 +8,7 @@ from algorithms import hierarchical_local_sgd, local_sgd
 from tests.methods.bits import FLOAT, Bits, all_reduce
 from tests.methods.given import MOMENTUM, WORKERS, Case, Given, Rounds
 
-APART, BLOCK, H, OF_BLOCKS = True, 2, 2, 3
+APART, BLOCK, H, OF_BLOCKS = True, 4, 3, 2
 
 
 def recursion(given: Given) -> Rounds:
