@@ -59,7 +59,8 @@ def hierarchical_local_sgd(
             swept.
 
     Raises:
-        ValueError: if an argument is less than 1, or $H H_b$ is more than 2^31 - 1.
+        ValueError: if an argument is less than 1, $H H_b$ is more than 2^31 - 1, or the number of
+            workers is not a multiple of k.
 
     Source: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD", 2020.
     """
@@ -69,6 +70,11 @@ def hierarchical_local_sgd(
     long = checks.period("hierarchical_local_sgd: period * blocks_period", period * blocks_period)
 
     def update(y, gradients, round):
+        if round.workers % block:
+            raise ValueError(
+                f"hierarchical_local_sgd: block = {block} but the problem has {round.workers} "
+                f"workers; expected a divisor of {round.workers}"
+            )
         y = optimizers.local_step(optimizer, y, gradients, round)
         over_all = (round.step + 1) % long == 0
         models = y.params

@@ -6,9 +6,9 @@ import numpy as np
 
 from algorithms import hierarchical_local_sgd, local_sgd
 from tests.methods.bits import FLOAT, Bits, all_reduce
-from tests.methods.given import MOMENTUM, WORKERS, Case, Given, Rounds
+from tests.methods.given import MOMENTUM, Case, Given, Rounds
 
-APART, BLOCK, H, OF_BLOCKS = True, 4, 3, 2
+APART, BLOCK, H, OF_BLOCKS = True, 3, 4, 2
 
 
 def recursion(given: Given) -> Rounds:
@@ -21,7 +21,7 @@ def recursion(given: Given) -> Rounds:
         elif (t + 1) % H == 0:
             blocks = X.reshape(-1, BLOCK, given.d)
             X = np.repeat(blocks.mean(axis=1), BLOCK, axis=0)
-            each = np.full(given.N, 2 * (BLOCK - 1) / BLOCK * given.model)
+            each = np.full(given.N, round(2 * (BLOCK - 1) / BLOCK * given.model))
             sent = {"bits up": each, "bits down": each}
         else:
             sent = given.nothing()
@@ -48,7 +48,7 @@ EQUALS = {
         lambda: local_sgd(MOMENTUM, 3),
     ),
     "one block": (
-        lambda: hierarchical_local_sgd(MOMENTUM, WORKERS, 3, 2),
+        lambda: hierarchical_local_sgd(MOMENTUM, 6, 3, 2),
         lambda: local_sgd(MOMENTUM, 3),
     ),
     "blocks of one": (
