@@ -4,7 +4,8 @@
 
 The iterates of these methods do not depend on the clock. Each method is trained once, with all step
 sizes and settings, and `dsgd.replay` gives its seconds on each of the networks from the recorded
-bits. On every network a method has its best settings. Panels differ in how the data are
+bits. On every network a method has its best settings; others that are not significantly slower with
+these seeds are in map.csv. Panels differ in how the data are
 distributed, in whether workers are delayed at random, and in the share of workers that participate.
 
 With `--participations 1 0.25`, the methods are also trained with a quarter of the workers, which
@@ -47,6 +48,7 @@ from rich.table import Table
 import dsgd
 from algorithms import CANDIDATES, SYNCHRONOUS, registry
 from dsgd import Candidate, clusters, plots, records
+from dsgd.planning import estimates
 from experiments.planning import map_page, plane
 from experiments.planning.plane import Best, Chosen, OnEach, Ran, Runs
 from experiments.shared import commands, figures, statistics, tables, tuning
@@ -219,6 +221,7 @@ def write_page(
         size=args.size,
         compute=args.compute,
         seeds=args.seeds,
+        quantile=estimates.quantile(args.seeds - 1) if args.seeds > 1 else 0.0,
         baseline=BASELINE,
         methods=[{"name": each, "colour": colour(each)} for each in methods],
     )
@@ -339,6 +342,7 @@ def write(args: Args, panels: list[Panel], methods: list[str]) -> None:
         "seconds",
         "speedup",
         "undecided",
+        "tied_settings",
     ]
     rows = []
     for panel in panels:
@@ -352,6 +356,7 @@ def write(args: Args, panels: list[Panel], methods: list[str]) -> None:
                         *(latency, bandwidth, methods[at[0]]),
                         settings(panel.chosen[int(panel.best.choice[at])]),
                         *(panel.best.mean[at], speedup[i, j], bool(undecided[i, j])),
+                        "; ".join(map(settings, plane.tied(panel.best, panel.chosen, at))),
                     )
                 )
     records.write_rows(args.out / "map.csv", columns, rows)
@@ -370,7 +375,7 @@ def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:
         f"{describe(args, panel)}: fastest method to loss {panel.target:g}",
         ("latency\nms", "bandwidth\nMbit/s", "method", "settings", "seconds", "speedup"),
         f"Speedup over {BASELINE}. *: the difference from the second method\nis less than two "
-        "standard errors."
+        "standard errors. =: other settings of the method are not\nsignificantly slower."
         + f"\n{textwrap.fill(costs)}" * bool(panel.costs)
         + f"\n{textwrap.fill(names)}" * bool(panel.left_out),
         left=0,
@@ -379,11 +384,12 @@ def tabulate(args: Args, panel: Panel, methods: list[str]) -> Table:
     places = [0, args.points // 2, args.points - 1]
     for i, j in itertools.product(places, places):
         at = (first[i, j], i, j)
+        others = plane.tied(panel.best, panel.chosen, at)
         table.add_row(
             tables.plain(axis(args, args.latencies)[i] * 1e3),
             tables.plain(axis(args, args.bandwidths)[j] / 1e6),
             tables.wrap(methods[at[0]]) + "*" * bool(undecided[i, j]),
-            settings(panel.chosen[int(panel.best.choice[at])]),
+            settings(panel.chosen[int(panel.best.choice[at])]) + "=" * bool(others),
             tables.plain(panel.best.mean[at]),
             tables.plain(speedup[i, j]),
             end_section=j == places[-1],

@@ -32,7 +32,7 @@ def estimate(values: np.ndarray, spacing: np.ndarray) -> Estimate:
         spacing: distance of each value from that of the record before, `[seeds]`.
     """
     mean = float(values.mean())
-    half = _half(values, spacing)
+    half = float(half_width(values, spacing))
     return Estimate(mean, mean - half, mean + half)
 
 
@@ -52,7 +52,7 @@ def positive_estimate(values: np.ndarray, spacing: np.ndarray) -> Estimate:
         value, low, high = estimate(values, spacing)
         return Estimate(value, max(low, 0.0), high)
     mean = float(values.mean())
-    factor = float(np.exp(_half(values, spacing) / mean))
+    factor = float(np.exp(half_width(values, spacing) / mean))
     return Estimate(mean, mean / factor, mean * factor)
 
 
@@ -130,7 +130,7 @@ def is_within_error(one: np.ndarray, other: np.ndarray, spacing: np.ndarray) -> 
     """
     if not (np.isfinite(one).all() and np.isfinite(other).all()):
         return False
-    return bool(abs((one - other).mean()) <= _half(one - other, spacing))
+    return bool(abs((one - other).mean()) <= half_width(one - other, spacing))
 
 
 def group(count: int, differ: Callable[[int, int], bool]) -> list[list[int]]:
@@ -149,15 +149,25 @@ def group(count: int, differ: Callable[[int, int], bool]) -> list[list[int]]:
     return found
 
 
-def _half(values: np.ndarray, spacing: np.ndarray) -> float:
-    if len(values) < 2 or not np.isfinite(values).all():
-        return 0.0
-    deviation = max(values.std(ddof=1), spacing.mean() / np.sqrt(12))
-    return float(_quantile(len(values) - 1) * deviation / np.sqrt(len(values)))
+def half_width(values: np.ndarray, spacing: np.ndarray) -> np.ndarray:
+    """Returns half the width of Student's interval of means over seeds; 0 for one seed, or if a
+    value is infinite.
+
+    Args:
+        values: `[..., seeds]`.
+        spacing: as in `estimate`, `[..., seeds]`.
+    """
+    seeds = values.shape[-1]
+    if seeds < 2:
+        return np.zeros(values.shape[:-1])
+    with np.errstate(invalid="ignore"):  # the deviation of infinite values is NaN
+        deviation = np.maximum(values.std(axis=-1, ddof=1), spacing.mean(axis=-1) / np.sqrt(12))
+    half = quantile(seeds - 1) * deviation / np.sqrt(seeds)
+    return np.where(np.isfinite(values).all(axis=-1), half, 0.0)
 
 
 @functools.cache
-def _quantile(freedom: int) -> float:
+def quantile(freedom: int) -> float:
     """Returns the quantile of Student's distribution with these degrees of freedom."""
     from scipy.stats import t  # noqa: PLC0415 (takes a second to import)
 

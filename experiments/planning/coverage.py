@@ -316,7 +316,7 @@ def final(goal: Goal, trained: Trained) -> finals.Final:
     """Returns runs at a point on a cluster as a finalist of a plan."""
     values, costs = goal.values(trained), trained.take_ends(trained.sweep.history["clock"])[None]
     scores = score(goal, values, costs, np.full(1, goal.budget))
-    run = finals.Run(trained, 0, type(scores)(*(each[:, 0] for each in scores)))
+    run = finals.Run(trained, 0, Scores(*(each[:, 0] for each in scores)), costs[0, 0])
     return finals.Final(trained.contender, np.zeros(1, int), {0: run}, {})
 
 
@@ -361,10 +361,10 @@ def tabulate(args: Args, rows: Sequence[Row]) -> Table:
         "95 % intervals of repeated plans",
         ("", *("seconds to\nthe target", "half\nwidth", "loss within\nthe budget", "half\nwidth")),
         f"Share of the plans whose interval, of {finals.FRESH * args.seeds} runs, contains the "
-        "mean of the other plans'\nruns, with its standard error. half width: median, relative to "
-        "the result.",
+        "mean of\nthe other plans' runs, with its standard error. half width: median,\nrelative "
+        "to the result.",
     )
-    for method in (*dict.fromkeys(row.method for row in rows), None):
+    for method in (*sorted({row.method for row in rows}, key=METHODS.index), None):
         cells = []
         for goal in GOALS:
             some = [row for row in rows if row.goal == goal and method in (None, row.method)]

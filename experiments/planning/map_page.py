@@ -149,7 +149,8 @@ def write(path: Path, panels: list[dict[str, Any]], **facts: Any) -> None:
         path: the file.
         panels: those of `panel`.
         facts: what the page shows besides: the problem, its number of elements, the ends of the
-            axes, the size, seconds of a gradient, seeds, and the methods with their colours.
+            axes, the size, seconds of a gradient, seeds, the quantile of Student's distribution for
+            their mean, and the methods with their colours.
     """
     data = json.dumps({"panels": panels, **facts}, separators=(",", ":")).replace("<", "\\u003c")
     template = resources.files("experiments.planning").joinpath("map_page.html")

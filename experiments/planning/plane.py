@@ -15,7 +15,7 @@ import optax
 
 import dsgd
 from dsgd import Candidate, clusters
-from dsgd.planning import training
+from dsgd.planning import estimates, training
 from dsgd.planning.candidates import RATE
 from experiments.shared import statistics, tuning
 
@@ -253,11 +253,14 @@ class Best(NamedTuple):
         mean: mean seconds over seeds; inf for methods that do not reach the target.
         error: their standard errors.
         choice: index of the settings among those of all methods.
+        close: whether settings are the best ones of their method, or not significantly slower: the
+            95 % interval of the mean difference over the seeds contains 0, `[settings, *grids]`.
     """
 
     mean: np.ndarray
     error: np.ndarray
     choice: np.ndarray
+    close: np.ndarray
 
 
 def best_of_each(
@@ -271,11 +274,34 @@ def best_of_each(
         found: the seconds of each, `[*grids, seeds]`.
     """
     shape = (len(methods), *found[0].shape[:-1])
-    best = Best(np.full(shape, np.inf), np.zeros(shape), np.full(shape, -1))
+    close = np.zeros((len(found), *shape[1:]), bool)
+    best = Best(np.full(shape, np.inf), np.zeros(shape), np.full(shape, -1), close)
     for i, (each, seconds) in enumerate(zip(chosen, found, strict=True)):
         at = methods.index(each.candidate.name)
         mean, error = dsgd.history.mean_and_error(np.moveaxis(seconds, -1, 0))
         better = mean < best.mean[at]
-        for into, values in zip(best, (mean, error, i), strict=True):
+        for into, values in zip(best[:3], (mean, error, i), strict=True):
             into[at] = np.where(better, values, into[at])
+    every = np.stack(found)
+    for i, each in enumerate(chosen):
+        choice = best.choice[methods.index(each.candidate.name)][None, ..., None]
+        with np.errstate(invalid="ignore"):  # the difference of infinite values
+            more = every[i] - np.take_along_axis(every, choice, axis=0)[0]
+            mean = more.mean(axis=-1)
+        close[i] = np.isfinite(mean) & (mean <= estimates.half_width(more, np.zeros_like(more)))
     return best
+
+
+def tied(best: Best, chosen: Sequence[Chosen | Ran], at: tuple[int, ...]) -> list[Chosen | Ran]:
+    """Returns the other settings of a method on a network that are not significantly slower than
+    its best ones.
+
+    Args:
+        best: the best settings.
+        chosen: settings of all methods.
+        at: index of the method and of the network.
+    """
+    choice = int(best.choice[at])
+    close = np.flatnonzero(best.close[(slice(None), *at[1:])]).tolist()
+    method = chosen[choice].candidate.name
+    return [chosen[i] for i in close if i != choice and chosen[i].candidate.name == method]

@@ -242,6 +242,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     " --pilot docs/tables/pilot.csv --target TARGET --bandwidth 1e10 --latency 5e-5"
     " --node-size 4 --node-bandwidth 4e11 --compute 6e-3 --batch-size 8 --tokens 1024"
     " --bucket 25 --backward 0.6 --memory-bandwidth 1.5e12",
+    "plan_coverage": "plan --coverage",
     "plan_verify": "plan --verify",
     **{one.run: f"published {one.name}" for one in gallery.reproductions().values()},
     "real_asynchrony": "real_asynchrony",

@@ -149,7 +149,7 @@ def test_the_default_target_is_that_of_the_first_participation_if_it_is_reached(
 def test_a_network_is_undecided_within_two_standard_errors_of_the_difference():
     mean = np.array([[4.0, 4.0, 4.0], [2.0, 3.5, np.inf], [3.0, 3.4, 1.0]])[..., None]
     error = np.array([[0.1, 0.1, 0.1], [0.3, 0.06, 0.0], [0.4, 0.08, 0.0]])[..., None]
-    best = Best(mean, error, np.zeros(mean.shape, int))
+    best = Best(mean, error, np.zeros(mean.shape, int), np.ones((1, 3, 1), bool))
     first, speedup, undecided = (each[:, 0] for each in the_map.winners(best))
     np.testing.assert_array_equal(first, [1, 2, 2])
     np.testing.assert_allclose(speedup, [2.0, 4 / 3.4, 4.0])
@@ -169,3 +169,27 @@ def test_each_network_has_the_settings_with_the_fewest_seconds():
     np.testing.assert_array_equal(best.mean[:, 0, 0], [np.inf, 2.0, 4.0])
     np.testing.assert_array_equal(best.error[:, 0, 0], [0.0, 1.0, 0.0])
     np.testing.assert_array_equal(best.choice[:, 0, 0], [-1, 0, 2])
+
+
+def test_settings_that_are_not_significantly_slower_with_the_same_seeds_are_tied():
+    """Over four seeds, Student's quantile is 3.18: the second setting is slower by 0.2 with the
+    standard error 0.1, the third by 0.4, and the last one never arrives with a seed.
+    """
+    method, other = (
+        dataclasses.replace(the_map.SYNCHRONOUS[0], name=name) for name in ("mine", "other")
+    )
+    deviations = np.sqrt(0.03) * np.array([1.0, -1.0, 1.0, -1.0])
+    first = np.array([40.0, 10.0, 25.0, 90.0])
+    seconds = {
+        "second": first + 0.2 + deviations,
+        "first": first,
+        "third": first + 0.4 + deviations,
+        "never": [*first[:3], np.inf],
+    }
+    chosen = [plane.Ran(method, {name: 7.0}) for name in seconds]
+    chosen.append(plane.Ran(other, {"other": 7.0}))
+    found = [np.array([[each]]) for each in (*seconds.values(), first)]
+    best = plane.best_of_each(["other", "mine"], chosen, found)
+    (one,) = plane.tied(best, chosen, (1, 0, 0))
+    assert dict(one.settings) == {"second": 7.0}
+    assert plane.tied(best, chosen, (0, 0, 0)) == []

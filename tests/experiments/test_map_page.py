@@ -29,9 +29,10 @@ def recorded():
     """The runs of the methods, and those of some with 2 of 4 workers, by the share of workers."""
     problem = tuning.logistic_regression(ARGS, 4, "by-label")
     candidates = [
-        replace(each, grids={"H": (4,)} if each.swept else None)
+        replace(each, grids={"H": (4, 8)} if each.swept else None)
+        for name in METHODS
         for each in the_map.SYNCHRONOUS
-        if each.name in METHODS
+        if each.name == name
     ]
     shares = {
         share: {each: plane.train(ARGS, problem, each, participants) for each in some}
@@ -60,7 +61,8 @@ def page(written, tmp_path_factory):
 
 RANKINGS = """const [panel, target, clusters] = arguments;
 return clusters.map((at) => rank(data.panels[panel], target, at).map((each) => [each.method,
-  each.seconds, each.error, data.panels[panel].settings[each.setting].words, each.rate]))"""
+  each.seconds, each.error, data.panels[panel].settings[each.setting].words, each.rate,
+  tied(data.panels[panel], target, at, each)]))"""
 
 
 @pytest.mark.parametrize(("panel", "target"), [(0, TARGET), (1, 1.5)], ids=["all", "2 of 4"])
@@ -102,17 +104,21 @@ def test_its_seconds_are_those_of_replays(recorded, written, page, panel, target
     best = plane.best_of_each(METHODS, chosen, seconds)
     reached = np.isfinite(best.mean[:, 0])
     assert reached.sum() == (1 if panel else 2)
+    counts = list[int]()
     for i, ranking in enumerate(found):
         assert [each[0] for each in ranking] == [
             METHODS[k] for k in np.argsort(best.mean[:, i]) if reached[k]
         ]
-        for method, mean, error, words, rate in ranking:
+        for method, mean, error, words, rate, others in ranking:
             k = METHODS.index(method)
             here = chosen[int(best.choice[k, i])]
             assert (words, rate) == (the_map.settings(here), here.settings["learning_rate"])
+            assert others == [the_map.settings(x) for x in plane.tied(best, chosen, (k, i))]
+            counts.append(len(others))
             np.testing.assert_allclose(mean, best.mean[k, i], rtol=map_page.ACCURACY)
             # The error is a difference of numbers of the size of the mean.
             np.testing.assert_allclose(error, best.error[k, i], atol=map_page.ACCURACY * mean)
+    assert max(counts) == (0 if panel else 1)
 
 
 def test_delays_are_those_of_the_map(recorded):
