@@ -31,6 +31,13 @@ from experiments.shared import commands, tables, tuning
 FLAG = "--model-shapes"
 MEGABYTE = 8e6  # bits
 HOUR = 3600.0
+TIMES = (
+    ("seconds", 3600.0),
+    ("minutes", 60.0),
+    ("hours", 1.0),
+    ("days", 1 / 24),
+    ("years", 1 / 8766),
+)
 COPIED = 8  # bytes that the copy of a float32 reads and writes
 
 
@@ -337,16 +344,21 @@ def tabulate(args: Args, rows: Sequence[Row]) -> dict[str, Table]:
         )
     if args.pilot is None:
         return {"rounds": table}
+    known = [row.hours.value for row in rows if row.hours and math.isfinite(row.hours.value)]
+    unit, hour = next(
+        each for each in TIMES if max(known, default=0.0) * each[1] < 200 or each is TIMES[-1]
+    )
     hours = tables.table(
         f"the training to {args.metric} {args.target:g}",
-        ("method", "rounds", "hours", "95 %", *(["price"] if args.price else [])),
-        "rounds: those of the pilot. 95 %: interval of the hours. -: not reached.",
+        ("method", "rounds", unit, "95 %", *(["price"] if args.price else [])),
+        f"rounds: those of the pilot. 95 %: interval of the {unit}. -: not reached.",
     )
     for row in rows:
         assert row.rounds is not None
         assert row.hours is not None
         price = [] if row.price is None else [_number(row.price)]
-        cells = _number(round(row.rounds.value, 1)), _number(row.hours.value), _interval(row.hours)
+        rounds, time = _number(round(row.rounds.value, 1)), _number(hour * row.hours.value)
+        cells = rounds, time, _interval(Estimate(*(hour * each for each in row.hours)))
         hours.add_row(tables.wrap(row.name, 26), *cells, *price)
     return {"rounds": table, "hours": hours}
 

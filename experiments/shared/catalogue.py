@@ -239,7 +239,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     "map_participation": "map --delays 0 --participations 1 0.25",
     "plan": "plan --bandwidth 1e7 --latency 1e-3 --compute 1e-3 --size 1e6",
     "plan_forecast": "plan --forecast --model-shapes docs/how_to/gpt2_small.json"
-    " --pilot docs/tables/pilot.csv --target TARGET --bandwidth 1e10 --latency 5e-5"
+    " --pilot docs/how_to/pilot.csv --target 3.2 --bandwidth 1e10 --latency 5e-5"
     " --node-size 4 --node-bandwidth 4e11 --compute 6e-3 --batch-size 8 --tokens 1024"
     " --bucket 25 --backward 0.6 --memory-bandwidth 1.5e12",
     "plan_coverage": "plan --coverage",
