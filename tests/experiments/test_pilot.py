@@ -21,7 +21,7 @@ from experiments.shared.studies import RATE
 
 METHODS = ("minibatch_sgd", "diloco", "one_bit_adam")
 STEPS = 240
-DOCUMENTED = 3.1
+DOCUMENTED = 3.2
 BASE = {  # rounds to loss 2 of 1,000 elements
     "minibatch_sgd": 60.0,
     "diloco": 90.0,
@@ -102,7 +102,7 @@ def test_the_file_of_the_documentation():
     found = dsgd.Pilot.read(path, candidates=pilot.FOR_MODELS)
     rows = found.rounds(DOCUMENTED).rows
     assert all(row.reached.value == 1.0 and row.seeds == 3 for row in rows)
-    assert all(row.rounds.high < STEPS * 1.5 for row in rows)
+    assert all(row.rounds.high < 1.5 * STEPS for row in rows)
     assert len(found.sizes) == 3
     assert path.stat().st_size < 150_000
 
