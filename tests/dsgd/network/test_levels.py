@@ -358,6 +358,19 @@ def test_gossip_on_two_levels_is_done_at_the_latest_when_the_clock_says(simulate
         assert found[1] == inner
 
 
+def test_workers_without_messages_to_other_machines_do_not_delay_the_card():
+    """On a ring of two machines of four, worker 2 delays its neighbours 1 and 3, and no other one:
+    the card of its machine waits for workers 0 and 3 only.
+    """
+    pattern = network.gossip(topologies.ring(8))
+    build = levels(4, (1, 2.0), (3, jnp.ones(2), jnp.ones(2)))
+    at_once, late = (
+        np.asarray(done(pattern, finish, build, [2.0] * 8, "blocking"))
+        for finish in (np.zeros(8), 100.0 * (np.arange(8) == 2))
+    )
+    np.testing.assert_array_equal(late - at_once > 50, np.isin(np.arange(8), [1, 2, 3]))
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
