@@ -83,6 +83,16 @@ def test_a_row_has_the_results_of_the_runs_of_all_other_plans(repeat):
     np.testing.assert_allclose(loss.others, reached[[0, 2]].mean())
 
 
+def test_equal_results_are_contained_in_spite_of_rounding(repeat):
+    """No run arrives within the budget in time for a second record."""
+    seconds = {"one": np.full((3, 10), 40.0), "late": np.full((3, 10), 70.0)}
+    _, (of_losses, _) = repeat(**seconds)
+    late = next(row for row in of_losses[0] if row.method == "late")
+    assert late.low == late.high == late.others
+    assert late._replace(others=late.others * (1 + 1e-7)).covers(3)
+    assert not late._replace(others=late.others * (1 + 1e-4)).covers(3)
+
+
 def test_groups_are_in_order_and_tied_as_the_other_plans_say(repeat):
     """In the first plan, the second method is faster than the others, in the other plans slower by
     25 %; the first and the third are equally fast.
