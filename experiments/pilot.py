@@ -1,7 +1,7 @@
 """Pilots of a plan: small language models of growing sizes, trained with all methods for models.
 
     python -m experiments.pilot
-    python -m experiments.plan --model-shapes gpt2.json --pilot results/pilot/pilot.csv
+    python -m experiments.plan --forecast --model-shapes gpt2.json --pilot pilot.csv --target 3.2
 
 Trains each candidate of `algorithms.candidates.FOR_MODELS` with a transformer for bytes at three
 widths, each at the step size with the smallest loss at the end; the grid is extended until the

@@ -97,12 +97,16 @@ def test_the_table_has_the_rounds_by_size(ran):
 
 
 def test_the_file_of_the_documentation():
-    """Its largest model reaches the loss of the pages with all methods and seeds."""
+    """Its largest model reaches the loss of the pages with all methods and seeds, except for one
+    with late outer momentum, which is unstable with few local steps.
+    """
     path = Path(__file__).parents[2] / "docs/how_to/pilot.csv"
     found = dsgd.Pilot.read(path, candidates=pilot.FOR_MODELS)
     rows = found.rounds(DOCUMENTED).rows
-    assert all(row.reached.value == 1.0 and row.seeds == 3 for row in rows)
-    assert all(row.rounds.high < 1.5 * STEPS for row in rows)
+    late = {row.method for row in rows if row.reached.value < 1.0}
+    assert late == {"delayed_diloco"}
+    assert all(row.rounds.high < 1.5 * STEPS for row in rows if row.method not in late)
+    assert {row.seeds for row in rows} == {3}
     assert len(found.sizes) == 3
     assert path.stat().st_size < 150_000
 
