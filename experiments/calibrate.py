@@ -57,7 +57,7 @@ class Args(commands.Flags):
     """Address host:port of process 0, if another launcher than Slurm or mpirun starts the
     processes.
     """
-    process_id: int | None = None
+    process_id: commands.Natural | None = None
     """Number of this process, from 0; only process 0 prints and writes."""
     lost_after: commands.Positive = 30.0
     """Seconds without a heartbeat after which a process counts as lost, and the others end."""

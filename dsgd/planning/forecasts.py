@@ -168,6 +168,11 @@ def forecast(
     seconds = rate(runs.seconds)
     no_latency, no_transfer, compute = map(rate, each)
     up, down = runs.up, runs.down
+    memory = state_memory(algorithm, problem)
+    memory = memory._replace(
+        gradient=len(queries.each(found.asked)) * memory.gradient,
+        messages=math.ceil(max(up[before:].max(), down[before:].max()) / 8),
+    )
     return Forecast(
         algorithm.name,
         seconds,
@@ -178,9 +183,7 @@ def forecast(
         mean(down),
         mean(runs.messages),
         mean(runs.gradients),
-        _memory(
-            algorithm, problem, found, math.ceil(max(up[before:].max(), down[before:].max()) / 8)
-        ),
+        memory,
         exchanges_of(found),
     )
 
@@ -229,7 +232,9 @@ def _cycle(found: Probe) -> int:
     return min(_MOST, math.lcm(*cycles)) if cycles else 1
 
 
-def _memory(algorithm: Algorithm, problem: Problem, found: Probe, messages: int) -> Memory:
+def state_memory(algorithm: Algorithm, problem: Problem) -> Memory:
+    """Returns the memory of a method's state and of one gradient, without messages."""
+
     def size(tree: PyTree) -> int:
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
@@ -239,5 +244,4 @@ def _memory(algorithm: Algorithm, problem: Problem, found: Probe, messages: int)
         return state.workers, state.server, model
 
     own, common, model = jax.eval_shape(init, jax.random.key(0))
-    gradients = len(queries.each(found.asked))
-    return Memory(size(own) // problem.workers, size(common), gradients * size(model), messages)
+    return Memory(size(own) // problem.workers, size(common), size(model), 0)

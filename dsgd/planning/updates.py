@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from dsgd import checks, modes
-from dsgd.base import Algorithm, PyTree
-from dsgd.planning.forecasts import as_shapes
+from dsgd.base import Algorithm, Problem, PyTree
+from dsgd.planning.forecasts import as_shapes, state_memory
 from dsgd.runs import dry_runs
 from dsgd.runs.driver import run
 
@@ -29,16 +29,17 @@ def update_seconds(
     shapes: PyTree,
     *,
     workers: int,
-    elements: int = 1 << 22,
+    elements: int = 1 << 20,
     repeats: int = 3,
 ) -> float:
-    r"""Measures the seconds that a worker's device needs for a round of a method besides the
+    """Measures the seconds that a worker's device needs for a round of a method besides the
     gradient and the messages: the optimizer, compression and decompression.
 
-    The rounds of N and of 2N workers with gradients that cost nothing are timed on this process's
-    devices. If they take $N a + b$ and $2 N a + b$ seconds, of which b is computed once for all
-    workers, a worker needs $a + b$. A larger model than `elements` is measured on some of its
-    leaves, of all shapes that fit, and the seconds are scaled with the number of elements.
+    Rounds of all N workers with gradients that cost nothing are timed on this process's devices.
+    Of their seconds, those of a worker are the share of the bytes that it reads and writes: its
+    own rows and gradient, and what all workers have in common, which the simulation computes once.
+    The measured model has one leaf of each shape that fits, and the seconds are scaled with the
+    number of elements.
 
         cluster = replace(cluster, compute=cluster.compute + clusters.constant(seconds))
 
@@ -60,10 +61,11 @@ def update_seconds(
     count = checks.positive_int("update_seconds: repeats", repeats)
     model = as_shapes("update_seconds: shapes", shapes)
     measured = _some_leaves(model, most)
-    one, two = (_round_seconds(algorithm, measured, n, count) for n in (N, 2 * N))
-    own = max(0.0, two - one) / N
-    once = max(0.0, one - N * own)
-    return (own + once) * _elements(model) / _elements(measured)
+    problem = dry_runs.of_workers(measured, N)
+    own, common, gradient, _ = state_memory(algorithm, problem)
+    share = (own + gradient + common) / (N * (own + gradient) + common)
+    seconds = share * _round_seconds(algorithm, problem, count)
+    return seconds * _elements(model) / _elements(measured)
 
 
 def copy_seconds(elements: int = 1 << 25, repeats: int = 5) -> float:
@@ -80,16 +82,13 @@ def copy_seconds(elements: int = 1 << 25, repeats: int = 5) -> float:
 
 
 def _some_leaves(shapes: PyTree, most: int) -> list[jax.ShapeDtypeStruct]:
-    """Returns leaves with at most this number of elements: first one of each shape, the smallest
-    first, then others; at least one.
+    """Returns one leaf of each shape, the smallest first, of together at most this number of
+    elements; at least one.
     """
-    by_shape = dict[tuple[Any, ...], list[jax.ShapeDtypeStruct]]()
-    for leaf in jax.tree.leaves(shapes):
-        by_shape.setdefault((leaf.shape, leaf.dtype), []).append(leaf)
-    groups = sorted(by_shape.values(), key=lambda group: group[0].size)
-    ranked = [group[i] for i in range(max(map(len, groups))) for group in groups if i < len(group)]
-    chosen, left = [ranked[0]], most - ranked[0].size
-    for leaf in ranked[1:]:
+    leaves = {(leaf.shape, leaf.dtype): leaf for leaf in jax.tree.leaves(shapes)}.values()
+    first, *others = sorted(leaves, key=lambda leaf: leaf.size)
+    chosen, left = [first], most - first.size
+    for leaf in others:
         if leaf.size <= left:
             chosen.append(leaf)
             left -= leaf.size
@@ -100,9 +99,8 @@ def _elements(shapes: PyTree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-def _round_seconds(algorithm: Algorithm, shapes: PyTree, N: int, repeats: int) -> float:
-    """Returns the seconds of a round of N workers, whose gradients cost nothing."""
-    problem = dry_runs.of_workers(shapes, N)
+def _round_seconds(algorithm: Algorithm, problem: Problem, repeats: int) -> float:
+    """Returns the seconds of a round of all workers."""
     key = jax.random.key(0)
 
     def seconds(steps: int) -> float:

@@ -124,7 +124,9 @@ def main(args: Args) -> None:
     candidates = choose(args)
     pilot = None
     if args.pilot is not None and args.target is not None:
-        pilot = dsgd.Pilot.read(args.pilot, metric=args.metric).rounds(args.target, elements)
+        known = (*candidates, *algorithms.FOR_MODELS, *algorithms.CANDIDATES)
+        recorded = dsgd.Pilot.read(args.pilot, candidates=known, metric=args.metric)
+        pilot = recorded.rounds(args.target, elements)
     commands.begin(args)
     copy = planning.copy_seconds() if args.memory_bandwidth else 0.0
     rows, left_out = list[Row](), list[str]()
@@ -134,6 +136,10 @@ def main(args: Args) -> None:
             rows.append(make_row(args, shapes, cluster, pilot, copy, candidate, values))
         except ValueError as error:
             left_out.append(f"Left out: {label(candidate, values)} ({error}).")
+    if pilot is not None:
+        recorded = {row.method for row in pilot.rows}
+        if without := [each.name for each in candidates if str(each) not in recorded]:
+            left_out.append(f"Without a curve in the pilot: {', '.join(without)}.")
     if not rows:
         raise ValueError(f"{FLAG}: no candidate accepts the model and the cluster. {left_out[0]}")
     rows.sort(key=lambda row: row.hours.value if row.hours else -row.speed)
@@ -229,8 +235,14 @@ def points(
         if pilot is None:
             yield each, {name: max(grid) for name, grid in each.swept.items()}
             continue
-        recorded = [row for row in pilot.rows if row.method == str(each)]
-        for row in recorded:
+        for row in pilot.rows:
+            if row.method != str(each):
+                continue
+            if missing := [name for name in each.swept if name not in row.values]:
+                raise ValueError(
+                    f"--pilot: the curve of {each} has no {', '.join(missing)}; expected a column "
+                    "for each hyperparameter"
+                )
             yield each, {name: int(row.values[name]) for name in each.swept}
 
 
@@ -305,7 +317,7 @@ def describe_nodes(args: Args) -> str:
 def describe_rounds(pilot: PilotRounds | None) -> str:
     """Describes what the numbers of rounds are those of."""
     if pilot is not None:
-        return f"Rounds: {pilot.description}"
+        return f"{pilot.description}."
     return (
         "Rounds: unknown, so the table has costs of a round only; pass --pilot and --target "
         "(recorded runs of the model or of smaller ones), or train a smaller problem: the same "

@@ -34,6 +34,9 @@ def parse_arguments(name: str, flags: list[str]):
     module = importlib.import_module(
         f"experiments.{name}.__main__" if name == "benchmark" else f"experiments.{name}"
     )
+    for flag, other in getattr(module, "INSTEAD", {}).items():
+        if flag in flags:  # has flags of its own
+            module, flags = other, [each for each in flags if each != flag]
     args = tyro.cli(module.Choice if name == "benchmark" else module.Args, args=flags)
     commands.check_flags(args)
     getattr(module, "check", bool)(args)

@@ -177,10 +177,10 @@ def test_shapes_are_read_from_files(tmp_path):
         dsgd.load_shapes(tmp_path / "model.safetensors")
 
 
-def test_updates_are_measured_on_leaves_of_all_shapes():
+def test_updates_are_measured_on_one_leaf_of_each_shape():
     model = [jax.ShapeDtypeStruct((n,), jnp.float32) for n in (5, 5, 7, 7, 100)]
     sizes = [leaf.size for leaf in updates._some_leaves(model, 20)]
-    assert sorted(sizes) == [5, 5, 7]
+    assert sizes == [5, 7]
     assert [leaf.size for leaf in updates._some_leaves(model, 1)] == [5]
     seconds = planning.update_seconds(
         algorithms.local_sgd(ADAM, 3), model, workers=2, elements=20, repeats=1
