@@ -67,7 +67,7 @@ def test_costs_are_those_of_the_model_and_rounds_those_of_the_pilot(args, folder
     )
     lines = " ".join(scripts.ran(command.main, paid))
     assert "shapes.json, 217 elements in float32, on 4 workers" in lines
-    assert "Rounds: " in lines
+    assert "Rounds to loss 0.5 of a pilot with 217 elements" in lines
     first, second = scripts.rows(paid.out / "methods.csv")
     assert (first["method"], second["method"]) == ("minibatch_sgd", "local_sgd, H = 3")
     for row, seconds in ((first, EXCHANGE), (second, EXCHANGE / H)):
