@@ -342,8 +342,9 @@ def tabulate(args: Args, rows: Sequence[Row]) -> dict[str, Table]:
     table = tables.table(
         "a round of the training",
         ("method", "s of\na round", unit, "wait", "limit", "GB"),
-        "wait: share of a round in which workers wait for messages. limit: what takes most\n"
-        "of the time. GB: memory of a worker, without activations.",
+        "wait: share of a round in which workers wait for messages.\n"
+        "limit: what takes most of the time.\n"
+        "GB: memory of a worker, without activations.",
     )
     for row in rows:
         table.add_row(
@@ -363,7 +364,7 @@ def tabulate(args: Args, rows: Sequence[Row]) -> dict[str, Table]:
     hours = tables.table(
         f"the training to {args.metric} {args.target:g}",
         ("method", "rounds", unit, "95 %", *(["price"] if args.price else [])),
-        f"rounds: those of the pilot. 95 %: interval of the {unit}. -: not reached.",
+        f"rounds: those of the pilot.\n95 %: interval of the {unit}. -: not reached.",
     )
     for row in rows:
         assert row.rounds is not None
