@@ -155,7 +155,9 @@ def main(args: Args) -> None:
         jobs=args.jobs,
     )
     tables.notes([describe_rounds(args, task)])
-    shown = ranking.Shown(plan, args, scale, task.problem.workers, gradient)
+    shown = ranking.Shown(
+        plan, args, scale, task.problem.workers, gradient, name_model(task.problem)
+    )
     ranking.write(shown)
     commands.finish(args, ranking.draw(shown), {"ranking": ranking.tabulate(shown)})
     tables.notes(ranking.notes(shown))
@@ -163,8 +165,7 @@ def main(args: Args) -> None:
 
 def describe_rounds(args: Args, task: Task) -> str:
     """Describes which model the rounds, the metric and the messages are those of."""
-    own = tuning.elements(task.problem)
-    trained = f"Rounds, {args.metric or 'loss'}: of {task.problem.name}, {own:,} elements, trained"
+    trained = f"Rounds, {args.metric or 'loss'}: of {name_model(task.problem)}, trained"
     if args.model_shapes is not None:
         shapes = forecasting.read_shapes(args.model_shapes)
         size = sum(leaf.size for leaf in jax.tree.leaves(shapes))
@@ -176,6 +177,11 @@ def describe_rounds(args: Args, task: Task) -> str:
         f"{trained}. Seconds, bits: of a model of {size:,} elements, which may need another number "
         "of rounds."
     )
+
+
+def name_model(problem: dsgd.Problem) -> str:
+    """Returns the name of a problem with the size of its model."""
+    return f"{problem.name}, {tuning.elements(problem):,} elements"
 
 
 def rank_candidates(*args: Any, **options: Any) -> dsgd.Plan:

@@ -30,6 +30,7 @@ class Shown(NamedTuple):
         scale: bits of the trained model, relative to those of the model to plan for.
         workers: N.
         gradient: seconds of a gradient, without random delays.
+        trained: the model that the rounds and the metric are those of.
     """
 
     plan: dsgd.Plan
@@ -37,6 +38,7 @@ class Shown(NamedTuple):
     scale: float
     workers: int
     gradient: float
+    trained: str
 
     @property
     def reaches(self) -> bool:
@@ -64,20 +66,21 @@ def tabulate(shown: Shown) -> Table:
     """Tabulates the finalists, the best first."""
     metric, rows = shown.metric, shown.plan.rows
     table = tables.table(
-        f"Best methods by {shown.what}",
+        f"Best methods by {shown.what}\nof {shown.trained}",
         (
             *("", "method", "step\nsize", "seconds" if shown.reaches else metric),
-            *("95 % interval", "rounds", "Mbit"),
+            *("95 %\ninterval", "rounds", "Mbit"),
         ),
         f"Interval over {statistics.runs(finals.FRESH * shown.args.seeds)} that did not choose the "
-        "settings. Rounds, and megabits sent\nand received by a worker, until then. *: at an edge "
-        "of a grid. Rows with the same rank do not\ndiffer significantly from the first of them."
+        "settings.\nRounds, and megabits sent and received by a worker, until then.\n"
+        "*: at an edge of a grid.\n"
+        "Rows with the same rank do not differ significantly from the first of them."
         + "\n!: runs fail; the seconds contain those of failed runs."
         * any(map(fails, rows)),
     )
     for row in rows:
         value, low, high = row.seconds if shown.reaches else row.metric
-        interval = f"{tables.plain(low)} - {tables.plain(high)}"
+        interval = f"{tables.plain(low)}-{tables.plain(high)}"
         if not math.isfinite(value):
             interval = f"{metric} {tables.plain(row.metric.value)}"
         table.add_row(
@@ -242,7 +245,8 @@ def draw_methods(shown: Shown) -> Figure:
     axes.invert_yaxis()
     figures.describe(axes, shown.what)
     seeds = statistics.runs(finals.FRESH * shown.args.seeds)
-    figures.title(sheet, f"{heading(shown)}; 95 % intervals over {seeds}")
+    words = f"{heading(shown)}; 95 % intervals over {seeds}"
+    figures.title(sheet, f"{words}\nrounds of {shown.trained}")
     return sheet
 
 
@@ -263,8 +267,8 @@ def draw_networks(shown: Shown) -> Figure:
     for axes, name in zip(every, names, strict=True):
         draw_network(shown, axes, name, rows)
     every[0].set_ylabel(shown.what)
-    figures.legend(sheet, 3, every[0])
-    figures.title(sheet, f"{heading(shown)} (dotted)")
+    figures.legend(sheet, 2, every[0])
+    figures.title(sheet, f"{heading(shown)} (dotted)\nrounds of {shown.trained}")
     return sheet
 
 
