@@ -191,4 +191,6 @@ def test_updates_are_measured_on_one_leaf_of_each_shape():
 def test_scaled_clusters_have_other_networks():
     found = forecasts.scale(CLUSTER, 3.0, 0.5)
     assert found.latency == LATENCY / 2
-    assert found.name == replace(CLUSTER, up=3.0 * CLUSTER.up, latency=LATENCY / 2).name
+    assert (
+        found.name == replace(CLUSTER, up=clusters.constant(RATE) * 3.0, latency=LATENCY / 2).name
+    )

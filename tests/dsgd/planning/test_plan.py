@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import dsgd
 import topologies
 from dsgd import Candidate, clusters, compressors, problems
 from dsgd.engine import programs
-from dsgd.planning import networks, training
+from dsgd.planning import forecasts, networks, training
 
 N, STEPS, SEEDS, RATES = 4, 48, 2, (0.1, 0.3)
 FRESH = 10 * SEEDS
@@ -169,7 +168,7 @@ def test_messages_of_a_model_take_as_long_as_on_a_network_that_is_as_much_slower
     """Also for a method whose rounds depend on the cluster, and on other networks."""
     simple = CANDIDATES[:3]  # the size of their messages is proportional to that of the model
     model = {"kernel": jax.ShapeDtypeStruct((64, 5), jnp.float32)}
-    slower = dataclasses.replace(CLUSTER, up=0.2 * CLUSTER.up, down=0.2 * CLUSTER.down)
+    slower = forecasts.scale(CLUSTER, 0.2)
     large = make_plan(simple, target=target, model=model)
     small = make_plan(simple, slower, target=target)
     for row, other in zip(large.rows, small.rows, strict=True):
