@@ -386,6 +386,7 @@ GOOD: dict[Callable, dict[str, Any]] = {  # other values, and functions outside 
     algorithms.fed_async: {"steps": 2},
     algorithms.fed_buff: {"steps": 2},
     algorithms.power_of_choice: {"m": 2},
+    algorithms.hierarchical_local_sgd: {"block": 2, "period": 3, "blocks_period": 2},
     algorithms.fed_per: {"local": [True, False]},
     algorithms.fed_rep: {"local": True, "head_steps": 1, "period": 3},
     dsgd.run: {"steps": 1, "mesh": 1},

@@ -42,6 +42,11 @@ class Collectives:
 
     def __post_init__(self) -> None:
         for name, factors in asdict(self).items():
+            if len(factors) != 2:
+                raise ValueError(
+                    f"Collectives: {name} = {checks.show(factors)}; expected a pair, the factors "
+                    "of the latency and of the transfer time"
+                )
             for factor in factors:
                 require_number(f"Collectives: {name}", factor, least=0, more=True)
 

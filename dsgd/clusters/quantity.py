@@ -246,9 +246,10 @@ def require_number(what: str, value: Any, *, least: float, more: bool = False) -
     """Raises ValueError if the value is not a finite number that is at least `least` (or, with
     `more`, above it).
     """
-    if not math.isfinite(value) or value < least or (more and value == least):
+    is_valid = checks.is_number(value) and math.isfinite(value)
+    if not is_valid or value < least or (more and value == least):
         raise ValueError(
-            f"{what} = {value!r}; expected a finite number"
+            f"{what} = {checks.show(value)}; expected a finite number"
             + (f" {'>' if more else '>='} {least:.9g}" if least > -math.inf else "")
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 from dsgd import checks, modes
 from dsgd.base import Algorithm, Key, Problem, PyTree
 from dsgd.clusters import Cluster, Quantity, constant
-from dsgd.clusters.quantity import require_number
+from dsgd.clusters.quantity import require_numbers
 from dsgd.engine import queries
 from dsgd.engine.probe import Probe
 from dsgd.engine.protocol import Method
@@ -136,7 +136,7 @@ def forecast(
     Source: none; the clock is that of `dsgd.run`.
     """
     N = checks.positive_int("forecast: workers", workers)
-    require_number("forecast: update", update, least=0)
+    require_numbers("forecast: update", update, least=0)
     if update:
         cluster = replace(cluster, compute=cluster.compute + constant(update))
     problem = dry_runs.of_workers(as_shapes("forecast: shapes", shapes), N)
@@ -201,7 +201,14 @@ def as_shapes(where: str, given: PyTree) -> PyTree:
                 f"{where}: a leaf is {checks.kind(leaf)}; expected arrays, or shapes and types as "
                 "jax.eval_shape returns them"
             )
-        return jax.ShapeDtypeStruct(tuple(leaf.shape), jax.dtypes.canonicalize_dtype(leaf.dtype))
+        try:
+            return jax.eval_shape(
+                lambda: jnp.zeros(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{where}: a leaf has the type {leaf.dtype}; expected a type of JAX"
+            ) from error
 
     shapes = jax.tree.map(shape, given)
     if not any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(shapes)):
