@@ -118,6 +118,9 @@ class Row(NamedTuple):
 def main(args: Args) -> None:
     check(args)
     assert args.model_shapes is not None
+    hardware = None if args.cluster is None else clusters.load(args.cluster)
+    if hardware is not None:
+        args = add_hardware(args, hardware)
     shapes = read_shapes(args.model_shapes, args.dtype)
     elements = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     cluster = make_cluster(args, elements)
@@ -125,8 +128,8 @@ def main(args: Args) -> None:
     pilot = None
     if args.pilot is not None and args.target is not None:
         known = (*candidates, *algorithms.FOR_MODELS, *algorithms.CANDIDATES)
-        recorded = dsgd.Pilot.read(args.pilot, candidates=known, metric=args.metric)
-        pilot = recorded.rounds(args.target, elements)
+        curves = dsgd.Pilot.read(args.pilot, candidates=known, metric=args.metric)
+        pilot = curves.rounds(args.target, elements)
     commands.begin(args)
     copy = planning.copy_seconds() if args.memory_bandwidth else 0.0
     rows, left_out = list[Row](), list[str]()
@@ -140,6 +143,10 @@ def main(args: Args) -> None:
         recorded = {row.method for row in pilot.rows}
         if without := [each.name for each in candidates if str(each) not in recorded]:
             left_out.append(f"Without a curve in the pilot: {', '.join(without)}.")
+    if hardware is not None and hardware.memory is not None:
+        large = [row.name for row in rows if row.found.memory.total > hardware.memory]
+        if large:
+            left_out.append(f"More than the memory of a worker's device: {', '.join(large)}.")
     if not rows:
         raise ValueError(f"{FLAG}: no candidate accepts the model and the cluster. {left_out[0]}")
     rows.sort(key=lambda row: row.hours.value if row.hours else -row.speed)
@@ -166,6 +173,18 @@ def check(args: Args) -> None:
         raise ValueError(
             f"--node-size {args.node_size}: expected a divisor of --workers {args.workers}"
         )
+
+
+def add_hardware(args: Args, hardware: clusters.Hardware) -> Args:
+    """Returns the arguments with the price and the memory bandwidth of the file of the cluster, if
+    the flags do not have them.
+    """
+    price = hardware.hourly_price(args.workers)
+    return replace(
+        args,
+        price=args.price or (price and price / args.workers),
+        memory_bandwidth=args.memory_bandwidth or hardware.memory_bandwidth,
+    )
 
 
 def read_shapes(path: Path, dtype: str | None = None) -> Any:
@@ -206,6 +225,11 @@ def make_cluster(args: Args, elements: int) -> clusters.Cluster:
     cluster = replace(cluster, bucket=bucket)
     if args.backward is None:
         return cluster
+    if math.isinf(bucket):
+        raise ValueError(
+            f"--backward {args.backward:g} without buckets: a message begins when its first bucket "
+            "is ready; pass --bucket as well, for example 25"
+        )
     share = min(1.0, bucket / (32 * elements))
     per_sample = cluster.per_sample or clusters.constant(0.0)
     overlap = clusters.Overlap(

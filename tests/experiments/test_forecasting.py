@@ -98,6 +98,24 @@ def test_flags_describe_the_network_and_the_type(args):
     assert cluster.overlap.first == 0
 
 
+def test_price_and_memory_are_those_of_the_cluster_file(args, folder):
+    path = folder / "cluster.json"
+    small = 4.0 * ELEMENTS  # less than any method needs
+    hardware = clusters.Hardware(
+        LATENCY, RATE, COMPUTE, price=6.0, memory=small, memory_bandwidth=1e9
+    )
+    clusters.save(path, hardware)
+    plain = dataclasses.replace(args, cluster=path, out=folder / "hardware")
+    found = command.add_hardware(plain, hardware)
+    assert (found.price, found.memory_bandwidth) == (6.0, 1e9)
+    given = dataclasses.replace(plain, price=2.0, memory_bandwidth=3e9)
+    assert command.add_hardware(given, hardware) == given
+    lines = " ".join(scripts.ran(command.main, plain))
+    assert "More than the memory of a worker's device: minibatch_sgd, local_sgd, H = 3." in (
+        lines.replace("local_sgd, H = 3, minibatch_sgd", "minibatch_sgd, local_sgd, H = 3")
+    )
+
+
 def test_shapes_are_those_of_a_python_file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("import numpy\nshapes = {'kernel': numpy.ones((3, 5), 'float32')}")
@@ -118,6 +136,7 @@ def test_what_does_not_fit_is_refused_in_one_line(args, folder):
         ({"target": TARGET}, "--pilot None and --target 0.5"),
         ({"pilot": pilot, "target": 0.01}, "target = 0.01 is reached by no curve"),
         ({"pilot": without, "target": TARGET}, "loss"),
+        ({"backward": 0.5}, "--backward 0.5 without buckets"),
         ({"node_size": 3}, "--node-size 3: expected a divisor of --workers 4"),
         ({"methods": ("adagrad",)}, "--methods adagrad: expected some of minibatch_sgd"),
         ({"methods": ("lag",)}, "depend on the gradients"),
