@@ -89,6 +89,7 @@ def test_flags_describe_the_network_and_the_type(args):
     given = dataclasses.replace(
         args, dtype="bfloat16", node_size=2, bucket=0.0, backward=0.5, delay=0.01
     )
+    assert given.model_shapes is not None
     shapes = command.read_shapes(given.model_shapes, given.dtype)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(shapes)} == {"bfloat16"}
     cluster = command.make_cluster(given, ELEMENTS)
