@@ -552,12 +552,13 @@ def tabulate(args: Args, rows: Sequence[Row]) -> Table:
         f"predicted and measured seconds to the target, {args.processes} processes of one machine",
         (
             *("Mbit/s", "ms", "rank", "error", "plan's\nrank", "plan's\nerror"),
-            *("switch's\nrank", "switch's\nerror", "fastest"),
+            *("switch's\nerror", "fastest"),
         ),
-        "rank: Spearman's correlation of predicted and measured seconds. error: median\n"
-        "|predicted / measured - 1|. plan's: as experiments.plan predicts with a cluster file.\n"
-        "switch's: with its latency and bandwidth alone. fastest: measured; *: another method is\n"
-        "predicted to be.",
+        "rank: Spearman's correlation of predicted and measured seconds.\n"
+        "error: median |predicted / measured - 1|.\n"
+        "plan's: as experiments.plan predicts with a cluster file.\n"
+        "switch's: with its latency and bandwidth alone.\n"
+        "fastest: measured; *: another method is predicted to be.",
         left=0,
     )
 
@@ -565,7 +566,8 @@ def tabulate(args: Args, rows: Sequence[Row]) -> Table:
         measured = [row.measured for row in group]
         for name in ("predicted", "planned", "switched"):
             found = accuracy([getattr(row, name) for row in group], measured)
-            yield f"{found.rank:.2f}"
+            if name != "switched":
+                yield f"{found.rank:.2f}"
             yield f"{found.error:.0%}"
 
     def fastest(group, name):
@@ -576,7 +578,7 @@ def tabulate(args: Args, rows: Sequence[Row]) -> Table:
         table.add_row(
             *_headings(point),
             *compare_cells(group),
-            first + "*" * (first != fastest(group, "predicted")),
+            tables.wrap(first + "*" * (first != fastest(group, "predicted"))),
         )
     table.add_section()
     table.add_row("all", "", *compare_cells(rows), "")

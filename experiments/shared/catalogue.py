@@ -244,7 +244,7 @@ DOCUMENTED = {  # run -> flags after `python -m experiments.`
     " --bucket 25 --backward 0.6 --memory-bandwidth 1.5e12",
     "plan_coverage": "plan --coverage",
     "plan_verify": "plan --verify",
-    "plan_verify_loaded": "plan --verify --processes 3 --rates 5e6 --latencies 0.01 --width 128 "
+    "plan_verify_file": "plan --verify --processes 3 --rates 5e6 20e6 --latencies 0.01 --width 128 "
     "--rounds 20 --steps 60 --learning-rates 0.3 --methods minibatch_sgd local_sgd "
     "error_compensated_sgd ef21 choco_sgd --longest 1 --sizes 1024 8192 32768",
     **{one.run: f"published {one.name}" for one in gallery.reproductions().values()},
