@@ -117,10 +117,10 @@ class Row(NamedTuple):
 
 def main(args: Args) -> None:
     check(args)
-    assert args.model_shapes is not None
     hardware = None if args.cluster is None else clusters.load(args.cluster)
     if hardware is not None:
         args = add_hardware(args, hardware)
+    assert args.model_shapes is not None
     shapes = read_shapes(args.model_shapes, args.dtype)
     elements = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     cluster = make_cluster(args, elements)
