@@ -43,6 +43,7 @@ import optax
 import algorithms
 import dsgd
 from dsgd import Candidate, clusters
+from dsgd.planning.forecasts import count_elements
 from dsgd.runs.sweeps import default_metric
 from experiments.planning import choosing, coverage, forecasting, ranking, verification
 from experiments.shared import commands, resuming, statistics, studies, tables, tuning
@@ -168,7 +169,7 @@ def describe_rounds(args: Args, task: Task) -> str:
     trained = f"Rounds, {args.metric or 'loss'}: of {name_model(task.problem)}, trained"
     if args.model_shapes is not None:
         shapes = forecasting.read_shapes(args.model_shapes)
-        size = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+        size = count_elements(shapes)
     elif args.size is not None:
         size = int(args.size)
     else:

@@ -41,7 +41,7 @@ def positive_estimate(values: np.ndarray, spacing: np.ndarray) -> Estimate:
     the mean divided and multiplied by exp(half the width of Student's interval, relative to it).
 
     The relative deviation is that of the mean to first order, whatever the distribution. That of
-    the logarithms is not: of 30 runs of which each takes 1 or, with probability 0.1, 2 rounds, its
+    the logarithms is not: if each of 30 runs takes 1 or, with probability 0.1, 2 rounds, its
     interval contains the mean in 79 % of the cases, this one in 95 %.
 
     Args:

@@ -21,7 +21,7 @@ from dsgd.engine.protocol import Method
 from dsgd.runs import dry_runs, plans, replays
 from dsgd.runs.driver import Exchange, exchanges_of
 
-_LEAST = 64  # rounds of which a forecast is the mean at least, for means over random times
+_LEAST = 64  # least number of rounds of a mean, for random times
 _BEFORE = 1024  # rounds before these at least, for methods that begin with other rounds
 _MOST = 4096  # rounds of one cycle of periods and schedules
 _FREE = 1e9  # factor of bandwidths that makes transfers free
@@ -34,7 +34,7 @@ class Memory(NamedTuple):
         own: what differs between workers: local models, moments, error memories.
         common: what all workers have, or one server: the model, moments of the common step.
         gradient: the gradients of a round.
-        messages: the messages of an exchange that the worker sends or receives, the larger ones.
+        messages: what the worker sends, or receives if that is more, in the round with the most.
     """
 
     own: int
@@ -115,8 +115,9 @@ def forecast(
         )
         print(found.seconds, found.dominant, found.memory.total)
 
-    The means are over at least 64 rounds and whole cycles of the method's periods and graphs, after
-    1,024 or more rounds, in which methods with a warm-up have ended it.
+    The means are over at least 64 rounds, and over whole cycles of the method's periods and graphs
+    of up to 4,096 rounds. 1,024 or more rounds before are left out: methods with a warm-up end it
+    there.
 
     Args:
         algorithm: the method.
@@ -132,8 +133,6 @@ def forecast(
     Raises:
         ValueError: if there are no floating-point shapes, the method refuses them or the cluster,
             or sizes of its messages depend on the gradients.
-
-    Source: none; the clock is that of `dsgd.run`.
     """
     N = checks.positive_int("forecast: workers", workers)
     require_numbers("forecast: update", update, least=0)
@@ -214,6 +213,11 @@ def as_shapes(where: str, given: PyTree) -> PyTree:
     if not any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(shapes)):
         raise ValueError(f"{where}: no leaf has a floating-point type; expected those of a model")
     return shapes
+
+
+def count_elements(shapes: PyTree) -> int:
+    """Returns the number of elements of a pytree of arrays or of shapes."""
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 def scale(cluster: Cluster, bandwidth: Any, latency: Any = 1.0) -> Cluster:

@@ -123,7 +123,7 @@ def plan(
         bits: budget of bits that a worker sends and receives, within which the best value counts.
         metric: name in the history, such as "test_accuracy"; None: as in `Sweep.best`.
         largest: whether the largest value of the metric is best; None: as in `Sweep.best`.
-        model: shapes of another model (as in `dsgd.forecast`) whose messages are sent in place of
+        model: shapes of another model (as in `dsgd.forecast`). Its messages are sent in place of
             those of the problem: its seconds, and the rounds of the problem. `cluster.compute` is
             then the seconds of its gradients. Bits and budgets are those of its messages.
         optimizer: step size -> first argument of the function of each candidate that has no

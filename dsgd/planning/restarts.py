@@ -12,7 +12,7 @@ from dsgd.clusters.quantity import require_number
 @checks.arguments
 @dataclass(frozen=True)
 class Restarts:
-    r"""Failures of machines at exponentially distributed times, after each of which all workers
+    r"""Failures of machines at exponentially distributed times. After each of them all workers
     begin again from the last checkpoint.
 
     With M seconds between failures, a restart of R seconds, and a checkpoint of C seconds after

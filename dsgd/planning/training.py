@@ -19,7 +19,7 @@ from dsgd.base import Algorithm, Key, Problem, PyTree
 from dsgd.clusters import Cluster
 from dsgd.engine import queries
 from dsgd.planning.candidates import RATE, Candidate
-from dsgd.planning.forecasts import scale
+from dsgd.planning.forecasts import count_elements, scale
 from dsgd.runs import dry_runs, plans, replays
 from dsgd.runs.history import evaluated_records
 from dsgd.runs.sweeps import Sweep, grid_values, sweep, sweep_pairs
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
         optimizer: step size -> optimizer, of candidates that have none of their own.
         every: rounds between two evaluations.
         folder: of the checkpoints, or None.
-        model: shapes of the model whose messages are sent; None: those of the problem.
+        model: shapes of another model, which determine the messages; None: those of the problem.
     """
 
     problem: Problem
@@ -398,11 +398,8 @@ def _model_rounds(
 
 def _share(setting: Setting) -> float:
     """Returns the number of elements of the problem's parameters, relative to that of the model."""
-    own, model = (
-        sum(leaf.size for leaf in jax.tree.leaves(tree))
-        for tree in (jax.eval_shape(setting.problem.init, jax.random.key(0)), setting.model)
-    )
-    return own / model
+    own = jax.eval_shape(setting.problem.init, jax.random.key(0))
+    return count_elements(own) / count_elements(setting.model)
 
 
 def _options(setting: Setting, contender: Contender, rounds: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 
 from dsgd import checks, modes
 from dsgd.base import Algorithm, Problem, PyTree
-from dsgd.planning.forecasts import as_shapes, state_memory
+from dsgd.planning.forecasts import as_shapes, count_elements, state_memory
 from dsgd.runs import dry_runs
 from dsgd.runs.driver import run
 
@@ -48,7 +49,7 @@ def update_seconds(
         shapes: as in `dsgd.forecast`.
         workers: N.
         elements: number of elements of the measured model at most.
-        repeats: number of measurements, of which the shortest counts.
+        repeats: number of measurements; the shortest counts.
 
     Returns:
         Seconds per round on average.
@@ -65,20 +66,34 @@ def update_seconds(
     own, common, gradient, _ = state_memory(algorithm, problem)
     share = (own + gradient + common) / (N * (own + gradient) + common)
     seconds = share * _round_seconds(algorithm, problem, count)
-    return seconds * _elements(model) / _elements(measured)
+    return seconds * count_elements(model) / count_elements(measured)
 
 
+@checks.arguments
+@modes.outermost
 def copy_seconds(elements: int = 1 << 25, repeats: int = 5) -> float:
-    """Measures the seconds in which this process's device copies a float32, by which seconds of
-    `update_seconds` are converted to those of a device of another memory bandwidth.
+    """Measures how fast this process's device copies a vector. With it, results of `update_seconds`
+    are converted to a device of another memory bandwidth.
 
     Args:
-        elements: of the copied vector.
-        repeats: number of measurements, of which the shortest counts.
+        elements: number of float32 in the vector.
+        repeats: number of measurements; the shortest counts.
+
+    Returns:
+        Seconds per element, in which 4 bytes are read and 4 are written.
+
+    Raises:
+        ValueError: if an argument is less than 1.
     """
-    copy, vector = jax.jit(lambda x: x + 1), jnp.zeros(elements, jnp.float32)
-    copy(vector).block_until_ready()
-    return _shortest(lambda: copy(vector).block_until_ready(), repeats) / elements
+    d = checks.positive_int("copy_seconds: elements", elements, most=None)
+    count = checks.positive_int("copy_seconds: repeats", repeats)
+    copy, vector = jax.jit(lambda x: x + 1), jnp.zeros(d, jnp.float32)
+
+    def call() -> None:
+        copy(vector).block_until_ready()
+
+    call()  # compiles
+    return min(_seconds(call) for _ in range(count)) / d
 
 
 def _some_leaves(shapes: PyTree, most: int) -> list[jax.ShapeDtypeStruct]:
@@ -95,18 +110,12 @@ def _some_leaves(shapes: PyTree, most: int) -> list[jax.ShapeDtypeStruct]:
     return chosen
 
 
-def _elements(shapes: PyTree) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
-
-
 def _round_seconds(algorithm: Algorithm, problem: Problem, repeats: int) -> float:
     """Returns the seconds of a round of all workers."""
-    key = jax.random.key(0)
 
     def seconds(steps: int) -> float:
-        began = perf_counter()
-        run(algorithm, problem, steps=steps, key=key, record_every=_MOST_ROUNDS)
-        return perf_counter() - began
+        options = {"steps": steps, "key": jax.random.key(0), "record_every": _MOST_ROUNDS}
+        return _seconds(partial(run, algorithm, problem, **options))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a run of one round may send nothing
@@ -120,12 +129,7 @@ def _round_seconds(algorithm: Algorithm, problem: Problem, repeats: int) -> floa
     return max(0.0, longer - start) / (rounds - 1)
 
 
-def _shortest(call: Callable[[], Any], repeats: int) -> float:
-    """Returns the seconds of the shortest of several calls."""
-
-    def seconds() -> float:
-        began = perf_counter()
-        call()
-        return perf_counter() - began
-
-    return min(seconds() for _ in range(repeats))
+def _seconds(call: Callable[[], Any]) -> float:
+    began = perf_counter()
+    call()
+    return perf_counter() - began

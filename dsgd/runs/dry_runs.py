@@ -1,8 +1,8 @@
 """Dry runs: what a method sends, and the seconds of its rounds, for a model of any size.
 
-A dry run is a run with gradients of zeros of which only the bits and the clock are kept. The sizes
-of most messages depend on shapes alone, so that the compiled program contains neither the model nor
-its gradients: a round for a model of billions of parameters takes microseconds.
+A dry run has gradients of zeros, and keeps only the bits and the clock. The sizes of most messages
+depend on shapes alone, so that the compiled program contains neither the model nor its gradients: a
+round for a model of billions of parameters takes microseconds.
 """
 
 from __future__ import annotations
@@ -134,22 +134,12 @@ def record(
         ValueError: if the method refuses the model or the cluster, or sizes of messages depend on
             the gradients.
     """
-    plan = plans.make_plan(
-        plans.ConstantFactory(algorithm),
-        algorithm,
-        problem,
-        1,
-        runs=0,
-        size=1,
-        record_every=1,
-        cluster=cluster,
-    )
+    plan = plans.plan_one(algorithm, problem, cluster)
     found = probe(plan, algorithm)
     is_taped = not (found.reads or found.own_time)
     arguments = key, problem.data
-    program = (
-        jax.jit(partial(_records, plan._replace(taped=is_taped), steps)).lower(*arguments).compile()
-    )
+    traced = partial(_records, plan._replace(taped=is_taped), steps)
+    program = jax.jit(traced).lower(*arguments).compile()
     sizes = program.memory_analysis()
     if sizes is not None and sizes.argument_size_in_bytes >= problem.data.nbytes:
         raise ValueError(

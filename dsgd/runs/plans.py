@@ -136,7 +136,12 @@ def make_plan(
 
 def probe_on(algorithm: Algorithm, problem: Problem, cluster: Cluster | None) -> Probe:
     """Returns the properties of a method's rounds on a problem and a cluster, as in `probe`."""
-    plan = make_plan(
+    return probe(plan_one(algorithm, problem, cluster), algorithm)
+
+
+def plan_one(algorithm: Algorithm, problem: Problem, cluster: Cluster | None) -> Plan:
+    """Returns the plan of one run on one device, with a record after every round."""
+    return make_plan(
         ConstantFactory(algorithm),
         algorithm,
         problem,
@@ -146,7 +151,6 @@ def probe_on(algorithm: Algorithm, problem: Problem, cluster: Cluster | None) ->
         record_every=1,
         cluster=cluster,
     )
-    return probe(plan, algorithm)
 
 
 def _require_replayable(plan: Plan, method: Algorithm) -> None:

@@ -1,7 +1,7 @@
 """The forecast: seconds per round, tokens per second, memory and, with the rounds of a pilot, hours
 and price of the training of a given model.
 
-Seconds, messages and memory are those of the model whose shapes are given, by `dsgd.forecast`. The
+Seconds, messages and memory are those of the model with the given shapes, by `dsgd.forecast`. The
 number of rounds is that of recorded runs, the pilot, which the command names.
 """
 
@@ -23,7 +23,7 @@ import algorithms
 import dsgd
 from dsgd import Candidate, clusters, planning, records
 from dsgd.planning import Estimate
-from dsgd.planning.forecasts import as_shapes
+from dsgd.planning.forecasts import as_shapes, count_elements
 from dsgd.planning.pilots import PilotRounds
 from experiments.planning import choosing
 from experiments.shared import commands, tables, tuning
@@ -122,7 +122,7 @@ def main(args: Args) -> None:
         args = add_hardware(args, hardware)
     assert args.model_shapes is not None
     shapes = read_shapes(args.model_shapes, args.dtype)
-    elements = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    elements = count_elements(shapes)
     cluster = make_cluster(args, elements)
     candidates = choose(args)
     pilot = None

@@ -10,6 +10,7 @@ import jax
 import dsgd
 from dsgd import clusters, problems
 from dsgd.machines.arrays import own_mesh
+from dsgd.planning.forecasts import count_elements
 
 # default data and partition of most models; those of the language model
 USUAL = (("digits", "by-label"), ("docstrings", "blocks"))
@@ -109,8 +110,7 @@ def make_problem(args: Any) -> dsgd.Problem:
 
 def elements(problem: dsgd.Problem) -> int:
     """Returns the number of elements of the model."""
-    shapes = jax.eval_shape(problem.init, jax.random.key(0))
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    return count_elements(jax.eval_shape(problem.init, jax.random.key(0)))
 
 
 def devices_for(workers: int) -> jax.sharding.Mesh:

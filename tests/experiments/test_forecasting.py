@@ -141,6 +141,10 @@ def test_what_does_not_fit_is_refused_in_one_line(args, folder):
         ({"node_size": 3}, "--node-size 3: expected a divisor of --workers 4"),
         ({"methods": ("adagrad",)}, "--methods adagrad: expected some of minibatch_sgd"),
         ({"methods": ("lag",)}, "depend on the gradients"),
+        (
+            {"methods": ("streaming_diloco",), "periods": (5,)},
+            "H = 5 .*fragments = 4, but the model has 2 layers",
+        ),
     ):
         with pytest.raises(ValueError, match=words) as refused:
             command.main(dataclasses.replace(args, **{"out": folder / "other", **flags}))
