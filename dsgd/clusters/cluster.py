@@ -115,7 +115,7 @@ class Cluster:
             means and tables of all rows, it is drawn once for each worker's contribution; the
             result is sent without noise. Methods with compressed messages, and event-driven
             methods, are refused. None: no noise.
-        bucket: bits of which the arrays of one message are sent together, each time with one
+        bucket: size in bits up to which arrays of one message are sent together, with one
             latency, as data-parallel training sends a gradient in buckets of 25 MB: a message of b
             bits in A arrays takes clip(ceil(b / bucket), 1, A) latencies in the place of one. inf:
             one for all arrays; 0: one for each array. Methods that keep their own time ignore it.

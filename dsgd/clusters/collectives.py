@@ -27,7 +27,7 @@ class Collectives:
     Args:
         all_reduce: of means and sums over all workers.
         all_gather: of messages to all workers.
-        all_to_all: of messages to N servers, whose replies are all-gathers: the exchange has the
+        all_to_all: of messages to N servers. Their replies are all-gathers: the exchange has the
             mean of both factors.
         permute: of messages to neighbours.
 

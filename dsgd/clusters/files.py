@@ -68,7 +68,7 @@ class Hardware:
         price: price of a machine per hour, in any currency; None: unknown.
         memory: bytes of a worker's device; None: unknown.
         memory_bandwidth: bytes per second that a worker's device reads or writes; None: unknown.
-        bucket: bits of which the arrays of one message are sent together, as in `Cluster`; None:
+        bucket: bits up to which arrays of one message are sent together, as in `Cluster`; None:
             infinite.
         collectives: as in `Cluster`; a file has a list of two factors for each kind.
 

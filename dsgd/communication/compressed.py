@@ -107,7 +107,7 @@ def to_servers(
         transport, compressor, key, N, last: as in `send`.
 
     Returns:
-        A `Delivery` whose `received` has leaves `[n, part]`, and the arrays of the messages.
+        A `Delivery`, with leaves `[n, part]` of `received`, and the arrays of the messages.
     """
     # On one device, messages to servers with empty shards need not be computed if their size is
     # known.
@@ -157,7 +157,7 @@ def from_server(
         last: `messages` of the previous message of the server, with a leading axis of length 1.
 
     Returns:
-        A `Delivery`, whose `received` and `decoded` have leaves `[...]`, and the arrays of the
+        A `Delivery`, with leaves `[...]` of `received` and `decoded`, and the arrays of the
         message.
     """
     rows = workers.replicate(tree, 1)
@@ -187,7 +187,7 @@ def ring_mean(
         compressor, key, N: as in `send`.
 
     Returns:
-        A `Delivery` whose `received` has leaves `[N, part]`, the same on every device, and the
+        A `Delivery`, with leaves `[N, part]` of `received`, the same on every device, and the
         arrays of the messages. `decoded` is (), because workers do not decode their own vectors.
     """
     original, ids = parts, workers.ids(N)

@@ -225,14 +225,14 @@ _SPLITS = {AllGather: _all_gather, NServers: _servers, AllReduce: _all_reduce}
 
 
 def around_ring(pattern: Any) -> Any:
-    """Returns the pattern, whose messages go from each worker to the next one, with what it does on
+    """Returns the pattern of messages from each worker to the next one, with what it does on
     two levels.
     """
     return pattern._replace(clock=_in_parts(pattern, _around_ring))
 
 
 def _in_parts(pattern: Pattern, split: Callable[[int, int], Split]) -> Clocks:
-    """Returns what a pattern does whose messages all begin when the last worker is ready."""
+    """Returns what a pattern does if all messages begin when the last worker is ready."""
 
     def seconds(N, latency, transfer, convention, inside):
         within, between, before = split(inside.size, N // inside.size)

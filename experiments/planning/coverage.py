@@ -119,7 +119,7 @@ class Row(NamedTuple):
         """
         error = np.sqrt(1 + 1 / (repeats - 1))
         mean = self.value + (self.others - self.value) / error
-        rounding = ROUNDING * abs(self.value)  # of means of equal results, whose interval is empty
+        rounding = ROUNDING * abs(self.value)  # equal results have an empty interval
         return self.low - rounding <= mean <= self.high + rounding
 
 
@@ -163,7 +163,7 @@ def main(args: Args) -> None:
 
 
 def apply_network(params: jax.Array, inputs: jax.Array) -> jax.Array:
-    """Returns the logits of a network with one hidden layer, whose parameters are one vector."""
+    """Returns the logits of a network with one hidden layer and with one vector of parameters."""
     first, second = jnp.split(params, [INPUTS * HIDDEN])
     hidden = jax.nn.tanh(inputs @ first.reshape(INPUTS, HIDDEN))
     return hidden @ second.reshape(HIDDEN, CLASSES)
@@ -363,9 +363,9 @@ def tabulate(args: Args, rows: Sequence[Row]) -> Table:
     table = tables.table(
         "95 % intervals of repeated plans",
         ("", *("seconds to\nthe target", "half\nwidth", "loss within\nthe budget", "half\nwidth")),
-        f"Share of the plans whose interval, of {finals.FRESH * args.seeds} runs, contains the "
-        "mean of\nthe other plans' runs, with its standard error. half width: median,\nrelative "
-        "to the result.",
+        f"Share of the plans with an interval, of {finals.FRESH * args.seeds} runs, that contains "
+        "the mean of\nthe other plans' runs, with its standard error. half width: median,\n"
+        "relative to the result.",
     )
     for method in (*sorted({row.method for row in rows}, key=METHODS.index), None):
         cells = []

@@ -64,7 +64,7 @@ ClusterFile = Annotated[
     Path | None,
     tyro.conf.arg(
         metavar="{None}|PATH",
-        help="File of a cluster (experiments.calibrate), whose latency, bandwidth and seconds of "
+        help="File of a cluster (experiments.calibrate); its latency, bandwidth and seconds of "
         "computing replace these.",
     ),
 ]

@@ -210,7 +210,7 @@ class Found(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The workers of a run, each of which is a device, by machine.
+    """The workers of a run, one on each device, by machine.
 
     Args:
         hosts: names of the machines.
@@ -227,12 +227,12 @@ class Places(NamedTuple):
 
     @property
     def inside(self) -> Mesh:
-        """The mesh whose worker axis has the workers of one machine."""
+        """The mesh with the workers of one machine on its worker axis."""
         return Mesh(self.devices, ("machines", workers.AXIS))
 
     @property
     def between(self) -> Mesh:
-        """The mesh whose worker axis has one worker of each machine."""
+        """The mesh with one worker of each machine on its worker axis."""
         return Mesh(self.devices, (workers.AXIS, "number on its machine"))
 
     def means(self, by_process: np.ndarray) -> np.ndarray:
@@ -307,7 +307,7 @@ def measure_all(
     longest: float,
     hosts: Sequence[str] | None = None,
 ) -> Found:
-    """Measures everything; called in every process, each device of which is one worker.
+    """Measures everything; called in every process, with one worker on each of its devices.
 
     Args:
         work: the computations.
